@@ -129,7 +129,7 @@ REVIEWED = {
         "common/models/zoo/spec.py: folder / name",
         "common/security/audit.py: self.folder / f'audit-{len(list_audit_files(self.folder)):06d}.jsonl'",
         "common/system/files.py: path.with_name(f'.{path.name}.{os.getpid()}-{threading.get_ident()}.part')",
-        "common/system/hashing.py: _PROGRAM / name",
+        "common/system/hashing.py: _PACKAGE / name",
         "common/system/preflight.py: out / name",
         "server/coordinator/authority.py: coordinator.authority_path / f'{stem}.crt'",
         "server/coordinator/authority.py: coordinator.authority_path / f'{stem}.key'",

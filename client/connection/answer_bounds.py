@@ -22,7 +22,7 @@ from polyclinic.common.wire.fleet_protocol import (
     SERVICE,
     SMALL_BYTES_IN_ALL,
 )
-from polyclinic.common.wire.flower_objects import MessageTooLarge
+from polyclinic.common.wire.message_objects import MessageTooLarge
 
 GB = 10**9
 BUNDLE_MAX_BYTES = 64 * 1024

@@ -38,13 +38,12 @@ from polyclinic.common.security.signatures import SignatureFault, is_record_sign
 from polyclinic.common.system.plain_text import make_printable_line, shorten_grpc_details
 from polyclinic.common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from polyclinic.common.wire import fleet_protocol as fleet
-from polyclinic.common.wire.flower_objects import (
+from polyclinic.common.wire.flower_messages import make_message_of_envelope
+from polyclinic.common.wire.message_objects import (
     MessageTooLarge,
-    make_message_of_envelope,
-    rebuild_message_from_objects,
-    set_flower_node_identity,
-    split_message_into_objects,
-    strip_message_content,
+    decode_message_objects,
+    encode_message_objects,
+    make_announcement,
 )
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
@@ -279,7 +278,6 @@ class FleetClient:
         if tree is None:
             raise MessageUnreadable("it names no objects")
         run_id, message_id = metadata.run_id, metadata.message_id
-        set_flower_node_identity(self.node_id, run_id)
         try:
             message = self._fetch_and_join_objects(run_id, message_id, tree)
             if run_id not in self._bundles:
@@ -309,7 +307,6 @@ class FleetClient:
             MessageContentGone: If the bytes announce no message.
         """
         metadata, _ = _parse_metadata_and_object_tree(received)
-        set_flower_node_identity(self.node_id, metadata.run_id)
         return make_message_of_envelope(metadata)
 
     def _fetch_and_join_objects(self, run_id: int, message_id: str, tree: Any) -> Message:
@@ -330,7 +327,7 @@ class FleetClient:
             try:
                 pulled = _transfer_objects_in_parallel(fetch, [(name,) for name in missing])
                 contents |= dict(zip(missing, pulled, strict=True))
-                return rebuild_message_from_objects(message_id, contents, self._largest_message.size)
+                return decode_message_objects(message_id, contents, self._largest_message.size)
             except MessageTooLarge:
                 raise
             except ValueError as error:
@@ -373,11 +370,11 @@ class FleetClient:
         # A reply that is sent again after a lost connection keeps its signature.
         if self._statements and reply.has_content() and not is_record_signed(reply.content):
             reply.content = self._statements.sign_reply(reply.content, answered.message_id)
-        tree, contents = split_message_into_objects(reply)
+        tree, contents = encode_message_objects(reply)
         small = fleet.choose_small_objects((name, len(content)) for name, content in contents.items())
         request = fleet.PushMessagesRequest(
             node=self._flower_node,
-            messages_list=[strip_message_content(reply)],
+            messages_list=[make_announcement(reply, tree.object_id)],
             message_object_trees=[tree],
             small_contents=[contents[name] for name in small],
         )

@@ -41,7 +41,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
 from polyclinic.common.wire.codec import count_payload_bytes, unpack_counts
-from polyclinic.common.wire.flower_objects import set_flower_node_identity, set_message_id
+from polyclinic.common.wire.flower_messages import replace_metadata
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import TooFewSites
 from polyclinic.strategies.engine.state import FederationState
@@ -77,7 +77,6 @@ class SingleSiteGrid(Grid):
     site: Site
 
     def __post_init__(self) -> None:
-        set_flower_node_identity(1, 1)
         self._app = make_client_app(lambda context: self.site)
         self._pushed: dict[str, Message] = {}
         self.records: list[RecordDict] = []
@@ -100,11 +99,12 @@ class SingleSiteGrid(Grid):
         return [NODE]
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        new = {str(len(self._pushed) + place): message for place, message in enumerate(messages)}
-        for name, message in new.items():
-            set_message_id(message, name)
-        self._pushed |= new
-        return list(new)
+        names = []
+        for message in messages:
+            name = str(len(self._pushed))
+            self._pushed[name] = replace_metadata(message, message_id=name, run_id=1, src_node_id=1)
+            names.append(name)
+        return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
         replies = [self._app(self._pushed[name], Context(1, NODE, {}, RecordDict(), {})) for name in message_ids]

@@ -26,15 +26,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from polyclinic.common.system.plain_text import format_bytes, make_printable_line
 from polyclinic.common.wire.fleet_protocol import (
     CHUNK_BYTES,
     Envelope,
     MetadataFields,
     ObjectTree,
+    RecordDictFields,
     make_protobuf_message_classes,
 )
+from polyclinic.common.wire.flower_messages import METADATA_FIELDS, make_message, read_metadata
 
 HASHERS = 2
 """Number of parts of an array that are hashed at the same time."""
@@ -42,6 +45,11 @@ MOST_RECORDS = 100
 """Most Flower records in one message; ours have a handful."""
 PER_ARRAY = 64
 """Bytes that an array counts for beside its content: an empty array takes time, too."""
+MOST_SMALL_BYTES = 8 * 2**20
+"""Most bytes of all objects of a message that are no parts of arrays: fields, and the lists of parts. Each comes in one
+call of at most 5 MiB. Decoded they take up to forty times as much, for example as a list of empty texts."""
+NUMBERS_FROM_BYTES = {"float16": 2, "int8": 4}
+"""Number format of an array -> memory of its numbers, which are float32 once unpacked, for each byte."""
 INT64_MAX = 2**63 - 1
 
 _DIVIDER = b"\x00"
@@ -101,21 +109,25 @@ def encode_message_objects(message: Message) -> tuple[Any, dict[str, bytes]]:
         first.
     """
     contents: dict[str, bytes] = {}
-    envelope = Envelope(metadata=encode_metadata(message.metadata, message_id=""))
-    children = []
-    if message.has_content():
-        children.append(_encode_record_dict(message.content, contents))
-    if message.has_error():
-        envelope.error.code = message.error.code
-        envelope.error.reason = message.error.reason or ""
-    body = envelope.SerializeToString(deterministic=True)
+    children = [_encode_record_dict(message.content, contents)] if message.has_content() else []
+    body = _make_envelope(message, "").SerializeToString(deterministic=True)
     return _add_object("Message", children, body, contents), contents
 
 
-def encode_metadata(metadata: Metadata, *, message_id: str) -> Any:
-    """Return a message's metadata as :data:`MetadataFields`, with the given message id."""
-    fields = {name: getattr(metadata, name) for name in MetadataFields.DESCRIPTOR.fields_by_name}
-    return MetadataFields(**{**fields, "message_id": message_id})
+def make_announcement(message: Message, message_id: str) -> Any:
+    """Return the protobuf message that announces a message: its metadata with this id, and its error, if any."""
+    envelope = _make_envelope(message, message_id)
+    if message.has_content():
+        envelope.content.CopyFrom(RecordDictFields())
+    return envelope
+
+
+def _make_envelope(message: Message, message_id: str) -> Any:
+    envelope = Envelope(metadata=MetadataFields(**read_metadata(message) | {"message_id": message_id}))
+    if message.has_error():
+        envelope.error.code = message.error.code
+        envelope.error.reason = message.error.reason or ""
+    return envelope
 
 
 def encode_record_values(record: ConfigRecord | MetricRecord) -> bytes:
@@ -132,21 +144,21 @@ def encode_record_values(record: ConfigRecord | MetricRecord) -> bytes:
 
 
 def _encode_value(value: Any, types: Iterable[type]) -> Any:
-    for kind in types:
-        single, several = _FIELDS[kind]
-        if isinstance(value, kind):
-            if kind is int and value > INT64_MAX:
-                single = "uint64"
-            return _Value(**{single: value})
-        if isinstance(value, list) and all(isinstance(item, kind) for item in value):
-            if kind is int and any(item > INT64_MAX for item in value):
-                several = "uint_list"
-            encoded = _Value()
-            values = getattr(encoded, several)
-            values.SetInParent()  # an empty list is a list, too
-            values.vals.extend(value)
-            return encoded
-    raise TypeError(f"a record cannot have the value {value!r}")
+    items: list[Any] = value if isinstance(value, list) else [value]
+    kind = next((kind for kind in types if all(isinstance(item, kind) for item in items)), None)
+    if kind is None:
+        raise TypeError(f"a record cannot have the value {value!r}")
+
+    single, several = _FIELDS[kind]
+    if kind is int and any(item > INT64_MAX for item in items):
+        single, several = "uint64", "uint_list"
+    if not isinstance(value, list):
+        return _Value(**{single: value})
+    encoded = _Value()
+    values = getattr(encoded, several)
+    values.SetInParent()  # an empty list is a list, too
+    values.vals.extend(items)
+    return encoded
 
 
 def _add_object(kind: str, children: Sequence[Any], body: bytes, contents: dict[str, bytes]) -> Any:
@@ -228,18 +240,23 @@ def decode_message_objects(message_id: str, contents: Contents, most: float) -> 
     Args:
         message_id: Id of the message, which is the id of its root object.
         contents: Object id -> content.
-        most: Maximum bytes of all arrays, :data:`PER_ARRAY` for each included.
+        most: Maximum bytes of all arrays, see :func:`count_array_bytes`.
 
     Raises:
-        MessageTooLarge: If the arrays have more bytes, or there are too many records.
+        MessageTooLarge: If the arrays have more bytes, other objects more than :data:`MOST_SMALL_BYTES`, or there are
+            too many records.
         ValueError: If the objects are not a valid Flower message.
     """
+    small = sum(len(content) for content in contents.values() if not _is_array_chunk(content))
+    if small > MOST_SMALL_BYTES:  # before anything is decoded
+        raise MessageTooLarge(f"message {message_id[:8]} has more than {format_bytes(MOST_SMALL_BYTES)} of fields")
     try:
         return _Decoder(contents, most).decode_message(message_id)
     except MessageTooLarge:
         raise
     except Exception as error:  # as the other side has written it: JSON, protobuf and Flower raise a dozen kinds
-        raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
+        reason = make_printable_line(repr(error))
+        raise ValueError(f"message {message_id[:8]} cannot be put together: {reason}") from None
 
 
 def decode_record_values(encoded: bytes | memoryview) -> dict[str, Any]:
@@ -264,21 +281,19 @@ class _Decoder:
     """Decodes the objects of one message, of fixed kinds at each level, so that no tree can be deeper than ours."""
 
     def __init__(self, contents: Contents, most: float) -> None:
-        self._contents, self._room = contents, most
+        self._contents, self._most, self._room = contents, most, most
         self._arrays: dict[str, tuple[Array, int]] = {}  # an array of several names is made once
 
     def decode_message(self, message_id: str) -> Message:
         _, children, body = self._split_object(message_id, "Message")
         envelope = Envelope.FromString(bytes(body))
-        fields = {name: getattr(envelope.metadata, name) for name in MetadataFields.DESCRIPTOR.fields_by_name}
-        metadata = Metadata(**{**fields, "message_id": message_id})
+        metadata = {name: getattr(envelope.metadata, name) for name in METADATA_FIELDS} | {"message_id": message_id}
         if envelope.HasField("error"):
             if children:
                 raise ValueError("an error has no content")
-            error = Error(envelope.error.code, envelope.error.reason or None)
-            return Message(error=error, metadata=metadata)
+            return make_message(Error(envelope.error.code, envelope.error.reason or None), metadata)
         (content_id,) = children
-        return Message(content=self._decode_record_dict(content_id), metadata=metadata)
+        return make_message(self._decode_record_dict(content_id), metadata)
 
     def _decode_record_dict(self, object_id: str) -> RecordDict:
         names = self._read_named_children(object_id, "RecordDict")
@@ -307,9 +322,10 @@ class _Decoder:
         places = about["arraychunk_ids"]
         if any(type(place) is not int or not 0 <= place < len(pieces) for place in places):
             raise ValueError("an array names a chunk that it does not have")
-        size = sum(len(pieces[place]) for place in places) + PER_ARRAY * (1 + len(places))
-        self._take_room(size)  # before anything is made of the chunks
         chunks = [pieces[place] for place in places]
+        joined = sum(map(len, chunks)) * NUMBERS_FROM_BYTES.get(about["dtype"], 1) + PER_ARRAY
+        size = max(joined, sum(max(len(chunk), PER_ARRAY) for chunk in chunks))
+        self._take_room(size)  # before anything is made of the chunks
         data = bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
         array = Array(dtype=about["dtype"], shape=tuple(about["shape"]), stype=about["stype"], data=data)
         self._arrays[object_id] = array, size
@@ -318,7 +334,7 @@ class _Decoder:
     def _take_room(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
-            raise MessageTooLarge("the arrays of a message would take too much memory")
+            raise MessageTooLarge(f"its arrays would take more than {format_bytes(int(self._most))}")
 
     def _read_named_children(self, object_id: str, kind: str) -> dict[str, str]:
         """Return name -> object id of a record's parts; all are children of the object."""
@@ -339,6 +355,10 @@ class _Decoder:
         return kind, below.split(",") if below else [], body
 
 
+def _is_array_chunk(content: bytes | memoryview) -> bool:
+    return bytes(content[:_LONGEST_CHUNK_HEAD]).startswith(b"ArrayChunk ")
+
+
 def _find_divider(content: bytes | memoryview) -> int:
     """Return the length of an object's head; of a large chunk only the first bytes are searched."""
     start = bytes(content[:_LONGEST_CHUNK_HEAD])
@@ -347,5 +367,12 @@ def _find_divider(content: bytes | memoryview) -> int:
 
 
 def count_array_bytes(content: RecordDict) -> int:
-    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each."""
-    return sum(len(array.data) + PER_ARRAY for record in content.array_records.values() for array in record.values())
+    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each.
+
+    An array of packed numbers counts as float32, as which it is decoded.
+    """
+    weight = 0
+    for record in content.array_records.values():
+        for array in record.values():
+            weight += len(array.data) * NUMBERS_FROM_BYTES.get(array.dtype, 1) + PER_ARRAY
+    return weight

@@ -28,7 +28,7 @@ from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.codec import R, WrittenArrays, count_payload_bytes, decode_record, encode_record
-from polyclinic.common.wire.flower_objects import set_message_source
+from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.common.wire.records import (
     Arrays,
     BenefitReply,
@@ -195,7 +195,8 @@ class ExchangeRequests:
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
         self.sent_at[site] = RequestSendTime()
-        return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
+        group = str(self.context.round)
+        return make_request(content, self.nodes[site], kind, group_id=group, ttl=self.deadline_s)
 
     def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """Make a request of this run and round to one site, with the model and the site's head rows.
@@ -302,25 +303,25 @@ class UnansweredMessages:
         """Send messages; a message to a site that is no longer registered is answered with an error at once."""
         accepted = push_flower_messages(self._grid, messages)
         self.pending |= accepted
+        sent = {message.metadata.dst_node_id for message in accepted.values()}
         for message in messages:
-            if message.metadata.message_id not in accepted:
+            if message.metadata.dst_node_id not in sent:
                 self._record_unregistered_site(message)
 
     def _record_unregistered_site(self, message: Message) -> None:
-        refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
-        set_message_source(refusal, message.metadata.dst_node_id)
-        self.errors[message.metadata.dst_node_id] = refusal
+        self.errors[message.metadata.dst_node_id] = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
 
     def pull_replies(self) -> Iterator[Message]:
         """Yield all replies that have arrived since the last call, and store errors for the end of the exchange."""
-        for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
-            if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
+        for received in self._grid.pull_messages(list(self.pending)) if self.pending else ():
+            if (message := self.pending.pop(received.metadata.reply_to_message_id, None)) is None:
                 continue
+            # Errors that the SuperLink makes come from node 1.
+            reply = replace_metadata(received, src_node_id=message.metadata.dst_node_id)
             gone = reply.has_error() and reply.error.code in MESSAGE_GONE
             if gone and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
                 continue  # the deadline is here; the SuperLink saw it first
             node = message.metadata.dst_node_id
-            set_message_source(reply, node)  # errors that the SuperLink makes come from node 1
             self.lost.pop(node, None)
             self.errors.pop(node, None)
             if reply.has_error():
@@ -344,7 +345,8 @@ class UnansweredMessages:
         ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
         for lost in [self.lost.pop(node) for node in back]:
             old = lost.metadata
-            messages.append(Message(lost.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl))
+            again = make_request(lost.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl)
+            messages.append(again)
         self.send_messages(messages)
         return bool(revoked or back)
 
@@ -352,13 +354,11 @@ class UnansweredMessages:
 def push_flower_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
     """Send messages through Flower; return message id -> message for the messages that Flower accepted.
 
-    Flower does not accept a message to a site that is no longer registered, and no reply to the message will come.
+    Flower does not accept a message to a site that is no longer registered, and no reply to the message will come. The
+    grid returns None, ours an empty text, in the place of such a message's id.
     """
-    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
-    for message in messages:
-        if message.metadata.message_id in accepted:
-            by_id[message.metadata.message_id] = message
-    return by_id
+    ids = grid.push_messages(messages) if messages else ()
+    return {name: message for name, message in zip(ids, messages, strict=False) if name}
 
 
 # ---------------------------------------------------------------------- replies

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from polyclinic.common.config import HospitalPlan, ParticipationSection
@@ -30,6 +29,7 @@ from polyclinic.common.security.signatures import SignedStatement, read_signatur
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
 from polyclinic.strategies.aggregation.bounds import cap_image_counts
 from polyclinic.strategies.engine.claims import (
@@ -201,7 +201,7 @@ class RollCaller:
         if nodes and self.processes is not None:
             present = self.processes()
             self._process |= {node: present.get(node, "") for node in nodes}
-        messages = [Message(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
+        messages = [make_request(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
         for name, message in push_flower_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
 
@@ -268,7 +268,7 @@ class RollCaller:
         self.members.pop(node, None)
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
-        message = Message(encode_record(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
+        message = make_request(encode_record(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
         noted = send_and_receive(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
         list(noted)
 

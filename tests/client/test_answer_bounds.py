@@ -17,7 +17,7 @@ from polyclinic.client.connection.exit_codes import ClientExitCode, CoordinatorU
 from polyclinic.client.connection.fleet_client import (
     RESPONSES,
     FleetClient,
-    MessageContentGone,
+    MessageUnreadable,
     RequestRefused,
     RunAlreadyEnded,
 )
@@ -29,13 +29,13 @@ from polyclinic.common.wire.fleet_protocol import (
     append_protobuf_field,
     extract_protobuf_field,
 )
-from polyclinic.common.wire.flower_objects import (
+from polyclinic.common.wire.message_objects import (
     MOST_SMALL_BYTES,
     MessageTooLarge,
     count_array_bytes,
-    rebuild_message_from_objects,
-    split_message_into_objects,
-    strip_message_content,
+    decode_message_objects,
+    encode_message_objects,
+    make_announcement,
 )
 from tests.client.check.sites import Hospital
 from tests.client.hostile_answers import (
@@ -198,9 +198,9 @@ def message_with_array(size: int, form: str = "float32", **fields: object) -> Me
 
 def announced_message(size: int) -> tuple[bytes, HostileFleet]:
     """An honest message with an array of so many bytes, and a coordinator that has its objects."""
-    tree, contents = split_message_into_objects(message := message_with_array(size))
+    tree, contents = encode_message_objects(message := message_with_array(size))
     announced = serialized(
-        "PullMessagesResponse", messages_list=[strip_message_content(message)], message_object_trees=[tree]
+        "PullMessagesResponse", messages_list=[make_announcement(message, tree.object_id)], message_object_trees=[tree]
     )
     return announced, HostileFleet({"PullObject": lambda request: pulled(contents[object_named(request)])})
 
@@ -226,12 +226,12 @@ def test_equal_parts_that_are_sent_once_count_as_often_as_they_are_joined(hospit
     assert coordinator.calls["PullObject"] < 10
 
 
-def test_a_message_that_is_no_message_is_gone_and_the_reason_is_short(hospital: Hospital) -> None:
+def test_the_reason_why_a_message_cannot_be_read_is_short(hospital: Hospital) -> None:
     hostile = HostileFleet({"PullObject": lambda request: pulled(b"Message \x1b" + b"x" * MB + b" 0\0")})
-    with pytest.raises(MessageContentGone) as gone:
+    with pytest.raises(MessageUnreadable) as unreadable:
         fetched(hospital, hostile, envelope(1))
-    assert len(str(gone.value)) <= 500
-    assert "\x1b" not in str(gone.value)
+    assert len(str(unreadable.value)) <= 500
+    assert "\x1b" not in str(unreadable.value)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,11 @@ def test_an_answer_of_millions_of_tiny_fields_takes_no_more_memory_than_it_has_b
 
 
 def test_fields_of_more_bytes_than_one_call_brings_are_refused_before_they_are_decoded() -> None:
-    _, contents = split_message_into_objects(message := message_with_array(4, names=["a"] * (MOST_SMALL_BYTES // 2)))
+    tree, contents = encode_message_objects(message_with_array(4, names=["a"] * (MOST_SMALL_BYTES // 2)))
 
     def rebuild() -> None:
         with pytest.raises(MessageTooLarge):
-            rebuild_message_from_objects(message.metadata.message_id, contents, 10**9)
+            decode_message_objects(tree.object_id, contents, 10**9)
 
     assert peak_of(rebuild) < MOST_SMALL_BYTES // 4
 
@@ -296,9 +296,9 @@ def test_packed_numbers_count_as_the_float32_that_they_become() -> None:
         form: count_array_bytes(message_with_array(1000, form).content) for form in ("float32", "float16", "int8")
     }
     assert counts == {"float32": 1064, "float16": 2064, "int8": 4064}
-    _, contents = split_message_into_objects(message := message_with_array(MB, "int8"))
+    tree, contents = encode_message_objects(message_with_array(MB, "int8"))
     with pytest.raises(MessageTooLarge):
-        rebuild_message_from_objects(message.metadata.message_id, contents, 2 * MB)
+        decode_message_objects(tree.object_id, contents, 2 * MB)
 
 
 def test_int8_numbers_are_unpacked_in_the_memory_of_their_result() -> None:

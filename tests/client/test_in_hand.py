@@ -48,7 +48,7 @@ from polyclinic.common.errors import WireVersionError
 from polyclinic.common.security.call_signatures import WAIT, parse_wait_header_s
 from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request
 from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
-from polyclinic.common.wire.flower_objects import rebuild_message_from_objects
+from polyclinic.common.wire.message_objects import decode_message_objects
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from tests.client.handshakes import coordinator_in, tls_of
@@ -135,7 +135,7 @@ class Desk(FleetServicer):
     def replies(self) -> list[Message]:
         """Those of which everything has arrived."""
         trees = [tree for tree in self._announced if self._objects.keys() >= set(list_tree_object_ids(tree))]
-        return [rebuild_message_from_objects(tree.object_id, dict(self._objects), 1e9) for tree in trees]
+        return [decode_message_objects(tree.object_id, dict(self._objects), 1e9) for tree in trees]
 
     def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
         if self.trouble.get(call):

@@ -23,11 +23,7 @@ from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.client.site.statements import SiteRecordSigner
 from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request, read_private_key
 from polyclinic.common.wire import fleet_protocol as fleet
-from polyclinic.common.wire.flower_objects import (
-    set_flower_node_identity,
-    split_message_into_objects,
-    strip_message_content,
-)
+from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.coordinator.authority import (
     ensure_valid_signing_key,
     issue_server_certificate,
@@ -82,7 +78,6 @@ class HospitalInMemory:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.site_folder = folder, folder / "north"
-        set_flower_node_identity(1, 7)
         coordinator = write_coordinator_toml(
             folder / "trial", CoordinatorTomlContent(name="trial", hosts=("fl.example",), port=9092)
         )
@@ -116,7 +111,6 @@ class HospitalInMemory:
 
     def announce(self, content: RecordDict, message_type: str) -> bytes:
         """Put a message of this content at the coordinator; return its announcement."""
-        set_flower_node_identity(1, 7)
         metadata = Metadata(
             run_id=7,
             message_id="",
@@ -129,9 +123,9 @@ class HospitalInMemory:
             message_type=message_type,
         )
         message: Message = make_message(metadata, content)
-        tree, self.link.contents = split_message_into_objects(message)
+        tree, self.link.contents = encode_message_objects(message)
         announced = fleet.PullMessagesResponse(
-            messages_list=[strip_message_content(message)], message_object_trees=[tree]
+            messages_list=[make_announcement(message, tree.object_id)], message_object_trees=[tree]
         )
         return bytes(announced.SerializeToString())
 

@@ -15,7 +15,7 @@ NOT_THERE = 3
 READERS = [
     "polyclinic.common.wire.codec",
     "polyclinic.common.wire.fleet_protocol",
-    "polyclinic.common.wire.flower_objects",
+    "polyclinic.common.wire.message_objects",
     "polyclinic.common.security.identity",
     "polyclinic.common.config",
     "polyclinic.common.data",

@@ -71,7 +71,7 @@ from polyclinic.common.wire.codec import (
     unpack_numbers,
 )
 from polyclinic.common.wire.fleet_protocol import HelloAnswer, append_protobuf_field, extract_protobuf_field
-from polyclinic.common.wire.flower_objects import rebuild_message_from_objects
+from polyclinic.common.wire.message_objects import decode_message_objects
 from polyclinic.common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
 from polyclinic.server.coordinator.authority import (
     find_server_certificate_faults,
@@ -215,7 +215,7 @@ def objects(data: bytes) -> None:
         contents[name.decode("latin-1")] = data[_OBJECT.size : _OBJECT.size + size]
         data = data[_OBJECT.size + size :]
     with contextlib.suppress(ValueError):
-        rebuild_message_from_objects(next(iter(contents), ""), contents, 1e9)
+        decode_message_objects(next(iter(contents), ""), contents, 1e9)
 
 
 @target("large-field", lambda: [append_protobuf_field(b"\x08\x01", 3, b"content")])

@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 import polyclinic.client.cli
 import polyclinic.client.connection.fleet_client
 from polyclinic.client.connection.service import HospitalMessageLoop
-from polyclinic.common.wire.flower_objects import set_message_source
+from polyclinic.common.wire.flower_messages import replace_metadata
 
 BLAMED = 12345
 """Number of the node that is named."""
@@ -19,21 +19,20 @@ BLAMED = 12345
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    strip: Any = polyclinic.client.connection.fleet_client.strip_message_content  # type: ignore[attr-defined]
+    announce: Any = polyclinic.client.connection.fleet_client.make_announcement  # type: ignore[attr-defined]
     own: list[int] = []
 
     def fail_for_another(service: HospitalMessageLoop, message: Message) -> Message:
         reply = Message(Error(999, "out of order"), reply_to=message)
         own[:] = [reply.metadata.src_node_id]
-        set_message_source(reply, BLAMED)
-        return reply
+        return replace_metadata(reply, src_node_id=BLAMED)
 
-    def announce_as_oneself(message: Message) -> Any:
-        announced = strip(message)
+    def announce_as_oneself(message: Message, message_id: str) -> Any:
+        announced = announce(message, message_id)
         announced.metadata.src_node_id = own[0]
         return announced
 
-    polyclinic.client.connection.fleet_client.strip_message_content = announce_as_oneself  # type: ignore[attr-defined]
+    polyclinic.client.connection.fleet_client.make_announcement = announce_as_oneself  # type: ignore[attr-defined]
     HospitalMessageLoop._make_reply = fail_for_another  # type: ignore[method-assign]
     polyclinic.client.cli.main(sys.argv[1:])
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from flwr.app import Message, RecordDict
 
-from polyclinic.common.wire.flower_objects import set_message_id, split_message_into_objects, strip_message_content
+from polyclinic.common.wire.fleet_protocol import COORDINATOR
+from polyclinic.common.wire.flower_messages import make_message, make_request, read_metadata, replace_metadata
+from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.coordinator.admission import read_unrevoked_site
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.coordinator.folder import read_coordinator_folder
@@ -45,11 +47,9 @@ class HostileLink:
         """Send a request; return the id of its message."""
         signed = (self._site.site, self._site.public_key, self._key, self._certificate)
         content = sign_hostile_request(request, *signed) if request.signed else request.content
-        message = Message(RecordDict(), self.node, "train", ttl=TTL_S)
-        message.content = content
+        message = make_request(content, self.node, "train", group_id="", ttl=TTL_S)
         message.metadata.created_at = self._grid._clock()
-        vars(message.metadata)["_message_type"] = request.message_type  # any text, unlike Flower's own setter
-        (name,) = self._push(message)
+        (name,) = self._push(message, request.message_type)
         return name
 
     def receive(self, name: str) -> Message:
@@ -61,18 +61,20 @@ class HostileLink:
         hospital = self._hospital
         raise AssertionError(f"no answer to {name}; {hospital.now}; {hospital.program.output[-2000:]}")
 
-    def _push(self, message: Message) -> list[str]:
+    def _push(self, message: Message, message_type: str) -> list[str]:
         """Announce a message as it is; the product's own grid would not build some of them."""
         grid = self._grid
-        tree, parts = split_message_into_objects(message)
+        sent = replace_metadata(message, run_id=grid._run, src_node_id=COORDINATOR)
+        vars(sent.metadata)["_message_type"] = message_type  # any text, unlike Flower's own setter
+        tree, parts = encode_message_objects(sent)
+        message = replace_metadata(message, message_id=tree.object_id)
         for name, content in parts.items():
             grid._files.write_object(name, content)
         bound = ReplySizeBound.compute_bound_for_request([*map(len, parts.values())], ROOM, 0)
-        awaited = Message(RecordDict(), message.metadata.dst_node_id, "train", ttl=TTL_S)
-        set_message_id(awaited, tree.object_id)
+        awaited = make_message(RecordDict(), read_metadata(message))
         grid._requests[tree.object_id] = _AwaitedRequest(awaited, bound)
         grid._signer.remember_sent_request(message)
-        announced = [(strip_message_content(message), tree)]
+        announced = [(make_announcement(sent, tree.object_id), tree)]
         accepted, missing = grid._control.announce_requests_to_superlink(grid._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from ray.exceptions import RayError
 
 from polyclinic.common.wire.canonical_bytes import hash_record
+from polyclinic.common.wire.flower_messages import make_request, read_metadata
 from polyclinic.server.simulation.backends import ray_process, transfer
 from polyclinic.server.simulation.backends.cluster import (
     ClusterNode,
@@ -28,7 +29,6 @@ from polyclinic.server.simulation.backends.cluster import (
     find_cluster_capacity_faults,
     find_node_version_faults,
 )
-from polyclinic.server.simulation.backends.inline import configure_flower
 from polyclinic.server.simulation.backends.ray_driver import MOST_LOSSES, QueuedSiteMessage, RayDriver
 from polyclinic.server.simulation.backends.site_files import (
     FolderChangeTracker,
@@ -202,15 +202,16 @@ def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_tra
 
 
 def test_a_message_comes_back_as_it_was() -> None:
-    configure_flower()
     trunk = Array("float32", (3,), "raw-little-endian", np.arange(3, dtype="<f4").tobytes())
     fields = ConfigRecord({"round": 3, "weight": b"\x00\xff", "names": ["a", "b"], "rate": 0.1})
-    sent = Message(RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train")
+    sent = make_request(
+        RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train", group_id="", ttl=60.0
+    )
     head, arrays = pack_flower_message(sent)
     assert arrays[0] is sent.content["trunk"]["trunk"].data  # no copy
     received = unpack_flower_message(head, arrays)
     assert hash_record(received.content) == hash_record(sent.content)
-    assert vars(received.metadata) == vars(sent.metadata)
+    assert read_metadata(received) == read_metadata(sent)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
     error = unpack_flower_message(*pack_flower_message(Message(Error(2, "no such class"), reply_to=sent))).error
     assert (error.code, error.reason) == (2, "no such class")

@@ -70,7 +70,8 @@ class ScriptedGrid:
         return [node for node, site in self.sites.items() if not site.away[0] <= self.clock.now < site.away[1]]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return [self._push(message) for message in messages if self.sites[message.metadata.dst_node_id].registered]
+        registered = {node for node, site in self.sites.items() if site.registered}
+        return [self._push(message) if message.metadata.dst_node_id in registered else "" for message in messages]
 
     def _push(self, message: Message) -> str:
         node = message.metadata.dst_node_id

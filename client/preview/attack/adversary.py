@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import DEFAULT_TTL, Context, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
@@ -29,7 +29,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.wire.codec import R, decode_record, encode_record
-from polyclinic.common.wire.flower_objects import set_flower_node_identity
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import (
     BenefitReply,
     BenefitRequest,
@@ -133,7 +133,6 @@ class Adversary:
     response: AttackedSiteAnswers = field(default_factory=AttackedSiteAnswers)
 
     def __post_init__(self) -> None:
-        set_flower_node_identity(1, 1)  # read by Message()
         self.site = replace(self.site, folder=self.folder, ledger=None, durable=False, tell=lambda text: None)
         self._app = make_client_app(lambda context: self.site)
         self._runs = count(1)
@@ -220,7 +219,7 @@ class Adversary:
 
     def _send_request_record(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return the decoded reply, None after a refusal."""
-        message, refusal = Message(encode_record(record), 2, kind), ""
+        message, refusal = make_request(encode_record(record), 2, kind, group_id="", ttl=DEFAULT_TTL), ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
             refusal = str(reply.error.reason) if reply.has_error() else ""

@@ -22,15 +22,13 @@ from flwr.serverapp import Grid
 from polyclinic.common.security.signatures import SignatureFault
 from polyclinic.common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
 from polyclinic.common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, list_tree_object_ids
-from polyclinic.common.wire.flower_objects import (
+from polyclinic.common.wire.flower_messages import make_message, make_request, read_metadata, replace_metadata
+from polyclinic.common.wire.message_objects import (
     MessageTooLarge,
     count_array_bytes,
-    rebuild_message_from_objects,
-    set_flower_node_identity,
-    set_message_id,
-    set_message_source,
-    split_message_into_objects,
-    strip_message_content,
+    decode_message_objects,
+    encode_message_objects,
+    make_announcement,
 )
 from polyclinic.server.coordinator.admission import read_unrevoked_sites
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
@@ -104,7 +102,6 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
 
     with closing(SuperLinkControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, earlier_replies = control.begin_run()
-        set_flower_node_identity(COORDINATOR, run)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, raise_run_ended)
         threading.Thread(target=send_run_heartbeats, name="heartbeat", daemon=True).start()
@@ -218,33 +215,34 @@ class NetworkGrid(Grid):
         """Sign each message for its site, write its objects to files, and announce it to the SuperLink.
 
         Returns:
-            Ids of the accepted messages, without those to sites that are no longer registered.
+            The messages' ids, in their order; an empty id for a message to a site that is no longer registered.
         """
         self._release_messages(self._roll_calls)
         announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
         for message in messages:
             message.metadata.created_at = self._clock()
             self._signer.sign_request(message)
-            tree, parts = split_message_into_objects(message)
+            # Flower's constructor knows neither run nor sender outside its own runtime.
+            request = replace_metadata(message, run_id=self._run, src_node_id=COORDINATOR)
+            tree, parts = encode_message_objects(request)
+            request = replace_metadata(request, message_id=tree.object_id)
             for name, content in parts.items():
                 if name not in contents:
                     self._files.write_object(name, content)
             contents |= parts
-            announced.append((strip_message_content(message), tree))
+            announced.append((make_announcement(request, tree.object_id), tree))
             sizes, assembled = [len(content) for content in parts.values()], count_array_bytes(message.content)
             bound = ReplySizeBound.compute_bound_for_request(sizes, assembled, read_masked_update_size(message.content))
-            metadata = message.metadata
-            site, kind, group = metadata.dst_node_id, metadata.message_type, metadata.group_id
-            empty = Message(RecordDict(), site, kind, ttl=metadata.ttl, group_id=group)
-            set_message_id(empty, metadata.message_id)
-            self._requests[metadata.message_id] = _AwaitedRequest(empty, bound)
-            self._signer.remember_sent_request(message)
+            # The arrays stay on disk: what waits for the reply is the request without its content.
+            self._requests[tree.object_id] = _AwaitedRequest(make_message(RecordDict(), read_metadata(request)), bound)
+            self._signer.remember_sent_request(request)
         accepted, missing = self._control.announce_requests_to_superlink(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
                 self._files.write_object(name, contents[name])
             accepted, missing = self._control.announce_requests_to_superlink(self._run, announced)
-        return accepted
+        ids = [str(tree.object_id) for _, tree in announced]
+        return [name if name in accepted else "" for name in ids]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to these messages that have arrived completely.
@@ -306,7 +304,7 @@ class NetworkGrid(Grid):
         """Return a reply to this run; None if it is cut off, of another run, or not signed by the site of that node."""
         size = sum(map(len, objects.values())) + SPARE_BYTES
         try:
-            message = rebuild_message_from_objects(name, objects, size)
+            message = decode_message_objects(name, objects, size)
             statement = self._signer.verify_earlier_run_reply(node, message.content)
         except SignatureFault:
             return None
@@ -360,7 +358,7 @@ class NetworkGrid(Grid):
         if not fault:
             try:
                 contents = {part: self._files.map_object_into_memory(part) or b"" for part in pending.names}
-                message = rebuild_message_from_objects(metadata.message_id, contents, bound.assembled)
+                message = decode_message_objects(metadata.message_id, contents, bound.assembled)
             except MessageTooLarge:
                 fault = bound.reply_too_large_reason
             except ValueError as error:
@@ -377,13 +375,12 @@ class NetworkGrid(Grid):
             return self._make_error_reply_message(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)
         # The envelope's sender signed the call; what the reply itself says of its sender may be any site.
-        set_message_source(message, metadata.src_node_id)
-        return message
+        return replace_metadata(message, src_node_id=metadata.src_node_id)
 
     def _make_error_reply_message(self, name: str, code: int, reason: str) -> Message:
         if (request := self._requests.pop(name, None)) is not None:
             message = request.message
         else:  # no request of this run
-            message = Message(RecordDict(), 0, "train", ttl=1.0)
-            set_message_id(message, name)
+            stranger = make_request(RecordDict(), 0, "train", group_id="", ttl=1.0)
+            message = replace_metadata(stranger, message_id=name)
         return Message(Error(code, reason), reply_to=message)

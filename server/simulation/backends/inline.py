@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from polyclinic.common.system.resources import reuse_large_buffers
-from polyclinic.common.wire.flower_objects import set_flower_node_identity, set_message_id
+from polyclinic.common.wire.flower_messages import replace_metadata
 
 CLIENT_APP = "polyclinic.client.simulation:make_simulation_client_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -40,18 +40,9 @@ def run_with_inline_grid(main: Main, app: ClientApp, sites: int) -> None:
         app: Answers the messages to all sites.
         sites: Number of sites.
     """
-    configure_flower()
+    silence_flower_logs()
     reuse_large_buffers()
     main(InlineGrid(app, sites))
-
-
-def configure_flower() -> None:
-    """Suppress Flower's log lines, and set the node id and run id of this process's messages, both to 1.
-
-    Flower's own runtime would set these ids; a process that it did not start must do so itself.
-    """
-    silence_flower_logs()
-    set_flower_node_identity(1, 1)
 
 
 def silence_flower_logs() -> None:
@@ -94,12 +85,11 @@ class SimulatedGrid(Grid):
         return self._nodes
 
     def assign_message_ids(self, messages: Iterable[Message]) -> dict[str, Message]:
-        """Give each message an id; return id -> message."""
+        """Give each message an id, run 1 and sender 1; return id -> message."""
         numbered = {}
         for message in messages:
             identifier = str(next(self._numbers))
-            set_message_id(message, identifier)
-            numbered[identifier] = message
+            numbered[identifier] = replace_metadata(message, message_id=identifier, run_id=1, src_node_id=1)
         return numbered
 
 

@@ -22,7 +22,7 @@ from polyclinic.server.simulation.backends.inline import (
     FIRST_NODE,
     Main,
     SimulatedGrid,
-    configure_flower,
+    silence_flower_logs,
 )
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle
 from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
@@ -58,7 +58,7 @@ def run_on_ray(main: Main, run: SimulatedRunData, process: RayDriverHandle) -> N
         main: Runs the coordinator over the Grid.
         process: The process that drives Ray.
     """
-    configure_flower()
+    silence_flower_logs()
     reuse_large_buffers()
     try:
         main(RayGrid(run, process))

@@ -23,9 +23,9 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
 from polyclinic.server.simulation.backends.inline import (
     call_client_app,
-    configure_flower,
     import_client_app,
     make_flower_context,
+    silence_flower_logs,
 )
 from polyclinic.server.simulation.backends.site_files import (
     Change,
@@ -59,7 +59,7 @@ class SiteWorker:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
         self._app: ClientApp
         self._frozen: FolderChangeTracker
-        configure_flower()
+        silence_flower_logs()
 
     def set_up_worker(self, setup: dict[str, Any]) -> dict[str, Any]:
         """Receive what all sites share: the experiment and the images.

@@ -10,7 +10,8 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from polyclinic.common.wire.flower_objects import extract_message_metadata, rebuild_message
+from polyclinic.common.wire.flower_messages import make_message, read_metadata
+from polyclinic.common.wire.message_objects import decode_record_values, encode_record_values
 
 BUFFER_BYTES = 4 * 2**20
 """Size of the socket's buffers: large ones need fewer switches between the two processes."""
@@ -91,7 +92,7 @@ def _receive_exact_bytes(connection: socket.socket, size: int) -> memoryview:
 
 def pack_flower_message(message: Message) -> tuple[bytes, list[bytes]]:
     """Split a Flower message into a small JSON head and the bytes of its arrays, without copying them."""
-    head: dict[str, Any] = {"metadata": extract_message_metadata(message)}
+    head: dict[str, Any] = {"metadata": read_metadata(message)}
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
         return json.dumps(head).encode(), []
@@ -102,7 +103,7 @@ def pack_flower_message(message: Message) -> tuple[bytes, list[bytes]]:
             records.append((name, _ARRAYS, arrays))
         else:
             kind = "config" if isinstance(record, ConfigRecord) else "metrics"
-            records.append((name, kind, base64.b64encode(record.deflate()).decode()))
+            records.append((name, kind, base64.b64encode(encode_record_values(record)).decode()))
     return json.dumps(head).encode(), [array.data for array in _list_message_arrays(message.content)]
 
 
@@ -110,17 +111,17 @@ def unpack_flower_message(head: Any, arrays: Sequence[Any]) -> Message:
     """Rebuild a message from a head and the bytes of its arrays (:func:`pack_flower_message`), without copying them."""
     described = json.loads(bytes(head))
     if "error" in described:
-        return rebuild_message(Error(*described["error"]), described["metadata"])
+        return make_message(Error(*described["error"]), described["metadata"])
     content = RecordDict()
     for name, kind, about in described["records"]:
         if kind == _ARRAYS:
             arrays_of = {key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in about}
             content[name] = ArrayRecord(arrays_of)
         else:
-            content[name] = _VALUES[kind].inflate(base64.b64decode(about))
+            content[name] = _VALUES[kind](decode_record_values(base64.b64decode(about)))
     for array, data in zip(_list_message_arrays(content), arrays, strict=True):
         array.data = data
-    return rebuild_message(content, described["metadata"])
+    return make_message(content, described["metadata"])
 
 
 def _list_message_arrays(content: RecordDict) -> Iterator[Array]:

@@ -1,4 +1,4 @@
-"""A message comes out of its objects as it went in, by Flower's own account of it."""
+"""Our objects of a message are those of Flower, byte for byte, and give the message back."""
 
 import importlib
 import tracemalloc
@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from polyclinic.common.wire import flower_objects
+from polyclinic.common.wire import message_objects
 from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
-from polyclinic.common.wire.flower_objects import (
+from polyclinic.common.wire.message_objects import (
     MOST_RECORDS,
     PER_ARRAY,
     MessageTooLarge,
     count_array_bytes,
-    rebuild_message_from_objects,
-    split_arrays_into_chunks,
-    split_message_into_objects,
+    decode_message_objects,
+    encode_message_objects,
+    split_array_into_chunks,
 )
 from tests.common.flower_messages import Record, instruction, message, of_arrays
 
@@ -47,7 +47,7 @@ records = st.dictionaries(
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(importlib.import_module("flwr.app.message.array"), "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", CHUNK)
-        patched.setattr(flower_objects, "CHUNK_BYTES", CHUNK)
+        patched.setattr(message_objects, "CHUNK_BYTES", CHUNK)
         yield
 
 
@@ -57,7 +57,7 @@ def objects(whole: Message) -> dict[str, bytes]:
 
 
 def joined(whole: Message, parts: Mapping[str, Any]) -> Message:
-    return rebuild_message_from_objects(whole.object_id, parts, ANY)
+    return decode_message_objects(whole.object_id, parts, ANY)
 
 
 def update_in(whole: Message, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,28 +163,59 @@ def test_a_message_with_a_part_that_is_damaged_never_made_by_flower_or_lacking_i
 
 def test_an_object_that_is_no_message_is_refused() -> None:
     parts = objects(message(trunk=np.array([1], np.float32)))
-    with pytest.raises(ValueError, match=f"object {array_in(parts)} is no message"):
-        rebuild_message_from_objects(array_in(parts), parts, ANY)
+    with pytest.raises(ValueError, match=f"object {array_in(parts)[:8]} is no Message"):
+        decode_message_objects(array_in(parts), parts, ANY)
 
 
 @given(records)
 @settings(max_examples=40)
 def test_a_message_that_we_have_cut_is_the_one_that_flower_would_have_sent(sent: dict[str, Record]) -> None:
     theirs, ours = instruction(of_arrays(sent)), instruction(of_arrays(sent))
-    split_arrays_into_chunks(ours)
-    assert get_object_tree(ours) == get_object_tree(theirs)
-    assert objects(ours) == objects(theirs)
+    tree, contents = encode_message_objects(ours)
+    assert tree.SerializeToString() == get_object_tree(theirs).SerializeToString()
+    assert contents == objects(theirs)
+    assert list(contents)[-1] == tree.object_id == theirs.object_id
+
+
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+WIDE = [st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.lists(st.integers(0, 2**64 - 1), max_size=3)]
+FLOATS = st.floats(allow_nan=False)
+NUMBERS = st.one_of(INTEGERS, FLOATS, *WIDE, st.lists(FLOATS, max_size=3))
+ANYTHING = st.one_of(
+    NUMBERS,
+    st.booleans(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.lists(st.booleans(), max_size=3),
+    st.lists(st.text(max_size=3), max_size=3),
+    st.lists(st.binary(max_size=3), max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), ANYTHING, max_size=5), st.dictionaries(st.text(max_size=5), NUMBERS))
+def test_values_of_every_type_are_encoded_as_flower_does_and_come_back(
+    fields: dict[str, Any], metrics: dict[str, Any]
+) -> None:
+    whole = instruction(RecordDict({"fields": ConfigRecord(fields), "metrics": MetricRecord(metrics)}))
+    tree, contents = encode_message_objects(whole)
+    assert contents == objects(whole)
+    back = decode_message_objects(tree.object_id, contents, ANY).content
+    assert list(back.config_records["fields"].items()) == list(fields.items())
+    assert list(back.metric_records["metrics"].items()) == list(metrics.items())
+    types = [type(value) for value in fields.values()]
+    assert [type(value) for value in back.config_records["fields"].values()] == types
 
 
 def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
     whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
     array = whole.content.array_records["update"]["trunk"]
-    split_arrays_into_chunks(whole)
-    before = vars(array)["_chunks"]
-    split_arrays_into_chunks(whole)
-    assert before is vars(array)["_chunks"]
+    before = split_array_into_chunks(array)
+    assert split_array_into_chunks(array) is before
     assert len(before) == 13  # 12,000 bytes, and what numpy writes before them
-    split_arrays_into_chunks(instruction(None, Error(1, "no")))
+    array.data = array.data[:CHUNK]
+    assert len(split_array_into_chunks(array)) == 1
+    _, contents = encode_message_objects(instruction(None, Error(1, "no")))
+    assert len(contents) == 1
 
 
 def test_parts_that_come_as_views_are_as_good_as_bytes_also_large_ones_of_no_array() -> None:
@@ -197,15 +228,14 @@ def test_parts_that_come_as_views_are_as_good_as_bytes_also_large_ones_of_no_arr
 
 def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_memory() -> None:
     whole = instruction(of_arrays({"update": {"trunk": np.zeros(CHUNK, np.uint8)}}))
-    split_arrays_into_chunks(whole)
     (array,) = whole.content.array_records["update"].values()
-    vars(array)["_chunks"] = vars(array)["_chunks"] * 200_000
-    sent = objects(whole)
+    vars(array)[message_objects._CHUNKS] = array.data, [*split_array_into_chunks(array)] * 200_000
+    tree, sent = encode_message_objects(whole)
     assert sum(map(len, sent.values())) < 3_000_000
     tracemalloc.start()
     try:
         with pytest.raises(MessageTooLarge):
-            rebuild_message_from_objects(whole.object_id, sent, 1_000_000)
+            decode_message_objects(tree.object_id, sent, 1_000_000)
         assert tracemalloc.get_traced_memory()[1] < 60_000_000  # together 200 MB
     finally:
         tracemalloc.stop()
@@ -213,13 +243,13 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
 
 def test_equal_parts_that_were_asked_for_are_put_together() -> None:
     made = instruction(of_arrays({"update": {"trunk": np.zeros(50 * CHUNK, np.uint8)}}))
-    _, sent = split_message_into_objects(made)
+    tree, sent = encode_message_objects(made)
     most = count_array_bytes(made.content)
     assert most > 50 * CHUNK > 10 * sum(map(len, sent.values()))
-    back = rebuild_message_from_objects(made.metadata.message_id, sent, most)
+    back = decode_message_objects(tree.object_id, sent, most)
     assert back.content.array_records["update"]["trunk"].numpy().sum() == 0
     with pytest.raises(MessageTooLarge):
-        rebuild_message_from_objects(made.metadata.message_id, sent, most - 1)
+        decode_message_objects(tree.object_id, sent, most - 1)
 
 
 def test_what_stands_in_a_record_or_message_many_times_counts_each_time() -> None:
@@ -228,7 +258,7 @@ def test_what_stands_in_a_record_or_message_many_times_counts_each_time() -> Non
     assert count_array_bytes(arrays.content) == 1000 * (size + PER_ARRAY)
     records = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
     for whole, most in ((arrays, 50_000), (records, ANY)):
-        _, sent = split_message_into_objects(whole)
+        tree, sent = encode_message_objects(whole)
         assert len(sent) < 10
         with pytest.raises(MessageTooLarge):
-            rebuild_message_from_objects(whole.metadata.message_id, sent, most)
+            decode_message_objects(tree.object_id, sent, most)
