@@ -44,7 +44,7 @@ test-network: $(VENV)/installed  ## every method, and what becomes of a run when
 test-gpu: $(VENV)/installed  ## what a GPU does; skipped on a machine without one
 	$(BIN)/pytest -n 12 --dist worksteal tests/gpu
 
-FLOWER_TESTS := tests/test_flower_names.py tests/studies/test_grid.py tests/common/test_flower_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
+FLOWER_TESTS := tests/test_flower_names.py tests/studies/test_grid.py tests/common/test_message_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
   $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator fleet hospital_port object_store present storage)) \
   $(addprefix tests/strategies/test_,$(addsuffix .py,exchange masking roll_call rounds secure_aggregation stock_call))
 $(VENV)/flower-%: $(VENV)/installed

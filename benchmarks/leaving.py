@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from polyclinic.client.gate.gate import make_policy_gate
 from polyclinic.client.gate.policy_rules import RequestedWork, decide_if_reply_may_leave, decide_on_request
@@ -137,7 +136,6 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message()
     print("| model | check | CPU ms | wall ms |\n| --- | --- | --- | --- |")
     rows = []
     for model in arguments.models.split(","):

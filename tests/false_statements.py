@@ -50,12 +50,13 @@ def count(images: int, share: float) -> Answered:
 
     def claim(answer: RollCallAnswer) -> RollCallAnswer:
         shown = int(images * share)
-        counted = replace(
+        return replace(
             answer,
+            train_samples=images,
+            patients=min(answer.patients, images),
             positives=(shown,) * len(answer.positives),
             negatives=(images - shown,) * len(answer.negatives),
         )
-        return replace(counted, train_samples=images, patients=min(answer.patients, images))
 
     return claim
 

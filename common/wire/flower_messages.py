@@ -7,7 +7,7 @@ sender 0, and the grid that sends it sets both. ``tests/test_flower_names.py`` l
 import time
 from typing import Any
 
-from flwr.app import Error, Message, MessageType, Metadata, RecordDict
+from flwr.app import DEFAULT_TTL, Error, Message, MessageType, Metadata, RecordDict
 
 METADATA_FIELDS = (
     "run_id",
@@ -22,7 +22,9 @@ METADATA_FIELDS = (
 )
 
 
-def make_request(content: RecordDict, node_id: int, message_type: str, *, group_id: str, ttl: float) -> Message:
+def make_request(
+    content: RecordDict, node_id: int, message_type: str, *, group_id: str = "", ttl: float = DEFAULT_TTL
+) -> Message:
     """Return a request to a node.
 
     Inside Flower's runtime this is Flower's own constructor. Elsewhere run and sender are 0.

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 
 from polyclinic.client.app import make_client_app
 from polyclinic.client.site.policy import SitePolicy
@@ -21,6 +20,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.security.identity import format_public_key_line
 from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import Record, TrainReply, TrainRequest
 from polyclinic.common.wire.secure_aggregation import STAGES, RevealRequest
 from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
@@ -99,7 +99,6 @@ class Hospitals:
     refusals: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
         keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in self.names}
         lines = {name: format_public_key_line(key, "") for name, key in keys.items()}
         policy = SitePolicy(**{"masked_only": True, "peers": lines, "smallest_count": 0, **self.policy})
@@ -127,7 +126,7 @@ class Hospitals:
 
     def send(self, name: str, kind: str, record: Record, expected: type[R], app: ClientApp | None = None) -> R | None:
         """The answer of one hospital's app, or of another app in its place; None where it is a refusal."""
-        message = Message(encode_record(record), 2, kind)
+        message = make_request(encode_record(record), 2, kind)
         try:
             reply = (app or self.apps[name])(message, Context(1, 2, {}, RecordDict(), {}))
         except (ValueError, BadInput) as error:

@@ -18,6 +18,7 @@ from polyclinic.common.models.state import ModelState, read_model_state
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.wire.codec import R, decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import ROLL_CALL
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
 
 OWN = ("b", "a")
@@ -106,7 +107,7 @@ def benefit_request(
 def send(at: Site, kind: str, content: RecordDict | Record) -> Message:
     """The app's own answer to a message."""
     content = content if isinstance(content, RecordDict) else encode_record(content)
-    return make_client_app(lambda context: at)(Message(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
+    return make_client_app(lambda context: at)(make_request(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
 
 
 def record_of(message: Message, kind: type[R]) -> R:

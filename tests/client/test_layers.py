@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 
 from polyclinic.client.simulation import make_simulation_client_app
 from polyclinic.client.site.policy import UNLIMITED, SitePolicy
@@ -21,6 +21,7 @@ from polyclinic.client.training.privacy import PrivacyBudgetLayer
 from polyclinic.client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import RollCall, RollCallAnswer
 from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import plan, private_plan, site
@@ -76,7 +77,7 @@ def test_a_plan_turns_on_the_layers_that_it_names_the_outermost_first(
 def test_a_simulated_site_without_limits_writes_no_audit_and_settles_no_plan(tmp_path: Path) -> None:
     file = experiment(tmp_path)
     app = make_simulation_client_app(file.experiment.model_dump_json(), file.base_folder, tmp_path / "run")
-    request = Message(encode_record(RollCall("run", plan("vanilla").model_dump_json())), 2, "query.roll_call")
+    request = make_request(encode_record(RollCall("run", plan("vanilla").model_dump_json())), 2, "query.roll_call")
     reply = app(request, Context(1, 2, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {}))
     assert decode_record(reply.content, RollCallAnswer).site == "site-1"
     assert not list((tmp_path / "run").rglob("*.json*"))

@@ -13,7 +13,7 @@ def test_a_name_that_no_run_may_have_is_neither_read_nor_written(run: str, tmp_p
     (tmp_path / "earlier.json").write_text(f'{{"{run.strip()}": {{"count": 1}}}}', encoding="utf-8")
     entries = RunEntryFolder(tmp_path / "runs", tmp_path / "earlier.json")
     assert entries.read_entry(run) is None
-    with pytest.raises(ValueError, match="a run cannot have this name"):
+    with pytest.raises(ValueError, match="a name must be 1 to 64"):
         entries.write_entry(run, {"count": 2})
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["earlier.json", "run.json"]
 

@@ -9,6 +9,7 @@ from flwr.common.constant import ErrorCode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import TrainReply
 from polyclinic.strategies.engine.exchange import (
     MAX_POLL_S,
@@ -28,7 +29,7 @@ Notices = list[tuple[set[int], set[int]]]
 def orders(nodes: Collection[int]) -> list[Message]:
     """A message a site."""
     return [
-        Message(RecordDict({"do": ConfigRecord({"for": node})}), node, "train", group_id="3", ttl=DEADLINE_S)
+        make_request(RecordDict({"do": ConfigRecord({"for": node})}), node, "train", group_id="3", ttl=DEADLINE_S)
         for node in sorted(nodes)
     ]
 

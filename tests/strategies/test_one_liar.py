@@ -22,7 +22,7 @@ from polyclinic.server.runs.verify import verify_run
 from polyclinic.server.simulation.simulate import simulate
 from polyclinic.strategies.engine.layers import RollbackLayer
 from polyclinic.strategies.registry import STRATEGIES
-from tests.backdoors import backdoor, success_of
+from tests.backdoors import Schedule, backdoor, measure_success, with_square
 from tests.federations import ALL_DIGITS, federation, given_weights, json_lines, needs_of
 from tests.liars import LIES, Answer, Lying, shifted_trunk
 from tests.server.killing import Killed, kill_at
@@ -108,10 +108,10 @@ def test_a_negative_variance_is_refused_and_the_site_told_why(monkeypatch: pytes
 def test_a_bound_at_least_halves_what_a_backdoor_of_the_last_round_can_do(
     clip: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lied(monkeypatch, backdoor(times=10, from_round=6, honest_norm=True))
+    lied(monkeypatch, backdoor(Schedule(times=10, from_round=6), with_square, "3"))
     choices = (*plan(5, rounds=6), "evaluation.checkpoint=last", "run.seed=0", f"participation.clip={clip}")
     federation(tmp_path, *choices)
-    assert least <= success_of(tmp_path, choices) <= most
+    assert least <= measure_success(tmp_path, choices, with_square, "3") <= most
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import DEFAULT_TTL, Context, RecordDict
+from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
@@ -219,7 +219,7 @@ class Adversary:
 
     def _send_request_record(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return the decoded reply, None after a refusal."""
-        message, refusal = make_request(encode_record(record), 2, kind, group_id="", ttl=DEFAULT_TTL), ""
+        message, refusal = make_request(encode_record(record), 2, kind), ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
             refusal = str(reply.error.reason) if reply.has_error() else ""
