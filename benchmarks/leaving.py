@@ -29,6 +29,7 @@ from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import ModelStateLayout, make_model_layout, read_model_state
 from polyclinic.common.wire.canonical_bytes import hash_record
 from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
 from polyclinic.server.runs.audit_log import RunAuditWriter
 from polyclinic.strategies.engine.events import ReplyArrival
@@ -64,7 +65,7 @@ def passage(durable: bool) -> Check:
 
     def prepared(each: Round) -> Callable[[], object]:
         site = each.site(durable=durable)
-        options, answer = Message(encode_record(each.request), 2, "train"), encode_record(each.reply)
+        options, answer = make_request(encode_record(each.request), 2, "train"), encode_record(each.reply)
         through = make_policy_gate(lambda context: site)
         context = Context(1, 2, {}, RecordDict(), {})
         return lambda: through(options, context, lambda message, context: Message(answer, reply_to=message))

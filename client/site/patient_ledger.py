@@ -1,7 +1,7 @@
 """The privacy ledger of patients: the costs of all noisy replies that were computed with a patient's images.
 
 A privacy budget belongs to the patients, so the ledger lies outside the folders of sites, one for each account of a
-machine (or where ``policy.ledger`` says). Folders that read the same patients share it, whatever their site's name, key
+machine (or where ``policy.ledger`` says). Folders that read the same patients share it, under any site's name, key
 or federation. Each cost is charged to a group of patients, the training and validation patients of a folder at that
 time; a patient's total is the sum over the groups that the patient is in (:mod:`polyclinic.client.site.patients`).
 

@@ -236,7 +236,7 @@ class _ReadingLoader(SourceFileLoader):
 def has_foreign_byte_code(path: Path, source: bytes) -> bool:
     """Return True if Python would load byte code for a module that is not what its source compiles to.
 
-    A cache without check of the source, or one with the source's time and size, is loaded whatever its code is. An
+    A cache without check of the source, or one with the source's time and size, is loaded with any code in it. An
     installer may bring it with the package.
 
     Args:

@@ -226,7 +226,7 @@ def replies_of(traffic: Traffic, server_round: int) -> dict[str, TrainReply]:
 EVEN_SHARES = {"rscfed": ("method.consensus_sites=3", "method.distance_scale=0")}
 """With what a method that draws groups of sites gives all the same share."""
 DROPS_OUT_IN = {"fedsld": 2, "fedavg_scaled": 2}
-"""The round in which a site drops out, where not in the first: before a reply of it counts, its counts are in no prior."""
+"""The round in which a site drops out, where not in the first: before its first reply, its counts enter no prior."""
 
 
 @pytest.mark.parametrize("method", AVERAGING)
