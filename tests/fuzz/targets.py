@@ -71,6 +71,7 @@ from polyclinic.common.wire.codec import (
     unpack_numbers,
 )
 from polyclinic.common.wire.fleet_protocol import HelloAnswer, append_protobuf_field, extract_protobuf_field
+from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.message_objects import decode_message_objects
 from polyclinic.common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
 from polyclinic.server.coordinator.authority import (
@@ -341,7 +342,7 @@ def plan(data: bytes) -> None:
 
 
 def hello_seeds() -> list[bytes]:
-    return [HelloAnswer(time=1.5, release="1", wire=16, key="admitted", site="north").model_dump_json().encode()]
+    return [HelloAnswer(time=1.5, release="1", wire=17, key="admitted", site="north").model_dump_json().encode()]
 
 
 @target("hello", hello_seeds)
@@ -392,7 +393,7 @@ def signed_reply(data: bytes) -> None:
         signed = hospital().link._statements.sign_reply(content, "a" * 64)  # type: ignore[union-attr]
     except Exception:  # a record that no site can send
         return
-    reply = Message(signed, reply_to=Message(RecordDict(), 1, "train"))
+    reply = Message(signed, reply_to=make_request(RecordDict(), 1, "train"))
     signer = RequestSigner(*hospital().signing, lambda: {5: RequestRecipient("north", hospital().public_key)})
     with contextlib.suppress(SignatureFault):  # a record that had fields of a signature before
         assert signer.verify_earlier_run_reply(5, signed).site == "north"
