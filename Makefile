@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
+.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,14 +44,18 @@ test-network: $(VENV)/installed  ## every method, and what becomes of a run when
 test-gpu: $(VENV)/installed  ## what a GPU does; skipped on a machine without one
 	$(BIN)/pytest -n 12 --dist worksteal tests/gpu
 
-FLOWER_TESTS := tests/test_flower_names.py tests/studies/test_grid.py tests/common/test_message_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
+FLOWER_TESTS := tests/test_flower_names.py tests/studies/test_grid.py tests/common/test_message_objects.py tests/common/test_fleet_protocol.py tests/common/test_flower_bytes.py tests/network tests/polyclinic \
   $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator fleet hospital_port object_store present storage)) \
   $(addprefix tests/strategies/test_,$(addsuffix .py,exchange masking roll_call rounds secure_aggregation stock_call))
+# From 1.43 on Flower has no gRPC services for Fleet and Control. A copy of a release that has them, without them.
+REMOVE_GRPC = find $@/flwr \( -name 'fleet_pb2_grpc.py*' -o -name 'control_pb2_grpc.py*' -o -name 'control_grpc*' \) -prune -exec rm -r {} +
 $(VENV)/flower-%: $(VENV)/installed
-	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$*
+	$(BIN)/pip install --quiet --no-deps --target $@ --upgrade flwr$(if $(filter newest%,$*),,==$*)
+	$(if $(filter newest-without-grpc,$*),$(REMOVE_GRPC))
 
 test-oldest-flower: flower-1.39.0  ## all tests that depend on Flower, and the model hashes, with the oldest Flower we allow
-test-newest-flower: flower-1.42.0  ## the same with the newest Flower, installed without its dependencies
+test-newest-flower: flower-newest  ## the same with the newest Flower, installed without its dependencies
+test-flower-without-grpc: flower-newest-without-grpc  ## the same with a copy of it that has no gRPC services, as 1.43
 flower-%: $(VENV)/flower-%
 	PYTHONPATH=$(abspath $<) $(BIN)/pytest -n 2 -m "not torture and not network and not long" $(FLOWER_TESTS)
 	PYTHONPATH=$(abspath $<) $(BIN)/pytest -n 2 -m network tests/network/test_same_model.py

@@ -15,7 +15,6 @@ disk are in it. CPU seconds are those of all processes together, also of those t
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -34,12 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from rich.console import Console
 from rich.table import Table
 
@@ -315,6 +308,8 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
     """One repetition of Flower's stock deployment, with the same certificates and keys."""
+    from stock_deployment import StockControl  # here: a Flower without these modules can still run the others
+
     coordinator, stamps = federation.coordinator, scratch / "stamps"
     authority = coordinator.authority_path
     options = [
@@ -327,31 +322,17 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flower-superlink", *options, "--database", scratch / "superlink.db")
         eventually(lambda: listens(CONTROL_PORT), these)
-        control = ControlHttpClient.from_server_address(
-            f"127.0.0.1:{CONTROL_PORT}",
-            False,
-            coordinator.ca_certificate_path.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+        control = StockControl(f"127.0.0.1:{CONTROL_PORT}", coordinator.ca_certificate_path.read_bytes())
         for number, site in enumerate(federation.sites):
             request = read_toml(site / f"{site.name}.request")
-            control.RegisterNode(
-                RegisterNodeRequest(public_key=convert_openssh_key_to_pem(str(request["public_key"])), name=site.name)
-            )
+            control.register_node(site.name, convert_openssh_key_to_pem(str(request["public_key"])))
             link = ("--superlink", f"127.0.0.1:{STOCK_PORT}", "--root-certificates", coordinator.ca_certificate_path)
             key = ("--auth-supernode-private-key", site / f"{site.name}.key")
             port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")
             these.start(site.name, BIN / "flower-supernode", *link, *key, *port)
         app = HERE / "stock_flower"
         files = {str(path.relative_to(app)): path.read_bytes() for path in (app / "pyproject.toml", *app.rglob("*.py"))}
-        content, _ = build_fab_from_files(files)
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        settings: dict[str, bool | float | int | str] = {
-            "model": federation.model,
-            "rounds": rounds + 1,
-            "stamps": str(stamps),
-        }
-        control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(settings)))
+        control.start_run(files, {"model": federation.model, "rounds": rounds + 1, "stamps": str(stamps)})
         ends, cpu = ends_of(stamps, rounds + 1, these)
         into.add(ends, cpu)
         into.peak_mb = these.peak_mb()

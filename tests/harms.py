@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from polyclinic.common.wire import message_objects
 from polyclinic.common.wire.codec import RAW
+from polyclinic.common.wire.message_objects import split_array_into_chunks
 
 Spoil = Callable[[RecordDict], None]
 
@@ -90,7 +92,7 @@ def _many_times(content: RecordDict) -> None:
     """Say of each array that it is its only part 3,000 times: the part travels once."""
     for record in content.array_records.values():
         for array in record.values():
-            vars(array)["_chunks"] = array.slice_array() * 3000
+            vars(array)[message_objects._CHUNKS] = array.data, [*split_array_into_chunks(array)] * 3000
 
 
 REPEATED = Harm("one part of an array 3,000 times", _many_times, "its reply weighs more than")

@@ -12,6 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+PUBLIC_KEY, TIMESTAMP, SIGNATURE = "flwr-public-key-bin", "flwr-timestamp", "flwr-signature-bin"
+"""Names of the three headers of a signed call."""
+
 
 def pem(public: ec.EllipticCurvePublicKey) -> bytes:
     """A public key in Flower's form."""
@@ -45,8 +48,8 @@ class SignsCalls(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
         now = dt.datetime.now(dt.UTC).isoformat()
         signed = [
-            ("flwr-public-key-bin", self._named),
-            ("flwr-timestamp", now),
-            ("flwr-signature-bin", signature_over(self._key, f"{now} {self._authority}".encode("ascii"))),
+            (PUBLIC_KEY, self._named),
+            (TIMESTAMP, now),
+            (SIGNATURE, signature_over(self._key, f"{now} {self._authority}".encode("ascii"))),
         ]
         return continuation(details._replace(metadata=[*(details.metadata or ()), *signed]), request)

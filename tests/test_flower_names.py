@@ -10,27 +10,40 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.strategies.methods.base import Method
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("client", "common", "polyclinic", "server", "strategies", "studies")
 FILES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+OTHER = ("benchmarks", "docs", "experiments", "tests")
+OTHER_FILES = [path for folder in OTHER for path in (ROOT / folder).rglob("*.py")]
+MAY = {
+    "benchmarks/stock_deployment.py": "registers nodes and starts a run at a stock SuperLink, for the comparison",
+    "tests/flower_internals.py": "imports what is compared, and stands in for Flower's runtime",
+    "tests/common/test_flower_bytes.py": "compares our bytes with those of the installed Flower; skips where it cannot",
+    "tests/common/test_fleet_protocol.py": "compares our protobuf messages with Flower's; skips where it cannot",
+}
+"""File that may use what is private in Flower -> why; no program of the product is among them."""
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
 UNDERSCORED = re.compile(r"[\"']_(chunks|message_id|src_node_id|run_id)[\"']")
 """Attributes of Flower's messages and arrays that are its own business."""
-PATCHED = re.compile(r"vars\(importlib.import_module\('(flwr[\w.]*)'\)\)")
+LOADED = re.compile(r"(?:importlib\.)?import_module\(f?'(flwr\b[^']*)'\)")
 FLOWER = f"Flower {version('flwr')} is not what we were written for:"
 
 
 def used(path: Path) -> Iterator[str]:
     """Module and name of everything that a file takes from Flower's private modules."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text if "flwr" in text else "")):
+    for node in ast.walk(ast.parse(text if "flwr" in text or "flower_module" in text else "")):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "flwr")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
             if node.module not in PUBLIC:
                 yield from (f"{node.module}: {alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Subscript) and (put := PATCHED.match(ast.unparse(node))):
-            yield f"{put[1]}: {ast.literal_eval(node.slice)}"
+        elif isinstance(node, ast.Call) and (loaded := LOADED.match(ast.unparse(node))) and loaded[1] not in PUBLIC:
+            yield loaded[1]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "flower_module":
+            yield ast.unparse(node.args[0])
 
 
 def test_the_product_uses_no_private_name_of_flower() -> None:
@@ -39,12 +52,33 @@ def test_the_product_uses_no_private_name_of_flower() -> None:
     assert [str(path.relative_to(ROOT)) for path in reaches] == []
 
 
-def test_flowers_fedavg_lets_its_check_of_replies_be_left_out() -> None:
-    """``polyclinic.flower`` checks each reply itself: Flower's own check ends the run and names no node."""
-    from flwr.serverapp.strategy import FedAvg
+def test_tests_and_benchmarks_use_private_names_only_where_they_are_compared_with_flower() -> None:
+    users = {str(path.relative_to(ROOT)) for path in OTHER_FILES if any(used(path))}
+    assert users == MAY.keys()
+    reaches = [path for path in OTHER_FILES if UNDERSCORED.search(path.read_text(encoding="utf-8"))]
+    assert [str(path.relative_to(ROOT)) for path in reaches] == []
 
-    check = inspect.signature(FedAvg._check_and_log_replies).parameters
-    assert list(check) == ["self", "replies", "is_train", "validate"], f"{FLOWER} FedAvg._check_and_log_replies moved"
+
+OVERRIDDEN = {
+    "configure_train": "self server_round arrays config grid",
+    "aggregate_train": "self server_round replies",
+    "configure_evaluate": "self server_round arrays config grid",
+    "aggregate_evaluate": "self server_round replies",
+    "start": "self grid initial_arrays num_rounds timeout train_config evaluate_config evaluate_fn",
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_what_our_strategies_override_is_called_as_before(name: str) -> None:
+    """What Flower adds at the end of ``start``, such as ``should_stop``, our strategies pass on or take."""
+    from flwr.serverapp.strategy import Strategy
+
+    there = list(inspect.signature(getattr(Strategy, name)).parameters)
+    ours = OVERRIDDEN[name].split()
+    assert there[: len(ours)] == ours, f"{FLOWER} Strategy.{name} takes other arguments"
+    more = set(there[len(ours) :])
+    taken = inspect.signature(getattr(Method, name)).parameters.keys()
+    assert more <= taken, f"{FLOWER} Strategy.{name} takes {sorted(more - taken)}, too; our methods do not"
 
 
 PUBLIC_NAMES = {

@@ -20,8 +20,8 @@ from polyclinic.common.errors import Fault
 
 LEAST_FREE = 16 * 2**20
 """Fewest free bytes with which a program can write its first files."""
-FLOWER = ((1, 39), (1, 43))
-"""The first release that we support, and the first that we do not, as in pyproject.toml."""
+FLOWER = (1, 39)
+"""The first release that we support, as in pyproject.toml. There is no last: a minor one comes every two weeks."""
 HELD_S, LOOK_S = 900.0, 2.0
 """Longest wait after a refusal of a program that would be restarted at once; pause between looks at its folder."""
 
@@ -124,13 +124,13 @@ def find_certificate_date_faults(where: str, certificate: x509.Certificate, reme
 
 def find_flower_release_faults() -> list[Fault]:
     """Return a fault if the installed release of Flower is not supported; else an empty list."""
-    least, beyond = (".".join(map(str, release)) for release in FLOWER)
+    least = ".".join(map(str, FLOWER))
     try:
         installed = version("flwr")
     except PackageNotFoundError:
-        return [Fault("flwr", "is not installed.", f'Run: pip install "flwr>={least},<{beyond}"')]
+        return [Fault("flwr", "is not installed.", f'Run: pip install "flwr>={least}"')]
     numbers = re.match(r"(\d+)\.(\d+)", installed)
-    if numbers and FLOWER[0] <= (int(numbers[1]), int(numbers[2])) < FLOWER[1]:
+    if numbers and (int(numbers[1]), int(numbers[2])) >= FLOWER:
         return []
-    problem = f"{installed} is installed; this release works with {least} and later, before {beyond}."
-    return [Fault("flwr", problem, f'Run: pip install "flwr>={least},<{beyond}"')]
+    problem = f"{installed} is installed; this release works with {least} and later."
+    return [Fault("flwr", problem, f'Run: pip install "flwr>={least}"')]

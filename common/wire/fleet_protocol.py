@@ -1,5 +1,8 @@
 """Our own protobuf classes for the messages of Flower's Fleet API (1.39 to 1.42), between sites and coordinator.
 
+The link is a gRPC service of our own. It has Flower's names of calls and fields, and carries Flower's messages; Flower
+itself has had no gRPC service since 1.43.
+
 Flower moves and changes its own generated classes between releases. The field numbers below, which determine the bytes,
 are the same, and a test compares them with the installed Flower. Fields that neither side reads are left out, because
 protobuf skips unknown fields.

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -87,6 +89,26 @@ def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
 
 
 # ---------------------------------------------------------------------- means
+
+
+def average_models(contents: Sequence[RecordDict], key: str) -> ArrayRecord:
+    """Return the weighted mean of the models in replies, with the bits of Flower's ``FedAvg``.
+
+    Args:
+        contents: The contents of the sites' replies, which have one model each, with the same tensors.
+        key: Name of the weight in a reply's metrics.
+    """
+    weights = [get_reply_metrics(content)[key] for content in contents]
+    total, sums = sum(weights), dict[str, NDArray[Any]]()
+    for content, weight in zip(contents, weights, strict=True):
+        (model,) = content.array_records.values()
+        for name, array in model.items():
+            part = array.numpy() * (weight / total)
+            if name in sums:
+                sums[name] += part
+            else:
+                sums[name] = part
+    return ArrayRecord({name: Array(np.asarray(values)) for name, values in sums.items()})
 
 
 def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, partialmethod
+from functools import partial
 from logging import getLogger
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args
@@ -141,9 +141,13 @@ class LabelledSites(FedAvg):
         self.refuse_if_wrapped()
         ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
         fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
-        mean, metrics = super().aggregate_train(server_round, fit)
-        if mean is None or not trained:
-            return mean, metrics
+        log.info("aggregate_train: Received %s results and %s failures", len(fit), len(ordered) - len(fit))
+        if not trained:
+            return None, None
+        # Not by FedAvg's own method, which ends the run over one reply that differs, and names no node.
+        contents = [reply.content for reply in fit]
+        mean = records.average_models(contents, self.weighted_by_key)
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         self.aggregate_reply_statistics(trained)
         model = records.restore_integer_entries(mean, [reply.model for reply in trained.values()])
         owned = [self.answers[site].class_names for site in trained]
@@ -167,11 +171,11 @@ class LabelledSites(FedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
         read = partial(records.read_reply_weight, key=self.weighted_by_key)
-        fit, _ = self.read_replies(server_round, sorted(replies, key=source_node), read, nodes=())
-        return super().aggregate_evaluate(server_round, fit)
-
-    # Flower's own check of replies ends the run without naming a node; here the replies are checked already.
-    _check_and_log_replies = partialmethod(FedAvg._check_and_log_replies, validate=False)
+        ordered = sorted(replies, key=source_node)
+        fit, _ = self.read_replies(server_round, ordered, read, nodes=())
+        log.info("aggregate_evaluate: Received %s results and %s failures", len(fit), len(ordered) - len(fit))
+        contents = [reply.content for reply in fit]
+        return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
     def refuse_if_wrapped(self) -> None:
         """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
@@ -189,8 +193,7 @@ class LabelledSites(FedAvg):
             nodes: Nodes of which at least one must send a usable reply; empty if none is required.
 
         Returns:
-            The messages to pass on to Flower: usable replies, and messages that report an error; and site -> content of
-            each usable reply.
+            The usable replies, and site -> content of each of them.
 
         Raises:
             RuntimeError: If ``nodes`` is not empty and no reply is usable, with the reason for each node.
@@ -201,7 +204,7 @@ class LabelledSites(FedAvg):
             node = reply.metadata.src_node_id
             if reply.has_error():
                 faults[node] = f"it failed: {shorten_error(reply.error.reason)}"
-                fit.append(reply)
+                log.info("round %s: node %s: %s", server_round, node, faults[node])
                 continue
             try:
                 contents[format_node_as_site_name(node)] = read(reply)
@@ -380,7 +383,7 @@ class SequentialTraining(LabelledSites):
         fit, trained = self.read_replies(server_round, replies, self.read_reply, self._nodes)
         if not trained:
             return None, None
-        contents = [reply.content for reply in fit if reply.has_content()]
+        contents = [reply.content for reply in fit]
         return [*trained.values()][-1].model, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
 

@@ -181,11 +181,24 @@ class Method(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[..., bool] | None = None,
     ) -> Result:
-        """Train all rounds; see :meth:`polyclinic.strategies.engine.coordinator.Coordinator.start`."""
+        """Train all rounds; see :meth:`polyclinic.strategies.engine.coordinator.Coordinator.start`.
+
+        Args:
+            grid: Flower's connection to the sites.
+            initial_arrays: The initial model.
+            num_rounds: Total number of rounds.
+            timeout: Seconds for each exchange.
+            train_config: Ignored, with a warning, as are ``evaluate_config`` and ``evaluate_fn``.
+            evaluate_config: Ignored.
+            evaluate_fn: Ignored.
+            should_stop: Ends the run early, as in Flower 1.43: called after each round, it returns True to make this
+                round the last.
+        """
         if train_config or evaluate_config or evaluate_fn:
             warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
-        return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)
+        return self._coordinator.start(grid, initial_arrays, num_rounds, timeout, should_stop)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

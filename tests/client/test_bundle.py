@@ -2,27 +2,19 @@
 
 import hashlib
 import io
-import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pytest
-from flwr.cli.build import build_fab_from_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.client.connection.answer_bounds import BUNDLE_MAX_BYTES
 from polyclinic.client.connection.fleet_client import BUNDLE_MAY_HOLD, find_app_bundle_fault
-from polyclinic.server.deployment.superlink.fleet_service import APP
+from polyclinic.server.deployment.superlink.fleet_service import BUNDLE
 
-NAME = {"pyproject.toml": APP.encode()}
+NAME = ["pyproject.toml"]
 """All that our own coordinator puts into a bundle."""
-
-
-def packed_by_flower(files: Mapping[str, bytes]) -> bytes:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # pathspec's, of a word that Flower uses
-        return build_fab_from_files(files)[0]
 
 
 def zipped(names: Iterable[str], filling: bytes = b"print('here')") -> bytes:
@@ -39,8 +31,8 @@ def fault_of(content: bytes) -> str:
 
 
 def test_the_bundle_of_our_own_coordinator_is_accepted_and_one_with_code_is_refused() -> None:
-    assert fault_of(packed_by_flower(NAME)) == ""
-    assert "carries client/app.py;" in fault_of(packed_by_flower({**NAME, "client/app.py": b"app = None"}))
+    assert fault_of(BUNDLE) == ""
+    assert "carries client/app.py;" in fault_of(zipped([*NAME, "client/app.py"]))
 
 
 @settings(max_examples=50)
@@ -57,7 +49,7 @@ def test_any_file_but_the_two_is_refused_whatever_lies_beside_it(may: set[str], 
 
 
 def test_a_bundle_that_is_not_the_one_the_run_names_is_refused_whatever_it_holds() -> None:
-    content = packed_by_flower(NAME)
+    content = BUNDLE
     named = hashlib.sha256(content).hexdigest()
     for other, expected in ((zipped(NAME), named), (content + b"\0", named), (b"", named), (content, "")):
         assert "is not the one" in find_app_bundle_fault(other, expected)

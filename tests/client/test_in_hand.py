@@ -17,17 +17,7 @@ from typing import Any
 import grpc
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_to_proto
-from flwr.proto import fleet_pb2
-from flwr.proto.fab_pb2 import Fab, GetFabResponse
-from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
-from flwr.proto.run_pb2 import GetRunResponse, Run
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,12 +37,15 @@ from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.errors import WireVersionError
 from polyclinic.common.security.call_signatures import WAIT, parse_wait_header_s
 from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request
+from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
-from polyclinic.common.wire.message_objects import decode_message_objects
+from polyclinic.common.wire.flower_messages import make_request, replace_metadata
+from polyclinic.common.wire.message_objects import decode_message_objects, encode_message_objects, make_announcement
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from tests.client.handshakes import coordinator_in, tls_of
 from tests.client.rounds import Killed
+from tests.fleet_stub import add_fleet_servicer
 
 
 @settings(max_examples=25)
@@ -106,20 +99,19 @@ BUNDLE = ARCHIVE.getvalue()
 
 
 def train(ttl: float = 3600.0, age_s: float = 0.0, **fields: str) -> Message:
-    names = {"message_id": "", "reply_to_message_id": "", "group_id": "", "message_type": "train"}
-    metadata = Metadata(run_id=7, src_node_id=1, dst_node_id=5, created_at=time.time() - age_s, ttl=ttl, **names)
-    return make_message(metadata, RecordDict({"fields": ConfigRecord({"run": "abc", "round": 1, **fields})}))
+    content = RecordDict({"fields": ConfigRecord({"run": "abc", "round": 1, **fields})})
+    request = make_request(content, 5, "train", ttl=ttl)
+    return replace_metadata(request, run_id=7, src_node_id=1, created_at=time.time() - age_s)
 
 
-class Desk(FleetServicer):
+class Desk:
     """As much of Flower's Fleet API as one message takes; anyone who then asks for another is sent away."""
 
     def __init__(self, message: Message) -> None:
-        self.name, self._tree = message.object_id, get_object_tree(message)
-        self._contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-        proto = message_to_proto(remove_content_from_message(message))
-        proto.metadata.message_id = self.name
-        self._waiting = [fleet_pb2.PullMessagesResponse(messages_list=[proto], message_object_trees=[self._tree])]
+        self._tree, self._contents = encode_message_objects(message)
+        self.name: str = self._tree.object_id
+        announced = [make_announcement(message, self.name)]
+        self._waiting = [fleet.PullMessagesResponse(messages_list=announced, message_object_trees=[self._tree])]
         self._announced: list[Any] = []
         self._objects: dict[str, bytes] = {}
         self.confirmed: list[str] = []
@@ -141,54 +133,54 @@ class Desk(FleetServicer):
         if self.trouble.get(call):
             context.abort(self.trouble[call].pop(0), "for a test")
 
-    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.ActivateNodeResponse:
-        return fleet_pb2.ActivateNodeResponse(node_id=5)
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return fleet.ActivateNodeResponse(node_id=5)
 
-    def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.DeactivateNodeResponse:
+    def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.beats_at_leaving = self.beats
         self.leaving()
-        return fleet_pb2.DeactivateNodeResponse()
+        return fleet.DeactivateNodeResponse()
 
-    def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> SendNodeHeartbeatResponse:
+    def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.beats += 1
         time.sleep(self.beat_s)
         self.beats -= 1
-        return SendNodeHeartbeatResponse(success=True)
+        return fleet.SendNodeHeartbeatResponse(success=True)
 
-    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.PullMessagesResponse:
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.waits += [str(value) for name, value in context.invocation_metadata() if name == WAIT]
         if not self._waiting:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "timestamp")
         return self._waiting.pop()
 
-    def PullObject(self, request: Any, context: grpc.ServicerContext) -> PullObjectResponse:
+    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._perhaps_fail("PullObject", context)
         if self.lost:
-            return PullObjectResponse(object_found=False)
+            return fleet.PullObjectResponse(object_found=False)
         content = self._contents[request.object_id]
-        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+        return fleet.PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
-    def GetRun(self, request: Any, context: grpc.ServicerContext) -> GetRunResponse:
-        return GetRunResponse(run=Run(run_id=7, fab_hash=hashlib.sha256(BUNDLE).hexdigest()))
+    def GetRun(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return fleet.GetRunResponse(run=fleet.Run(run_id=7, fab_hash=hashlib.sha256(BUNDLE).hexdigest()))
 
-    def GetFab(self, request: Any, context: grpc.ServicerContext) -> GetFabResponse:
-        return GetFabResponse(fab=Fab(content=BUNDLE))
+    def GetFab(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return fleet.GetFabResponse(fab=fleet.Fab(content=BUNDLE))
 
-    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.PushMessagesResponse:
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._perhaps_fail("PushMessages", context)
         self._announced += request.message_object_trees
-        return fleet_pb2.PushMessagesResponse(
+        return fleet.PushMessagesResponse(
             objects_to_push=list_tree_object_ids(request.message_object_trees[0]), session_id="session"
         )
 
-    def PushObject(self, request: Any, context: grpc.ServicerContext) -> PushObjectResponse:
+    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._objects[request.object_id] = request.object_content
-        return PushObjectResponse(stored=True)
+        return fleet.PushObjectResponse(stored=True)
 
-    def ConfirmMessageReceived(self, request: Any, context: grpc.ServicerContext) -> ConfirmMessageReceivedResponse:
+    def ConfirmMessageReceived(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._perhaps_fail("ConfirmMessageReceived", context)
         self.confirmed.append(request.message_object_id)
-        return ConfirmMessageReceivedResponse()
+        return fleet.ConfirmMessageReceivedResponse()
 
 
 def fail(death: BaseException) -> None:
@@ -271,7 +263,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hos
         request = train(**message)
         signing.sign_request(request)
         hospital = Hospital(folder, Desk(request))
-        add_FleetServicer_to_server(hospital.desk, server)
+        add_fleet_servicer(hospital.desk, server)
         server.start()
         return hospital
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
 from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.common.wire.flower_messages import make_message
 from polyclinic.common.wire.records import Record as WireRecord
 
 Record = dict[str, NDArray[Any]]
@@ -25,18 +24,19 @@ def of_arrays(sent: dict[str, Record]) -> RecordDict:
 
 
 def instruction(content: RecordDict | None, error: Error | None = None) -> Message:
-    metadata = Metadata(
-        run_id=7,
-        message_id="",
-        src_node_id=1,
-        dst_node_id=2,
-        reply_to_message_id="request",
-        group_id="3",
-        created_at=5.0,
-        ttl=60.0,
-        message_type="train",
-    )
-    return make_message(metadata, content, error)
+    """A message that says of itself all that a message can say, with content, with an error, or with neither."""
+    metadata = {
+        "run_id": 7,
+        "message_id": "",
+        "src_node_id": 1,
+        "dst_node_id": 2,
+        "reply_to_message_id": "request",
+        "group_id": "3",
+        "created_at": 5.0,
+        "ttl": 60.0,
+        "message_type": "train",
+    }
+    return make_message(RecordDict() if content is None and error is None else error or content, metadata)
 
 
 def message(**arrays: NDArray[Any]) -> Message:

@@ -10,9 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography import x509
-from flwr.app import Message, RecordDict
-from flwr.app.message import make_message
-from flwr.app.metadata import Metadata
+from flwr.app import RecordDict
 
 from polyclinic.client.connection.exit_codes import ConnectionNotAccepted
 from polyclinic.client.connection.fleet_client import FleetClient
@@ -23,6 +21,7 @@ from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.client.site.statements import SiteRecordSigner
 from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request, read_private_key
 from polyclinic.common.wire import fleet_protocol as fleet
+from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.coordinator.authority import (
     ensure_valid_signing_key,
@@ -111,18 +110,8 @@ class HospitalInMemory:
 
     def announce(self, content: RecordDict, message_type: str) -> bytes:
         """Put a message of this content at the coordinator; return its announcement."""
-        metadata = Metadata(
-            run_id=7,
-            message_id="",
-            src_node_id=1,
-            dst_node_id=5,
-            reply_to_message_id="",
-            group_id="",
-            created_at=0.0,
-            ttl=1e9,
-            message_type=message_type,
-        )
-        message: Message = make_message(metadata, content)
+        request = make_request(content, 5, message_type, ttl=1e9)
+        message = replace_metadata(request, run_id=7, src_node_id=1, created_at=0.0)
         tree, self.link.contents = encode_message_objects(message)
         announced = fleet.PullMessagesResponse(
             messages_list=[make_announcement(message, tree.object_id)], message_object_trees=[tree]

@@ -21,13 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Message, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.fleet_pb2 import PullMessagesResponse
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import Metadata as ProtoMetadata
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
 from polyclinic.client.connection.fleet_client import MessageContentGone, find_app_bundle_fault, is_message_expired
@@ -70,9 +63,17 @@ from polyclinic.common.wire.codec import (
     round_to_number_format,
     unpack_numbers,
 )
-from polyclinic.common.wire.fleet_protocol import HelloAnswer, append_protobuf_field, extract_protobuf_field
+from polyclinic.common.wire.fleet_protocol import (
+    Envelope,
+    HelloAnswer,
+    MetadataFields,
+    ObjectTree,
+    PullMessagesResponse,
+    append_protobuf_field,
+    extract_protobuf_field,
+)
 from polyclinic.common.wire.flower_messages import make_request
-from polyclinic.common.wire.message_objects import decode_message_objects
+from polyclinic.common.wire.message_objects import decode_message_objects, encode_message_objects
 from polyclinic.common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
 from polyclinic.server.coordinator.authority import (
     find_server_certificate_faults,
@@ -102,6 +103,7 @@ from tests.common.data.bombs import jpeg_2000, jpeg_ls, run_lengths
 from tests.common.data.damaged import nifti_files, valid_files
 from tests.common.flower_messages import message, same
 from tests.federations import DIGITS
+from tests.fuzz.contents import content_as_bytes, content_of_bytes
 from tests.fuzz.hospital import hospital
 from tests.hostile_requests import MESSAGE_TYPES, HostileRequest, RequestMutator, honest_requests
 
@@ -175,14 +177,14 @@ RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST,
 
 def record_seeds() -> list[bytes]:
     """The number of a record's kind, and the record as it travels."""
-    contents = [recorddict_to_proto(encode_record(record)).SerializeToString() for record in RECORDS]
+    contents = [content_as_bytes(encode_record(record)) for record in RECORDS]
     return [bytes([kind]) + content for kind, content in enumerate(contents)]
 
 
 @target("record", record_seeds)
 def record(data: bytes) -> None:
     try:
-        content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
+        content = content_of_bytes(data[1:])
     except Exception:  # Flower's own, long before any of our records
         return
     accepts(content, type(RECORDS[data[0] % len(RECORDS)]) if data else RollCall)
@@ -203,8 +205,8 @@ _OBJECT = struct.Struct("<64sI")
 def object_seeds() -> list[bytes]:
     """All objects of a message with their names, the message first."""
     whole = message(trunk=np.arange(7, dtype=np.float32), bias=np.zeros(2, np.float32))
-    objects = {name: part.deflate() for name, part in get_all_nested_objects(whole).items()}
-    ordered = {whole.object_id: objects[whole.object_id], **objects}
+    tree, objects = encode_message_objects(whole)
+    ordered = {tree.object_id: objects[tree.object_id], **objects}
     return [b"".join(_OBJECT.pack(name.encode(), len(content)) + content for name, content in ordered.items())]
 
 
@@ -244,9 +246,9 @@ def compact(data: bytes) -> None:
 
 
 def received_seeds() -> list[bytes]:
-    metadata = ProtoMetadata(run_id=7, message_id="a", created_at=5.0, ttl=60.0, message_type="train")
+    metadata = MetadataFields(run_id=7, message_id="a", created_at=5.0, ttl=60.0, message_type="train")
     trees = [ObjectTree(object_id="a")]
-    answer = PullMessagesResponse(messages_list=[ProtoMessage(metadata=metadata)], message_object_trees=trees)
+    answer = PullMessagesResponse(messages_list=[Envelope(metadata=metadata)], message_object_trees=trees)
     return [answer.SerializeToString()]
 
 
@@ -280,7 +282,7 @@ def _requests() -> tuple[Any, ...]:
 
 def signed_message_seeds() -> list[bytes]:
     """The number of a request's kind, and the request as it travels."""
-    contents = [recorddict_to_proto(encode_record(request)).SerializeToString() for request in _requests()]
+    contents = [content_as_bytes(encode_record(request)) for request in _requests()]
     return [bytes([kind]) + content for kind, content in enumerate(contents)]
 
 
@@ -290,7 +292,7 @@ def signed_message(data: bytes) -> None:
     requests = _requests()
     kind = MESSAGE_TYPES[type(requests[data[0] % len(requests)])] if data else "train"
     try:
-        content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
+        content = content_of_bytes(data[1:])
         signed = hospital().sign(HostileRequest("fuzz", kind, content, {}))
         received = hospital().announce(signed, kind)
     except Exception:  # Flower's own: a record that no coordinator can send
@@ -381,7 +383,7 @@ _ANSWERS = (ANSWER, RefusalNoted("run", "north"), REPLY, SCORES, SPREAD, COMPARE
 
 
 def signed_reply_seeds() -> list[bytes]:
-    contents = [recorddict_to_proto(encode_record(record)).SerializeToString() for record in _ANSWERS]
+    contents = [content_as_bytes(encode_record(record)) for record in _ANSWERS]
     return [bytes([kind]) + content for kind, content in enumerate(contents)]
 
 
@@ -389,7 +391,7 @@ def signed_reply_seeds() -> list[bytes]:
 def signed_reply(data: bytes) -> None:
     """A record of any content, signed by its site: it counts or has a reason, and nothing is raised."""
     try:
-        content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
+        content = content_of_bytes(data[1:])
         signed = hospital().link._statements.sign_reply(content, "a" * 64)  # type: ignore[union-attr]
     except Exception:  # a record that no site can send
         return

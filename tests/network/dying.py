@@ -105,10 +105,9 @@ def wrong_clock(off: Callable[[], float]) -> None:
     But for gRPC: its Python half makes deadlines that its C half, which no lie here reaches, compares with the clock. A
     machine whose clock is really set has one for both.
     """
-    import flwr.supercore.date
     import grpc._channel
 
-    true_time, true_now = time.time, flwr.supercore.date.now
+    true_time = time.time
     grpc._channel.time = SimpleNamespace(**vars(time))
     time.time = lambda: true_time() + 3600 * off()
 
@@ -119,8 +118,9 @@ def wrong_clock(off: Callable[[], float]) -> None:
 
     wrong = SimpleNamespace(**{**vars(datetime), "datetime": Wrong})
     for module in list(sys.modules.values()):
-        if vars(module).get("now") is true_now:
-            vars(module)["now"] = lambda: true_now() + datetime.timedelta(hours=off())
+        now = vars(module).get("now")
+        if getattr(now, "__module__", "").startswith("flwr."):  # Flower's clock, wherever Flower has it
+            vars(module)["now"] = lambda true_now=now: true_now() + datetime.timedelta(hours=off())
         if vars(module).get("dt") is datetime:
             vars(module)["dt"] = wrong
 

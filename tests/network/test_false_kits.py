@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common.wire import fleet_protocol as fleet
 from tests.client.handshakes import grpc_server
+from tests.fleet_stub import FleetStub
 from tests.network.conftest import Hospital, Trial
 from tests.network.real import Coordinator, Machine, Program, Site, eventually, flwr_client, flwr_server, machine
 
@@ -208,7 +208,7 @@ def test_a_call_that_was_signed_for_one_coordinator_is_refused_by_another_that_a
     authority = (trial.coordinator.folder / "authority" / "ca.crt").read_bytes()
     credentials = grpc.ssl_channel_credentials(authority)
     address, headers = f"127.0.0.1:{trial.coordinator.port}", recorded.headers["ActivateNode"]
-    request = ActivateNodeRequest(public_key=dict(headers)["flwr-public-key-bin"], heartbeat_interval=30.0)
+    request = fleet.ActivateNodeRequest(public_key=dict(headers)["flwr-public-key-bin"], heartbeat_interval=30.0)
     with grpc.secure_channel(address, credentials) as channel, pytest.raises(grpc.RpcError) as refused:
         FleetStub(channel).ActivateNode(request, metadata=headers, timeout=20)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED

@@ -10,22 +10,14 @@ from typing import Any
 
 import grpc
 import pytest
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    UnregisterNodeFleetRequest,
-)
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
 
 from polyclinic.common.security.identity import read_connection_kit, read_private_key
+from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.server.coordinator.folder import read_coordinator_folder
 from polyclinic.server.deployment.superlink.control_client import SuperLinkControlClient
 from polyclinic.server.deployment.superlink.refused_calls import PAUSE_S
 from polyclinic.server.deployment.superlink.registrations import RegisteredSite
+from tests.fleet_stub import FleetStub, UnregisterNodeRequest
 from tests.network.federated import EVERYBODY, SLOW, Federation, events
 from tests.network.real import flwr_client, flwr_server
 from tests.signing import SignsCalls
@@ -35,14 +27,14 @@ pytestmark = pytest.mark.slow
 
 def calls_in_the_name_of(site: RegisteredSite, stub: FleetStub) -> list[tuple[Callable[..., Any], Any]]:
     """What a site does with its own node; tests/server/test_fleet.py has every call, and those about a message."""
-    node = Node(node_id=site.node_id)
+    node = fleet.Node(node_id=site.node_id)
     return [
-        (stub.ActivateNode, ActivateNodeRequest(public_key=site.public_key, heartbeat_interval=1800)),
-        (stub.SendNodeHeartbeat, SendNodeHeartbeatRequest(node=node, heartbeat_interval=1800)),
-        (stub.PullMessages, PullMessagesRequest(node=node)),
-        (stub.PushMessages, PushMessagesRequest(node=node)),
-        (stub.DeactivateNode, DeactivateNodeRequest(node_id=site.node_id)),
-        (stub.UnregisterNode, UnregisterNodeFleetRequest(node_id=site.node_id)),
+        (stub.ActivateNode, fleet.ActivateNodeRequest(public_key=site.public_key, heartbeat_interval=1800)),
+        (stub.SendNodeHeartbeat, fleet.SendNodeHeartbeatRequest(node=node, heartbeat_interval=1800)),
+        (stub.PullMessages, fleet.PullMessagesRequest(node=node)),
+        (stub.PushMessages, fleet.PushMessagesRequest(node=node)),
+        (stub.DeactivateNode, fleet.DeactivateNodeRequest(node_id=site.node_id)),
+        (stub.UnregisterNode, UnregisterNodeRequest(node_id=site.node_id)),
     ]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common.wire import fleet_protocol
 from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from tests.fleet_stub import FleetStub
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import events
 from tests.network.real import Coordinator, Site, flwr_server, lines_of
@@ -27,7 +27,7 @@ OF_ANOTHER_WIRE = (
 
 
 def test_nothing_leaves_the_port_for_hospitals_in_clear_text(trial: Trial) -> None:
-    address, request = f"127.0.0.1:{trial.coordinator.port}", ActivateNodeRequest(public_key=b"any")
+    address, request = f"127.0.0.1:{trial.coordinator.port}", fleet_protocol.ActivateNodeRequest(public_key=b"any")
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
         FleetStub(channel).ActivateNode(request, timeout=20)
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -18,6 +18,7 @@ from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
 from polyclinic.flower.records import unpack_arrays
 from polyclinic.server.simulation.backends.inline import run_with_inline_grid
 from polyclinic.strategies.local.losses import partial_loss
+from tests.flower_internals import enter_flower_runtime
 
 CLASSES = tuple("0123456789")
 SITES = 3
@@ -198,6 +199,7 @@ def run(
     results: list[Result] = []
 
     def main(grid: Any) -> None:
+        enter_flower_runtime()
         prepare(grid)
         arrays = options.pop("initial", None) or ArrayRecord(network().state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))

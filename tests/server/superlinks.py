@@ -12,22 +12,17 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ConfigRecord, Message, Metadata, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.app import ConfigRecord, Message, RecordDict
 
-from polyclinic.common.wire import fleet_protocol
+from polyclinic.common.wire import fleet_protocol as fleet
+from polyclinic.common.wire.flower_messages import METADATA_FIELDS, make_message, replace_metadata
+from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
 from polyclinic.server.coordinator.init import make_coordinator_folder
 from polyclinic.server.deployment.superlink.fleet_server import start_server_for_hospitals
 from polyclinic.server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
 from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
+from tests.fleet_stub import FleetStub
 from tests.signing import SignsCalls, pem
 
 SUPERLINK = 1
@@ -81,12 +76,12 @@ class Link:
     def request(self, node: int, *contents: bytes) -> StoredMessage:
         """Make a request of any objects, the first one above the others; nothing is written."""
         top, *below = (named(content) for content in contents)
-        proto = fleet_protocol.Envelope()
+        proto = fleet.Envelope()
         about = proto.metadata
         about.message_id, about.run_id, about.dst_node_id, about.src_node_id = top, self.run, node, SUPERLINK
         about.created_at, about.ttl = self.clock(), 600.0
-        children = [fleet_protocol.ObjectTree(object_id=name) for name in below]
-        return StoredMessage.from_request(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
+        children = [fleet.ObjectTree(object_id=name) for name in below]
+        return StoredMessage.from_request(proto, fleet.ObjectTree(object_id=top, children=children))
 
 
 @pytest.fixture
@@ -100,15 +95,19 @@ def link(tmp_path: Path) -> Iterator[Link]:
 
 def message(words: str, **metadata: Any) -> Message:
     """Make a training message with one text in it, under the name that its content gives it."""
-    about = Metadata(**{"message_id": "", "group_id": "1", "message_type": "train", **metadata})
-    new = make_message(metadata=about, content=RecordDict({"fields": ConfigRecord({"words": words})}))
-    new.metadata.__dict__["_message_id"] = new.object_id
-    return new
+    about = dict.fromkeys(METADATA_FIELDS, "") | {"group_id": "1", "message_type": "train", **metadata}
+    new = make_message(RecordDict({"fields": ConfigRecord({"words": words})}), about)
+    return replace_metadata(new, message_id=encode_message_objects(new)[0].object_id)
+
+
+def announcement_of(message: Message, name: str = "") -> Any:
+    """Return what announces a message, under its own name or another."""
+    return make_announcement(message, name or message.metadata.message_id)
 
 
 @dataclass
 class Hospital:
-    """Anyone who has a key and Flower's own stub: an admitted site, a stranger, or a forger."""
+    """Anyone who has a key and a stub for all calls: an admitted site, a stranger, or a forger."""
 
     link: Link
     channel: grpc.Channel
@@ -120,27 +119,27 @@ class Hospital:
         return FleetStub(self.channel)
 
     @property
-    def node(self) -> Node:
-        return Node(node_id=self.node_id)
+    def node(self) -> Any:
+        return fleet.Node(node_id=self.node_id)
 
     def sign_on(self, interval_s: float = INTERVAL_S, **options: Any) -> int:
-        request = ActivateNodeRequest(public_key=self.key, heartbeat_interval=interval_s)
+        request = fleet.ActivateNodeRequest(public_key=self.key, heartbeat_interval=interval_s)
         return int(self.stub.ActivateNode(request, **options).node_id)
 
     def beat(self, interval_s: float = INTERVAL_S, **options: Any) -> bool:
-        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=interval_s)
+        request = fleet.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=interval_s)
         return bool(self.stub.SendNodeHeartbeat(request, **options).success)
 
     def pull(self, **options: Any) -> list[str]:
         """Return the names of the messages that this site is handed."""
-        answer = self.stub.PullMessages(PullMessagesRequest(node=self.node), **options)
+        answer = self.stub.PullMessages(fleet.PullMessagesRequest(node=self.node), **options)
         return [proto.metadata.message_id for proto in answer.messages_list]
 
     def pull_object(self, name: str) -> Any:
-        return self.stub.PullObject(PullObjectRequest(node=self.node, run_id=self.link.run, object_id=name))
+        return self.stub.PullObject(fleet.PullObjectRequest(node=self.node, run_id=self.link.run, object_id=name))
 
     def confirm(self, name: str) -> None:
-        request = ConfirmMessageReceivedRequest(node=self.node, run_id=self.link.run, message_object_id=name)
+        request = fleet.ConfirmMessageReceivedRequest(node=self.node, run_id=self.link.run, message_object_id=name)
         self.stub.ConfirmMessageReceived(request)
 
     def reply_to(
@@ -161,22 +160,22 @@ class Hospital:
     def announce(self, reply: Message, node: int = 0) -> Any:
         """Push a reply without its objects."""
         return self.stub.PushMessages(
-            PushMessagesRequest(
-                node=Node(node_id=node or self.node_id),
-                messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[get_object_tree(reply)],
+            fleet.PushMessagesRequest(
+                node=fleet.Node(node_id=node or self.node_id),
+                messages_list=[announcement_of(reply)],
+                message_object_trees=[encode_message_objects(reply)[0]],
             )
         )
 
     def send(self, reply: Message) -> None:
         """Push a reply with all its objects."""
         answer = self.announce(reply)
-        for name, part in get_all_nested_objects(reply).items():
+        for name, part in encode_message_objects(reply)[1].items():
             if name in answer.objects_to_push:
-                assert self.push(name, part.deflate(), answer.session_id)
+                assert self.push(name, part, answer.session_id)
 
     def push(self, name: str, content: bytes, session: str = "") -> bool:
-        request = PushObjectRequest(
+        request = fleet.PushObjectRequest(
             node=self.node, run_id=self.link.run, session_id=session, object_id=name, object_content=content
         )
         return bool(self.stub.PushObject(request).stored)
@@ -218,15 +217,16 @@ class Port:
         """Send a site a message, as the coordinator's run does; return the message's name."""
         to = {"src_node_id": SUPERLINK, "dst_node_id": hospital.node_id, "reply_to_message_id": ""}
         new = message(words, run_id=self.link.run, **to, created_at=time.time(), ttl=600.0)
-        for part, content in get_all_nested_objects(new).items():
-            self.link.files.write_object(part, content.deflate())
+        (tree, contents), name = encode_message_objects(new), new.metadata.message_id
+        for part, content in contents.items():
+            self.link.files.write_object(part, content)
         self.link.storage.sites.mark_site_connected(
             hospital.node_id, INTERVAL_S
         )  # only a site that is there is sent a message
-        request = StoredMessage.from_request(message_to_proto(remove_content_from_message(new)), get_object_tree(new))
-        assert self.link.storage.messages.store_requests([request]) == ([new.object_id], [])
-        self.link.sent[new.object_id] = new
-        return new.object_id
+        request = StoredMessage.from_request(announcement_of(new), tree)
+        assert self.link.storage.messages.store_requests([request]) == ([name], [])
+        self.link.sent[name] = new
+        return name
 
     def hand(self, hospital: Hospital, words: str = "train") -> str:
         """Send a site a message, which the site pulls; return the message's name."""

@@ -1,6 +1,6 @@
 """Every call of the hospital link, by the site it belongs to and by everybody else: over real sockets, TLS and keys.
 
-The forger is an admitted site with Flower's own stub; the stranger has a fresh key; the nameless has none.
+The forger is an admitted site with a stub for all calls; the stranger has a fresh key; the nameless has none.
 """
 
 import datetime as dt
@@ -13,26 +13,10 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
-from flwr.common.serde import message_to_proto
-from flwr.proto.fab_pb2 import GetFabRequest
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
-from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from polyclinic.common.wire import fleet_protocol
+from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.fleet_protocol import Envelope
+from polyclinic.common.wire.message_objects import encode_message_objects
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink import messages
@@ -47,9 +31,10 @@ from polyclinic.server.deployment.superlink.fleet_service import LONGEST_REASON,
 from polyclinic.server.deployment.superlink.messages import StoredMessage
 from polyclinic.server.deployment.superlink.refused_calls import FILE
 from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
+from tests.fleet_stub import FleetStub, RegisterNodeRequest, UnregisterNodeRequest
 from tests.network.real import lines_of
-from tests.server.superlinks import INTERVAL_S, Hospital, Port, named, refused
-from tests.signing import authority_of, pem, signature_over
+from tests.server.superlinks import INTERVAL_S, Hospital, Port, announcement_of, named, refused
+from tests.signing import PUBLIC_KEY, SIGNATURE, TIMESTAMP, authority_of, pem, signature_over
 
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
 TOO_EARLY = grpc.StatusCode.FAILED_PRECONDITION
@@ -91,7 +76,7 @@ def answered(port: Port) -> list[int]:
 
 
 def contents_of(message: Message) -> dict[str, bytes]:
-    return {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    return encode_message_objects(message)[1]
 
 
 # ---------------------------------------------------------------------- what an honest site does
@@ -102,7 +87,7 @@ def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: H
     assert state_of(port, victim) == SiteConnectionState.CONNECTED
     assert victim.beat()
     assert read_site_sign_offs(port.link.folder) == {}
-    victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id))
+    victim.stub.DeactivateNode(fleet.DeactivateNodeRequest(node_id=victim.node_id))
     assert state_of(port, victim) == SiteConnectionState.SIGNED_OFF
     assert list(read_site_sign_offs(port.link.folder)) == ["victim"]
     victim.sign_on()
@@ -192,9 +177,9 @@ def test_nothing_is_handed_out_to_a_run_that_is_over(port: Port, victim: Hospita
 def test_a_site_asks_only_about_runs_that_it_takes_part_in(port: Port, victim: Hospital, forger: Hospital) -> None:
     port.hand(victim)
     run = port.link.run
-    assert victim.stub.GetRun(GetRunRequest(node=victim.node, run_id=run)).run.run_id == run
-    assert refused(forger.stub.GetRun, GetRunRequest(node=forger.node, run_id=run))[0] == DENIED
-    assert refused(forger.stub.GetFab, GetFabRequest(node=forger.node, run_id=run, hash_str=""))[0] == DENIED
+    assert victim.stub.GetRun(fleet.GetRunRequest(node=victim.node, run_id=run)).run.run_id == run
+    assert refused(forger.stub.GetRun, fleet.GetRunRequest(node=forger.node, run_id=run))[0] == DENIED
+    assert refused(forger.stub.GetFab, fleet.GetFabRequest(node=forger.node, run_id=run, hash_str=""))[0] == DENIED
 
 
 def test_a_site_that_is_registered_now_is_let_in_soon_and_one_that_is_revoked_is_turned_out(port: Port) -> None:
@@ -212,22 +197,24 @@ def test_a_site_that_is_registered_now_is_let_in_soon_and_one_that_is_revoked_is
 
 
 CALLS: dict[str, Callable[[Hospital, str], Any]] = {
-    "ActivateNode": lambda target, name: ActivateNodeRequest(public_key=target.key, heartbeat_interval=30),
-    "DeactivateNode": lambda target, name: DeactivateNodeRequest(node_id=target.node_id),
-    "SendNodeHeartbeat": lambda target, name: SendNodeHeartbeatRequest(node=target.node, heartbeat_interval=30),
-    "PullMessages": lambda target, name: PullMessagesRequest(node=target.node),
-    "PushMessages": lambda target, name: PushMessagesRequest(node=target.node),
-    "GetRun": lambda target, name: GetRunRequest(node=target.node, run_id=target.link.run),
-    "GetFab": lambda target, name: GetFabRequest(node=target.node, run_id=target.link.run, hash_str=""),
-    "PullObject": lambda target, name: PullObjectRequest(node=target.node, run_id=target.link.run, object_id=name),
-    "PushObject": lambda target, name: PushObjectRequest(
+    "ActivateNode": lambda target, name: fleet.ActivateNodeRequest(public_key=target.key, heartbeat_interval=30),
+    "DeactivateNode": lambda target, name: fleet.DeactivateNodeRequest(node_id=target.node_id),
+    "SendNodeHeartbeat": lambda target, name: fleet.SendNodeHeartbeatRequest(node=target.node, heartbeat_interval=30),
+    "PullMessages": lambda target, name: fleet.PullMessagesRequest(node=target.node),
+    "PushMessages": lambda target, name: fleet.PushMessagesRequest(node=target.node),
+    "GetRun": lambda target, name: fleet.GetRunRequest(node=target.node, run_id=target.link.run),
+    "GetFab": lambda target, name: fleet.GetFabRequest(node=target.node, run_id=target.link.run, hash_str=""),
+    "PullObject": lambda target, name: fleet.PullObjectRequest(
+        node=target.node, run_id=target.link.run, object_id=name
+    ),
+    "PushObject": lambda target, name: fleet.PushObjectRequest(
         node=target.node, run_id=target.link.run, object_id=name, object_content=b"x"
     ),
-    "ConfirmMessageReceived": lambda target, name: ConfirmMessageReceivedRequest(
+    "ConfirmMessageReceived": lambda target, name: fleet.ConfirmMessageReceivedRequest(
         node=target.node, run_id=target.link.run, message_object_id=name
     ),
-    "RegisterNode": lambda target, name: RegisterNodeFleetRequest(public_key=b"new"),
-    "UnregisterNode": lambda target, name: UnregisterNodeFleetRequest(node_id=target.node_id),
+    "RegisterNode": lambda target, name: RegisterNodeRequest(public_key=b"new"),
+    "UnregisterNode": lambda target, name: UnregisterNodeRequest(node_id=target.node_id),
 }
 NOBODYS = ("RegisterNode", "UnregisterNode")
 """Calls that no site may make."""
@@ -257,7 +244,7 @@ Headers = Sequence[tuple[str, Any]]
 
 
 def headers(key: bytes, when: str, signature: bytes) -> Headers:
-    return (PUBLIC_KEY_HEADER, key), (TIMESTAMP_HEADER, when), (SIGNATURE_HEADER, signature)
+    return (PUBLIC_KEY, key), (TIMESTAMP, when), (SIGNATURE, signature)
 
 
 class Signer:
@@ -292,7 +279,7 @@ SPOILT: dict[str, Callable[[Signer], Headers]] = {
     "empty": lambda signed: headers(pem(OWN.public_key()), at(0), b""),
     "long": lambda signed: headers(pem(OWN.public_key()), at(0), b"\0" * 4000),
     "of a key that is none": lambda signed: headers(b"key", at(0), b"signature"),
-    "with the key twice": lambda signed: (*signed(OWN, at(0)), (PUBLIC_KEY_HEADER, pem(OTHER.public_key()))),
+    "with the key twice": lambda signed: (*signed(OWN, at(0)), (PUBLIC_KEY, pem(OTHER.public_key()))),
     "with the signature missing": lambda signed: signed(OWN, at(0))[:2],
 }
 
@@ -300,7 +287,7 @@ SPOILT: dict[str, Callable[[Signer], Headers]] = {
 def test_every_spoilt_signature_is_refused(port: Port, coordinator: CoordinatorFolder) -> None:
     key, signed = pem(OWN.public_key()), Signer(port.authority)
     port.link.storage.sites.register_site("own", key)
-    request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL_S)
+    request = fleet.ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL_S)
     activate = FleetStub(port.channel()).ActivateNode
     codes = {kind: refused(activate, request, metadata=spoilt(signed))[0] for kind, spoilt in SPOILT.items()}
     assert codes == dict.fromkeys(SPOILT, UNKNOWN)
@@ -335,7 +322,7 @@ def test_a_process_that_takes_a_sites_place_is_the_only_one_that_is_answered(por
 def test_a_sign_of_life_that_arrives_after_the_sign_off_is_refused(port: Port, victim: Hospital) -> None:
     """A slow line delivers them in another order; the next process of this site is answered again."""
     victim.sign_on(metadata=of("first"))
-    victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id), metadata=of("first"))
+    victim.stub.DeactivateNode(fleet.DeactivateNodeRequest(node_id=victim.node_id), metadata=of("first"))
     assert refused(victim.beat, metadata=of("first")) == (TOO_EARLY, "this process has signed off")
     assert state_of(port, victim) == SiteConnectionState.SIGNED_OFF
     victim.sign_on(metadata=of("second"))
@@ -391,11 +378,10 @@ def test_a_second_reply_to_one_message_and_one_in_the_name_of_another_run_are_re
     assert answered(port) == [victim.node_id]
 
 
-def pushing(hospital: Hospital, reply: Message, tree: ObjectTree, name: str = "") -> PushMessagesRequest:
+def pushing(hospital: Hospital, reply: Message, tree: Any, name: str = "") -> Any:
     """Announce a reply with another tree, or under another name, than its content gives it."""
-    proto = message_to_proto(remove_content_from_message(reply))
-    proto.metadata.message_id = name or reply.object_id
-    return PushMessagesRequest(node=hospital.node, messages_list=[proto], message_object_trees=[tree])
+    proto = announcement_of(reply, name)
+    return fleet.PushMessagesRequest(node=hospital.node, messages_list=[proto], message_object_trees=[tree])
 
 
 def test_a_forger_cannot_give_its_reply_anothers_name(port: Port, victim: Hospital, forger: Hospital) -> None:
@@ -403,8 +389,7 @@ def test_a_forger_cannot_give_its_reply_anothers_name(port: Port, victim: Hospit
     theirs = victim.reply_to(name)
     victim.send(theirs)
     mine = forger.reply_to(own)
-    mine.metadata.__dict__["_message_id"] = theirs.object_id
-    request = pushing(forger, mine, get_object_tree(theirs), theirs.object_id)
+    request = pushing(forger, mine, encode_message_objects(theirs)[0], theirs.metadata.message_id)
     assert refused(forger.stub.PushMessages, request)[0] in (DENIED, grpc.StatusCode.ALREADY_EXISTS)
     assert answered(port) == [victim.node_id]
 
@@ -414,11 +399,11 @@ def test_a_tree_that_is_none_is_refused(port: Port, victim: Hospital) -> None:
     trees = {
         "another root": (named(b"another root"), []),
         "a path": ("../superlink.db", []),
-        "a path below": (reply.object_id, ["/etc/passwd"]),
-        "endless": (reply.object_id, [named(b"%d" % n) for n in range(20_000)]),
+        "a path below": (reply.metadata.message_id, ["/etc/passwd"]),
+        "endless": (reply.metadata.message_id, [named(b"%d" % n) for n in range(20_000)]),
     }
     for kind, (root, children) in trees.items():
-        tree = ObjectTree(object_id=root, children=[ObjectTree(object_id=name) for name in children])
+        tree = fleet.ObjectTree(object_id=root, children=[fleet.ObjectTree(object_id=name) for name in children])
         assert refused(victim.stub.PushMessages, pushing(victim, reply, tree))[0] == DENIED, kind
     victim.send(reply)
 
@@ -426,7 +411,7 @@ def test_a_tree_that_is_none_is_refused(port: Port, victim: Hospital) -> None:
 def test_endless_words_of_an_error_are_cut_and_those_of_other_fields_are_refused(port: Port, victim: Hospital) -> None:
     name = port.hand(victim)
     reply = victim.reply_to(name)
-    request = pushing(victim, reply, get_object_tree(reply))
+    request = pushing(victim, reply, encode_message_objects(reply)[0])
     proto = request.messages_list[0]
     proto.metadata.group_id = "x" * 4_000_000
     assert refused(victim.stub.PushMessages, request)[0] == DENIED
@@ -445,8 +430,8 @@ def test_a_reply_cannot_fill_the_disk(port: Port, victim: Hospital, monkeypatch:
     monkeypatch.setattr(messages, "ROOM_BYTES", 3_000_000)
     reply = victim.reply_to(port.hand(victim))
     contents = [bytes([number]) * 1_000_000 for number in range(9)]
-    tree = get_object_tree(reply)
-    tree.children.extend(ObjectTree(object_id=named(content)) for content in contents)
+    tree = encode_message_objects(reply)[0]
+    tree.children.extend(fleet.ObjectTree(object_id=named(content)) for content in contents)
     session = victim.stub.PushMessages(pushing(victim, reply, tree)).session_id
     assert [victim.push(named(content), content, session) for content in contents[:3]] == [True] * 3
     for content in contents[3:]:
@@ -466,28 +451,26 @@ def test_a_fault_inside_is_told_to_no_caller(port: Port, victim: Hospital, monke
 
 
 def announced_with(hospital: Hospital, reply: Message, contents: list[bytes]) -> Any:
-    """Announce a reply, with these contents along; Flower's own class keeps the field that it does not know."""
-    request = pushing(hospital, reply, get_object_tree(reply))
-    ours = fleet_protocol.PushMessagesRequest.FromString(request.SerializeToString())
-    ours.small_contents.extend(contents)
-    return hospital.stub.PushMessages(PushMessagesRequest.FromString(ours.SerializeToString()))
+    """Announce a reply, with these contents along."""
+    request = pushing(hospital, reply, encode_message_objects(reply)[0])
+    request.small_contents.extend(contents)
+    return hospital.stub.PushMessages(request)
 
 
 def test_small_objects_come_with_the_message_and_large_ones_do_not(port: Port, victim: Hospital) -> None:
-    small, large = port.ask(victim), port.ask(victim, "x" * fleet_protocol.SMALL_BYTES)
+    small, large = port.ask(victim), port.ask(victim, "x" * fleet.SMALL_BYTES)
     for name in (small, large):
-        answer = victim.stub.PullMessages(PullMessagesRequest(node=victim.node))
-        ours = fleet_protocol.PullMessagesResponse.FromString(answer.SerializeToString())
-        along, objects = fleet_protocol.index_by_sha256(ours.small_contents), contents_of(port.link.sent[name])
-        assert along == {part: body for part, body in objects.items() if len(body) <= fleet_protocol.SMALL_BYTES}
+        answer = victim.stub.PullMessages(fleet.PullMessagesRequest(node=victim.node))
+        along, objects = fleet.index_by_sha256(answer.small_contents), contents_of(port.link.sent[name])
+        assert along == {part: body for part, body in objects.items() if len(body) <= fleet.SMALL_BYTES}
         assert (along == objects) == (name == small)
 
 
 def test_the_small_objects_of_one_message_are_bounded_in_all() -> None:
-    each, total = fleet_protocol.SMALL_BYTES, fleet_protocol.SMALL_BYTES_IN_ALL
+    each, total = fleet.SMALL_BYTES, fleet.SMALL_BYTES_IN_ALL
     sizes = [(str(number), each) for number in range(10)]
-    assert len(fleet_protocol.choose_small_objects(sizes)) == total // each < 10
-    assert fleet_protocol.choose_small_objects([("empty", 0), ("large", each + 1), ("small", 1)]) == ["small"]
+    assert len(fleet.choose_small_objects(sizes)) == total // each < 10
+    assert fleet.choose_small_objects([("empty", 0), ("large", each + 1), ("small", 1)]) == ["small"]
 
 
 def test_a_reply_whose_objects_come_along_is_whole_at_once(port: Port, victim: Hospital) -> None:
@@ -521,7 +504,7 @@ def test_nothing_of_a_refused_reply_is_written(port: Port, victim: Hospital, for
 
     name = port.hand(victim)
     check_refused(forger, b"-", 1)  # to whom the message was not handed
-    check_refused(victim, bytes(fleet_protocol.SMALL_BYTES_IN_ALL), 2)
+    check_refused(victim, bytes(fleet.SMALL_BYTES_IN_ALL), 2)
     port.link.storage.messages.end_run(port.link.run)
     check_refused(victim, b"-", 2)
 
@@ -549,7 +532,7 @@ def test_a_forger_cannot_push_into_another_sites_reply_nor_confirm_its_message_o
         assert refused(forger.push, part, content, session)[0] == DENIED
         assert not port.link.files.has_object(part)
     victim.send(reply)
-    for message in (name, reply.object_id, next(iter(get_object_tree(reply).children)).object_id):
+    for message in (name, reply.metadata.message_id, next(iter(encode_message_objects(reply)[0].children)).object_id):
         assert refused(forger.confirm, message)[0] == DENIED
         assert port.link.files.has_object(message)
 
@@ -573,7 +556,7 @@ def test_after_a_restart_a_message_is_its_sites_alone(port: Port, victim: Hospit
     victim.announce(reply)
     messages = port.link.restarted().messages
     assert messages.was_request_handed_out(victim.node_id, name)
-    assert messages.find_accepted_reply_id(name) == reply.object_id
+    assert messages.find_accepted_reply_id(name) == reply.metadata.message_id
     assert all(messages.may_push_object(victim.node_id, part) for part in contents_of(reply))
     assert not any(messages.may_push_object(forger.node_id, part) for part in contents_of(reply))
     assert messages.may_pull_object(victim.node_id, name)
@@ -608,5 +591,5 @@ def test_a_stranger_does_not_have_the_database_read_for_each_of_its_calls() -> N
 
 def test_the_same_refusal_a_hundred_times_is_one_line(port: Port, victim: Hospital, forger: Hospital) -> None:
     for _ in range(100):
-        refused(forger.stub.DeactivateNode, DeactivateNodeRequest(node_id=victim.node_id))
+        refused(forger.stub.DeactivateNode, fleet.DeactivateNodeRequest(node_id=victim.node_id))
     assert len(refusals(port)) == 1

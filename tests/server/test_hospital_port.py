@@ -14,8 +14,6 @@ import grpc
 import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto.fleet_pb2 import PullMessagesRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
 from grpc import StatusCode
 
 from polyclinic.client.connection.fleet_client import FleetClient
@@ -29,12 +27,14 @@ from polyclinic.common.wire.fleet_protocol import (
     SERVICE,
     WIRE_VERSION,
     HelloAnswer,
+    PullMessagesRequest,
 )
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.deployment.superlink import fleet_server
 from polyclinic.server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
 from polyclinic.server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from tests.client.handshakes import grpc_server
+from tests.fleet_stub import FleetStub
 from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, announced, frame
 from tests.network.flood import headers as header_block
 from tests.network.real import eventually

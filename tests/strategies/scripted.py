@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from polyclinic.common.wire.codec import encode_record
+from polyclinic.common.wire.flower_messages import replace_metadata
 from polyclinic.common.wire.records import Record
 
 SUPERLINK = 1
@@ -77,7 +78,7 @@ class ScriptedGrid:
         node = message.metadata.dst_node_id
         before = len(self.to(node))
         identifier = f"message {len(self.sent)}"
-        message.metadata.__dict__["_message_id"] = identifier
+        message = replace_metadata(message, message_id=identifier)
         self.sent.append((self.clock.now, message))
         for answer in self.sites[node].answers[before : before + 1]:
             self._due[identifier] = (self.clock.now + answer.after_s, answer.make(message))
@@ -115,9 +116,7 @@ def failed(code: int, reason: str) -> Makes:
 
 def lost(message: Message) -> Message:
     """The error that the SuperLink makes in the place of a site that is lost."""
-    error = failed(LOST, "no sign of life")(message)
-    error.metadata.__dict__["_src_node_id"] = SUPERLINK
-    return error
+    return replace_metadata(failed(LOST, "no sign of life")(message), src_node_id=SUPERLINK)
 
 
 def at(after_s: float, make: Makes) -> Site:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +19,7 @@ from polyclinic.strategies.engine.exchange import (
     decode_reply,
     send_and_receive,
 )
-from tests.strategies.scripted import LOST, SUPERLINK, Answer, Clock, ScriptedGrid, Site, at, failed, lost, reply, text
+from tests.strategies.scripted import SUPERLINK, Answer, Clock, ScriptedGrid, Site, at, failed, lost, reply, text
 
 DEADLINE_S = 60.0
 Notices = list[tuple[set[int], set[int]]]
@@ -58,11 +57,6 @@ def exchanged(
 
 def texts(replies: Mapping[int, Message]) -> dict[int, str]:
     return {node: text(message) for node, message in replies.items()}
-
-
-def test_the_codes_are_flowers() -> None:
-    assert NODE_UNAVAILABLE == ErrorCode.NODE_UNAVAILABLE == LOST
-    assert set(MESSAGE_GONE) == {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,10 @@ def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
         run_on_ray(main, SimulatedRunData(on.model_dump_json(), file.base_folder, folder, NAMES, images), process)
 
 
-def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:
-    """Two rounds of surgical aggregation over three sites."""
+def started(
+    folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process, rounds: int = 2, **options: Any
+) -> tuple[SplitNetwork, Result]:
+    """Rounds of surgical aggregation over three sites."""
     file = experiment(folder, "evaluation.checkpoint=last")
     network = build_network(file.experiment.model, classes, file.experiment.run.seed)
     results: list[Result] = []
@@ -48,7 +50,7 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_
             make_hospital_plan(file.experiment), file.experiment.participation, "run-1"
         )
         arrays = ArrayRecord(network.state_dict())
-        results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2))
+        results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))
 
     run(main, file, folder / "stock")
     return network, results[0]
@@ -69,6 +71,34 @@ def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run
     summary = federation(tmp_path, "evaluation.checkpoint=last", out="ours")
     assert hash_model_state(read_model_state(network), make_model_layout(network)) == summary["model_sha256"]
     assert list(result.train_metrics_clientapp) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "should_stop",
+    [
+        lambda: True,
+        lambda server_round: server_round == 1,
+        lambda server_round, result: list(result.train_metrics_clientapp) == [server_round],
+        lambda *arguments: arguments[0] == 1 and len(arguments) == 2,
+    ],
+    ids=["of nothing", "of the round", "of round and result", "of anything"],
+)
+def test_a_run_ends_after_the_round_at_which_should_stop_says_so(
+    should_stop: Callable[..., bool], tmp_path: Path
+) -> None:
+    for name in ("stopped", "one"):
+        (tmp_path / name).mkdir()
+    _, stopped = started(tmp_path / "stopped", rounds=9, should_stop=should_stop)
+    _, one = started(tmp_path / "one", rounds=1)
+    assert list(stopped.train_metrics_clientapp) == [1]
+    for name, array in one.arrays.items():
+        assert stopped.arrays[name].numpy().tobytes() == array.numpy().tobytes()
+
+
+def test_a_run_goes_on_while_should_stop_says_no(tmp_path: Path) -> None:
+    asked = list[int]()
+    _, result = started(tmp_path, should_stop=asked.append)
+    assert asked == list(result.train_metrics_clientapp) == [1, 2]
 
 
 def test_a_model_of_other_classes_is_refused_with_the_classes_of_the_run(tmp_path: Path) -> None:
