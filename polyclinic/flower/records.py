@@ -98,8 +98,9 @@ def average_models(contents: Sequence[RecordDict], key: str) -> ArrayRecord:
         contents: The contents of the sites' replies, which have one model each, with the same tensors.
         key: Name of the weight in a reply's metrics.
     """
-    weights = [get_reply_metrics(content)[key] for content in contents]
-    total, sums = sum(weights), dict[str, NDArray[Any]]()
+    weights: list[Any] = [get_reply_metrics(content)[key] for content in contents]
+    total = sum(weights)
+    sums: dict[str, NDArray[Any]] = {}
     for content, weight in zip(contents, weights, strict=True):
         (model,) = content.array_records.values()
         for name, array in model.items():
