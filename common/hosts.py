@@ -2,14 +2,14 @@
 
 Experiment files, tables and run folders go from hand to hand. So none of them decides where a program connects, or
 which secret it sends there: the author of a file could name any address beside any secret. The user decides. He
-agrees to each host (:func:`permit_hosts`), and his secrets are in a file of his own, ``secrets.toml``, in which each is
-bound to one host::
+agrees to each host and to what it is sent (:class:`HostUse`), and his secrets are in a file of his own,
+``secrets.toml``, in which each is bound to one host::
 
     ["https://pacs.hospital.example"]
     authentication = "basic"
     secret = "NAME:PASSWORD"
 
-A program that talks to a host without an agreement refuses (:func:`refuse_host_without_permission`), so a command
+A program that talks to a host without an agreement refuses (:func:`refuse_use_without_permission`), so a command
 that forgets to ask sends nothing.
 """
 
@@ -43,11 +43,28 @@ _SOURCES = ("secret", "secret_file", "secret_env")
 # ---------------------------------------------------------------------- the user's agreement
 
 
+@dataclass(frozen=True, order=True)
+class HostUse:
+    """What a program does with a host: to this the user agrees, not to the host alone.
+
+    Attributes:
+        host: The host in the form of :func:`normalize_host`, or the address of a Ray cluster.
+        address: The URL at which the program searches, because one host may serve several owners; empty for a cluster.
+        table: Real path of the table whose values are sent; empty if none are.
+        column: The column of that table.
+    """
+
+    host: str
+    address: str = ""
+    table: str = ""
+    column: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class HostPermission:
-    """Hosts that the user agreed to, and the file with his secrets for hosts."""
+    """Uses of hosts that the user agreed to, and the file with his secrets for hosts."""
 
-    hosts: frozenset[str]
+    uses: frozenset[HostUse]
     secrets_path: Path
 
 
@@ -56,14 +73,14 @@ _permissions = list[HostPermission]()
 
 
 @contextmanager
-def permit_hosts(hosts: Iterable[str], secrets_path: Path) -> Iterator[None]:
+def permit_hosts(uses: Iterable[HostUse], secrets_path: Path) -> Iterator[None]:
     """Let this process talk to some hosts inside the ``with`` block, and send them the secrets bound to them.
 
     Args:
-        hosts: Hosts in the form of :func:`normalize_host`, or addresses of Ray clusters.
+        uses: The hosts, and what each is sent.
         secrets_path: The file with the secrets; it need not exist.
     """
-    permission = HostPermission(frozenset(hosts), secrets_path)
+    permission = HostPermission(frozenset(uses), secrets_path)
     _permissions.append(permission)
     try:
         yield
@@ -71,27 +88,32 @@ def permit_hosts(hosts: Iterable[str], secrets_path: Path) -> Iterator[None]:
         _permissions.remove(permission)
 
 
-def list_permitted_hosts() -> tuple[str, ...]:
-    """Return the hosts that the user has agreed to, for a process that this one starts."""
-    return tuple(sorted(set[str]().union(*(permission.hosts for permission in _permissions))))
+def list_permitted_uses() -> tuple[HostUse, ...]:
+    """Return the uses of hosts that the user has agreed to, for a process that this one starts."""
+    return tuple(sorted(set[HostUse]().union(*(permission.uses for permission in _permissions))))
 
 
-def refuse_host_without_permission(host: str, where: str) -> HostPermission:
-    """Return the user's permission for a host; to be called before anything is sent to it.
+def refuse_use_without_permission(use: HostUse, where: str) -> HostPermission:
+    """Return the user's permission for a use of a host; to be called before anything is sent to it.
 
     Args:
-        host: The host, in the form in which it is permitted.
+        use: The host, and what it will be sent.
         where: The configuration key that names the host, for the message.
 
     Raises:
-        BadInput: If the user has not agreed to this host.
+        BadInput: If the user has not agreed to this use.
     """
-    permission = next((each for each in reversed(_permissions) if host in each.hosts), None)
-    if permission is None:
-        problem = f"names {host}, and nobody has agreed that this program talks to it. Nothing was sent."
-        remedy = f'Agree with --yes, or in Python with allow_hosts=["{host}"].'
+    permission = next((each for each in reversed(_permissions) if use in each.uses), None)
+    if permission is not None:
+        return permission
+    if any(use.host == other.host for each in _permissions for other in each.uses):
+        column = f'column "{use.column}" of {use.table}'
+        problem = f"sends {column} to {use.address}, and what was agreed to is another use. Nothing was sent."
+        remedy = "Run this experiment by itself: it then asks about what it sends."
         raise BadInput([Fault(where, problem, remedy)])
-    return permission
+    problem = f"names {use.host}, and nobody has agreed that this program talks to it. Nothing was sent."
+    remedy = f'Agree with --yes, or in Python with allow_hosts=["{use.host}"].'
+    raise BadInput([Fault(where, problem, remedy)])
 
 
 def normalize_host(address: str) -> str:
@@ -156,9 +178,16 @@ class HostSecretEntry(TomlSection):
 
 
 def find_user_secrets_path() -> Path:
-    """Return the path of the user's ``secrets.toml``: ``$XDG_CONFIG_HOME/polyclinic`` or ``~/.config/polyclinic``."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "polyclinic" / SECRETS_FILE
+    """Return the path of the user's ``secrets.toml``: ``$XDG_CONFIG_HOME/polyclinic`` or ``~/.config/polyclinic``.
+
+    An account without a home gets a path at which no file is.
+    """
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    try:
+        place = Path(folder) if folder else Path.home() / ".config"
+    except RuntimeError:  # an account without a home, as in a container: it has no secrets there
+        place = Path("/nonexistent")
+    return place / "polyclinic" / SECRETS_FILE
 
 
 def find_host_secret(host: str, path: Path) -> HostSecret | None:

@@ -13,7 +13,7 @@ from polyclinic.common.config import Experiment, ExperimentFile
 from polyclinic.common.data.base.spec import DataSpec
 from polyclinic.common.data.connections import OutboundConnection, list_dataset_connections
 from polyclinic.common.errors import Fault, raise_faults
-from polyclinic.common.hosts import find_user_secrets_path, normalize_host, permit_hosts
+from polyclinic.common.hosts import HostUse, find_user_secrets_path, normalize_host, permit_hosts
 from polyclinic.common.system.terminal import EscapingConsole
 from polyclinic.server.export.preflight import read_experiment_data_spec
 from polyclinic.server.runs.tracking import TrackingService, hide_password_in_urls
@@ -67,7 +67,7 @@ def list_cluster_connections(experiment: Experiment, typed: Collection[str] = ()
         return []
     sent = ("all images and labels of the experiment", "the right to run programs as you on this machine")
     asks = "simulation.address" not in typed
-    return [OutboundConnection(host, f"the Ray cluster {host}", "simulation.address", sent, asks=asks)]
+    return [OutboundConnection(HostUse(host), f"the Ray cluster {host}", "simulation.address", sent, asks=asks)]
 
 
 def list_tracking_connections(track: TrackingService | None) -> list[OutboundConnection]:
@@ -76,7 +76,7 @@ def list_tracking_connections(track: TrackingService | None) -> list[OutboundCon
     if not re.match(r"(?!file:|sqlite:)[a-z0-9+-]+:|databricks$", address, re.IGNORECASE):
         return []  # a folder or a database on this machine
     shown, sent = hide_password_in_urls(address), ("all settings, and the figures of every round",)
-    return [OutboundConnection(shown, f"MLflow at {shown}", "--track, MLFLOW_TRACKING_URI", sent, asks=False)]
+    return [OutboundConnection(HostUse(shown), f"MLflow at {shown}", "--track, MLFLOW_TRACKING_URI", sent, asks=False)]
 
 
 def describe_experiment_hosts(file: ExperimentFile) -> list[str]:
@@ -112,7 +112,7 @@ def ask_and_permit_hosts(connections: Iterable[OutboundConnection], *, yes: bool
             remedy = "If that is meant, agree with --yes."
             raise_faults([Fault(each.where, f"{each.address}: nobody is here to agree.", remedy) for each in asked])
         typer.confirm("Go on?", abort=True, err=True)
-    with permit_hosts((connection.host for connection in distinct), find_user_secrets_path()):
+    with permit_hosts((connection.use for connection in distinct), find_user_secrets_path()):
         yield
 
 
@@ -178,7 +178,7 @@ def permit_listed_hosts(
         if connection.asks and connection.host not in listed
     ]
     raise_faults(faults)
-    with permit_hosts((connection.host for connection in connections), find_user_secrets_path()):
+    with permit_hosts((connection.use for connection in connections), find_user_secrets_path()):
         yield
 
 

@@ -14,7 +14,11 @@ from rich.console import Console
 
 from polyclinic.common.config import ExperimentFile
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.system.files import lock_file
+from polyclinic.common.system.files import (
+    lock_file,
+    open_own_file,
+    write_atomically,
+)
 from polyclinic.common.system.plain_text import format_duration, join_as_english_list
 from polyclinic.common.system.stopping import remove_output_if_stopped
 from polyclinic.server.runs.reader import read_run
@@ -59,9 +63,13 @@ class BenchmarkOptions:
 
 
 def list_benchmark_experiments(options: BenchmarkOptions) -> list[ExperimentFile]:
-    """Return an experiment for each data set of a benchmark; those with faults are left out, the run reports them."""
+    """Return all planned runs of a benchmark, but for their rates and seeds.
+
+    The runs that choose learning rates are those of another variant, with overrides of its own. A run with faults is
+    left out, because it is reported before it begins.
+    """
     plan, files = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form), list[ExperimentFile]()
-    for run, _ in plan.iterate_representative_runs():
+    for run in plan.iterate_runs_of_all_settings():
         with suppress(BadInput):
             files.append(run.experiment_file)
     return files
@@ -81,7 +89,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         result = write_benchmark_pages(plan, options)
     else:
         options.results.parent.mkdir(parents=True, exist_ok=True)
-        with options.results.open("ab") as file:
+        with open_own_file(options.results, "ab") as file:
             problem = "another flwr-sim is at work on this file."
             lock_file(file, Fault(f"--results {options.results}", problem, "Wait for it, or name another."))
             check_planned_runs(plan, options.out)
@@ -184,7 +192,7 @@ def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions)
     """Write the results of the finished runs as Markdown and as HTML."""
     lines = group_results_by_block(plan, read_result_lines(options.results))
     result = evaluate_benchmark(plan, options.form, lines, count_planned_runs(plan))
-    (options.out / "benchmark.md").write_text(benchmark_as_markdown(result) + "\n", encoding="utf-8")
+    write_atomically(options.out / "benchmark.md", f"{benchmark_as_markdown(result)}\n".encode())
     write_benchmark_report(result, options.out / "report.html")
     return result
 

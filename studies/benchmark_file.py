@@ -273,6 +273,17 @@ class BenchmarkVariantPlan:
             for lr in self.benchmark.learning_rates:
                 yield plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
+    def iterate_runs_of_all_settings(self) -> Iterator[PlannedRun]:
+        """Yield one of the runs of every combination of overrides; the others differ in rate and seed alone."""
+        rate, seed = self.benchmark.learning_rates[0], self.benchmark.tuning_seed
+        tuning = replace(self, form=self.rate_tuning_variant)
+        for data in self.list_data_sets():
+            first = tuning.list_patterns_for_data(data)[0]
+            for method in self.list_methods_for_data(data):
+                yield tuning.make_planned_run(data, first, method, rate, seed)
+                for pattern in self.list_patterns_for_data(data):
+                    yield self.make_planned_run(data, pattern, method, rate, seed)
+
     def iterate_block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
         """Yield the runs of a data set and label pattern, seed by seed, for methods with a rate in ``rates``."""
         for seed in range(self.form.seeds):

@@ -27,9 +27,13 @@ from rich.console import Console
 
 from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue
-from polyclinic.common.hosts import find_user_secrets_path, list_permitted_hosts, permit_hosts
+from polyclinic.common.hosts import HostUse, find_user_secrets_path, list_permitted_uses, permit_hosts
 from polyclinic.common.models.gpu import count_visible_gpus
-from polyclinic.common.system.files import lock_file, make_disk_full_message
+from polyclinic.common.system.files import (
+    lock_file,
+    make_disk_full_message,
+    open_own_file,
+)
 from polyclinic.common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
 from polyclinic.common.system.terminal import ProgressFormat
 from polyclinic.server.simulation.simulate import simulate
@@ -86,7 +90,7 @@ def run_trials(
         RunsFailed: If a run fails, after the others have finished.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("wb") as lock:
+    with open_own_file(out / ".lock", "wb") as lock:
         problem = "another flwr-sim is at work in this folder."
         lock_file(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
         runs = list({trial.folder: trial for trial in trials}.values())
@@ -202,7 +206,7 @@ def run_and_measure_trial(trial: Trial) -> tuple[str, float]:
     """
     receiving, sending = CONTEXT.Pipe(duplex=False)
     with assign_gpus(trial) as gpus:
-        process = CONTEXT.Process(target=_run_quietly, args=(trial, sending, gpus, list_permitted_hosts()))
+        process = CONTEXT.Process(target=_run_quietly, args=(trial, sending, gpus, list_permitted_uses()))
         with _STARTING, _hide_callers_script():
             process.start()
         sending.close()
@@ -239,11 +243,11 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
             _RUNS.subtract(chosen)
 
 
-def _run_quietly(trial: Trial, sending: Connection, gpus: str | None, hosts: Sequence[str]) -> None:
+def _run_quietly(trial: Trial, sending: Connection, gpus: str | None, uses: Sequence[HostUse]) -> None:
     """Run a trial in the current process without output, which would disturb the table of progress.
 
     Args:
-        hosts: The hosts that the user has agreed to.
+        uses: The hosts that the user has agreed to, and what each is sent.
     """
     end_process_with_parent()
     if gpus is not None:
@@ -257,7 +261,7 @@ def _run_quietly(trial: Trial, sending: Connection, gpus: str | None, hosts: Seq
     failure, began = "", time.process_time()  # a forked process counts from its parent's
     try:
         file, quiet = read_experiment(trial.experiment, trial.overrides), Console(quiet=True)
-        with permit_hosts(hosts, find_user_secrets_path()):
+        with permit_hosts(uses, find_user_secrets_path()):
             simulate(file, trial.unfinished_folder, quiet, trial.track, pages=trial.pages)
     except (BadInput, RunStopped) as error:
         failure = str(error)

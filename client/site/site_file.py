@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.data.base.names import normalize_name
-from polyclinic.common.data.base.spec import DataSpec, list_dataset_hosts
+from polyclinic.common.data.base.spec import DataSpec, list_dataset_uses
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
 from polyclinic.common.security.identity import (
@@ -97,7 +97,7 @@ class SiteSettings:
 
     def permit_data_hosts(self) -> AbstractContextManager[None]:
         """Let a ``with`` block talk to the hosts that the site's own file names for its data."""
-        return permit_hosts(list_dataset_hosts(self.file.data), self.secrets_path)
+        return permit_hosts(list_dataset_uses(self.file.data, self.folder), self.secrets_path)
 
     @property
     def state_folder(self) -> Path:

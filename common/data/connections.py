@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.common.data.base.spec import DataSpec, DicomwebDatasetSpec
+from polyclinic.common.data.base.spec import DataSpec, DicomwebDatasetSpec, make_search_use
 from polyclinic.common.data.tables.csv import read_csv_table
 from polyclinic.common.errors import BadInput
-from polyclinic.common.hosts import find_host_secret, is_readable_on_the_way, normalize_host
+from polyclinic.common.hosts import HostUse, find_host_secret, is_readable_on_the_way
 from polyclinic.common.system.plain_text import make_printable_line
 
 _LONGEST_ACCESSION = 16
@@ -19,18 +19,23 @@ class OutboundConnection:
     """A host that a program will talk to, for the person who is asked.
 
     Attributes:
-        host: The host in the form in which it is permitted (:mod:`polyclinic.common.hosts`).
+        use: The host and what it is sent, as it is permitted (:mod:`polyclinic.common.hosts`).
         address: The address, as the person reads it.
         where: The key or option that names it.
         sent: What is sent there; each a phrase.
         asks: False if the person who runs the program has named the host himself, and no file did.
     """
 
-    host: str
+    use: HostUse
     address: str
     where: str
     sent: tuple[str, ...]
     asks: bool = True
+
+    @property
+    def host(self) -> str:
+        """Return the host in the form in which a Python caller lists it."""
+        return self.use.host
 
     def describe(self) -> list[str]:
         """Return lines for a person: the host, and below it what is sent there.
@@ -59,22 +64,22 @@ def list_dataset_connections(
     """
     if not isinstance(spec, DicomwebDatasetSpec):
         return []
-    host = normalize_host(spec.url)
+    use = make_search_use(spec, base)
+    host = use.host
     secret = find_host_secret(host, secrets_path)
     sent = [_describe_searches(spec, base, samples=samples)]
     if secret is not None:
         sent.append(f"your secret for {host} ({secret.authentication}, from {secrets_path})")
     if is_readable_on_the_way(host):
         sent.append("all of it without TLS: anyone on the way can read it")
-    return [OutboundConnection(host, spec.url, f"{section}.url", tuple(sent))]
+    return [OutboundConnection(use, spec.url, f"{section}.url", tuple(sent))]
 
 
 def _describe_searches(spec: DicomwebDatasetSpec, base: Path, *, samples: bool) -> str:
     """Return a phrase about the column whose values are searched for in the PACS."""
-    column = spec.study_column or spec.accession_column or spec.instance_column
-    phrase = f'each value of column "{column}" of {spec.labels}'
+    phrase = f'each value of column "{spec.search_column}" of {spec.labels}'
     try:
-        cells = read_csv_table(base / spec.labels, "data.labels", spec.largest_mb).get_column(str(column)).cells
+        cells = read_csv_table(base / spec.labels, "data.labels", spec.largest_mb).get_column(spec.search_column).cells
     except (BadInput, KeyError):  # the check of the data reports it, before anything is sent
         return phrase
     values = [cell for cell in dict.fromkeys(cells) if cell]

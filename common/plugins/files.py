@@ -5,8 +5,9 @@ installation they are the files where Python finds the top-level modules. In a n
 distributions share, files in another distribution's ``RECORD`` do not count.
 
 Files that differ between two installations of the same wheel are excluded: those that the installer writes
-(:data:`INSTALLERS`, scripts of entry points) and byte code caches. Of other scripts the first line is excluded, and of
-``.pth`` files the folder names; the modules in these folders count instead.
+(:data:`INSTALLERS`, scripts of entry points) and the byte code caches of modules whose source is there. A cache without
+a source counts as any other file. Of other scripts the first line is excluded, and of ``.pth`` files the folder names;
+the modules in these folders count instead.
 
 Byte code is no file of its own, because Python writes it by itself. So that the code which runs is that of the hash,
 :func:`has_foreign_byte_code` compares each cache that Python would load with the hashed source.
@@ -43,7 +44,7 @@ _CODE_PARTS = (
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
 )
 """All that a code object does, but for its constants, which may hold further ones."""
-_CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.(cpython|pypy)[\w-]*(\.opt-[^/.]+)?\.pyc(\.\d+)?")
+_CACHE = re.compile(r"((?:.*/)?)__pycache__/([^/.]+)\.(?:cpython|pypy)[\w-]*(?:\.opt-[^/.]+)?\.pyc(?:\.\d+)?")
 """The name of a cache of byte code, also of one that is being written."""
 
 
@@ -95,9 +96,11 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
         owners += [
             other for other in strangers if point.module in map(_make_module_name, _parse_distribution_record(other))
         ]
-    recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _list_recorded_files(owner)}
+    listed = [file for owner in owners for file in _list_recorded_files(owner)]
+    listed = _leave_out_byte_code(listed, {name for name, _ in listed})
+    recorded = {(name, os.path.realpath(path)): path for name, path in listed}
     modules = {module for name, _ in recorded if (module := _make_module_name(name))}
-    tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
+    tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/"), "__pycache__"}
     roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
     roots |= {name for owner in owners for name in _read_top_level_modules(owner) if name.isidentifier()}
     elsewhere = roots - {module.partition(".")[0] for module in modules}
@@ -118,6 +121,7 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
             beside.append((path.name, path))
         if root in elsewhere:
             modules.add(root if spec.origin else point.module)
+    beside = _leave_out_byte_code(beside, {name for name, _ in (*listed, *beside)})
     more = {
         (name, os.path.realpath(path)): path for name, path in beside if not _is_installation_specific(name, owners)
     }
@@ -163,7 +167,7 @@ def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _is_installation_specific(name: str, owners: Iterable[Distribution]) -> bool:
-    """Return True for a file that can differ between two installations of the same wheel, such as byte code.
+    """Return True for a file that can differ between two installations of the same wheel, other than byte code.
 
     Args:
         name: Path of the file, relative to the folder of installed packages.
@@ -175,7 +179,20 @@ def _is_installation_specific(name: str, owners: Iterable[Distribution]) -> bool
     if name.startswith(SCRIPTS):
         points = (point for owner in owners for point in owner.entry_points)
         return any(point.name == last and point.group in ("console_scripts", "gui_scripts") for point in points)
-    return _CACHE.fullmatch(name) is not None
+    return False
+
+
+def _leave_out_byte_code(files: Iterable[tuple[str, Path]], names: Collection[str]) -> list[tuple[str, Path]]:
+    """Return the files but for caches of byte code whose source is one of ``names``, because Python writes them.
+
+    A cache without a source is data, which code of the package may read: it counts.
+    """
+    return [(name, path) for name, path in files if not _has_source(name, names)]
+
+
+def _has_source(name: str, names: Collection[str]) -> bool:
+    cache = _CACHE.fullmatch(name)
+    return cache is not None and any(f"{cache[1]}{cache[2]}{suffix}" in names for suffix in SOURCE_SUFFIXES)
 
 
 def _list_other_distribution_files(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:

@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from polyclinic.common.system.plain_text import format_count_with_noun
+
 PHRASE_WORDS, WORD_BITS = 6, 10
 _SALT = b"polyclinic phrase"
 _SCRYPT_COST, _SCRYPT_BLOCK, _SCRYPT_LANES = 2**15, 8, 1
@@ -80,7 +82,7 @@ def find_phrase_difference(typed: str, phrase: str) -> str:
     """
     words, right_words = _split_words(typed), _split_words(phrase)
     if len(words) != len(right_words):
-        return f"it has {len(words)} words instead of {len(right_words)}"
+        return f"it has {format_count_with_noun(len(words), 'word')} instead of {len(right_words)}"
     pairs = enumerate(zip(words, right_words, strict=True), start=1)
     wrong = [f'word {number} is "{word}" instead of "{right}"' for number, (word, right) in pairs if word != right]
     return "; ".join(wrong)

@@ -10,8 +10,9 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, overload
 
 from polyclinic.common.errors import BadInput, Fault, suggest_nearest_name
 from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
@@ -21,6 +22,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_PLACE_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 NO_PLACE_TO_WRITE |= {errno.ELOOP, errno.ENAMETOOLONG}
 """Error numbers of a place in which this account can make no file."""
+_NO_FILE = "it is a pipe or a device, not a file"
 _RELATIVE = "Paths are relative to the folder of this file."
 
 
@@ -122,12 +124,83 @@ def find_output_folder_faults(folder: Path, remedy: str = "Name another folder."
     return [Fault(f"--out {folder}", "is not empty, and nothing is written over.", remedy)] if holds_something else []
 
 
+def open_own_descriptor(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file that a program of ours writes, without following a link in its place; return the descriptor.
+
+    Experiments, run folders and caches go from hand to hand. A link in such a folder would choose another file of the
+    person at this machine, to which we then append, or which we empty. Links to *folders* are followed: people put
+    ``runs/`` and caches on another disk, and below them our programs choose the names of the files.
+
+    Args:
+        flags: As of ``os.open``.
+        mode: The mode of a new file, as of ``os.open``.
+
+    Raises:
+        OSError: With ``errno.ELOOP`` if the path is a link, or ``errno.EEXIST`` if it is a pipe or a device.
+    """
+    try:
+        # A pipe without a reader would make the program wait; of a file nothing is different.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link to another file; remove it", str(path)) from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EEXIST, _NO_FILE, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, _NO_FILE, str(path))
+    return descriptor
+
+
+@overload
+def open_own_file(path: Path, mode: Literal["a", "w"]) -> IO[str]: ...
+
+
+@overload
+def open_own_file(path: Path, mode: Literal["ab", "ab+", "rb+", "wb"], *, buffering: int = -1) -> IO[bytes]: ...
+
+
+def open_own_file(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
+    """Open a file to append, lock or change it, without following a link in its place (:func:`open_own_descriptor`).
+
+    Args:
+        mode: As of ``open``; a text is UTF-8.
+        buffering: As of ``open``; 0 for a binary file without a buffer.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return open_own_descriptor(Path(name), flags)
+
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, buffering, encoding, opener=opener)
+
+
+def open_input_file(path: Path) -> BufferedReader:
+    """Open a file that a user or a shared file names, to read it; a link to a file is followed.
+
+    Raises:
+        OSError: If it cannot be opened, or is a pipe, a device or another thing that has no end.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NONBLOCK)  # a pipe without a writer would make the program wait
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, _NO_FILE, name)
+
+    return open(path, "rb", opener=opener)
+
+
 Parts = Sequence[bytes | memoryview]
 """A file's content in pieces, which need not be copied into one."""
 
 
 def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True, private: bool = False) -> None:
     """Write a file so that readers see all of its content or nothing: write a temporary file, then rename it.
+
+    A link at ``path`` is replaced; the file that it leads to stays as it is.
 
     Args:
         durable: Flush the file and its folder to the disk before the return.
@@ -140,7 +213,8 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     with remove_output_if_stopped(remove):
         try:
             try:
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                descriptor = open_own_descriptor(temporary, flags, 0o600 if private else 0o666)
             except FileNotFoundError:  # its folder is there: so answers /proc
                 raise PermissionError(errno.EACCES, "no file can be made there", str(temporary.parent)) from None
             with add_file_name_to_errors(path), os.fdopen(descriptor, "wb") as file:

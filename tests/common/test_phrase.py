@@ -118,6 +118,7 @@ def test_capitals_spaces_and_signs_do_not_count(typed: str) -> None:
         ("garden copper winters salmon ticket oval", "word 3"),
         ("copper garden winter salmon ticket oval", "word 1"),
         ("", "0 words"),
+        ("garden", "it has 1 word instead of 6"),
         ("garden copper winter salmon ticket \u043eval", "word 6"),  # a Cyrillic o
     ],
 )

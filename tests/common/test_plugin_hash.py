@@ -403,3 +403,27 @@ def test_an_entry_point_into_another_distribution_counts_its_files_too(tmp_path:
     assert before.package == "other"
     (site / "acme_more.py").write_text(EVIL)
     assert identify_plugin(LOSSES, "answer") != before
+
+
+@pytest.mark.parametrize("name", ["tables.cpython-311.pyc", "tables.pypy39.opt-1.pyc", "tables.cpython-311.pyc.123"])
+def test_a_file_that_is_named_as_byte_code_of_no_module_changes_the_hash(
+    tmp_path: Path, monkeypatch: Patched, name: str
+) -> None:
+    """Hashed code of the package may read and run it."""
+    folder = installed(tmp_path, monkeypatch) / "acme" / "__pycache__"
+    folder.mkdir()
+    hashes = set[str]()
+    for payload in ("VALUE = 'reviewed'", "VALUE = 'forged'"):
+        (folder / name).write_text(payload)
+        forget(monkeypatch)
+        hashes.add(identify_plugin(LOSSES, "answer").sha256)
+    assert len(hashes) == 2
+    before = hashes.pop()
+    (folder / name).unlink()
+    (folder / "lazy.cpython-399.pyc").write_text("of another Python")
+    forget(monkeypatch)
+    assert identify_plugin(LOSSES, "answer").sha256 not in {before, *hashes}
+    without = identify_plugin(LOSSES, "answer")
+    (folder / "lazy.cpython-399.pyc").unlink()
+    forget(monkeypatch)
+    assert identify_plugin(LOSSES, "answer") == without

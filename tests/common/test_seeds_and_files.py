@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput
 from polyclinic.common.system import stopping
-from polyclinic.common.system.files import make_missing_input_fault, make_temporary_path, write_atomically
+from polyclinic.common.system.files import (
+    make_missing_input_fault,
+    make_temporary_path,
+    open_input_file,
+    open_own_file,
+    write_atomically,
+)
 from polyclinic.common.system.hashing import derive_seed
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
@@ -105,3 +111,42 @@ def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path
         with pytest.raises(BadInput, match=kind):
             read_experiment(path)
     assert '"scans.toml"' in make_missing_input_fault(tmp_path / "scan.toml").remedy
+
+
+@pytest.mark.parametrize("mode", ["ab", "ab+", "wb", "rb+"])
+def test_a_file_of_ours_is_not_opened_through_a_link_and_no_pipe_is_waited_for(
+    tmp_path: Path, mode: Literal["ab", "ab+", "wb", "rb+"]
+) -> None:
+    (tmp_path / "own").write_text("years of work")
+    (tmp_path / "link").symlink_to("own")
+    (tmp_path / "nowhere").symlink_to("new")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "nowhere", "pipe"):
+        with pytest.raises(OSError, match=name):
+            open_own_file(tmp_path / name, mode)
+    assert (tmp_path / "own").read_text() == "years of work"
+    assert not (tmp_path / "new").exists()
+    with open_own_file(tmp_path / "own", "ab") as file:
+        file.write(b".")
+    assert (tmp_path / "own").read_text() == "years of work."
+
+
+def test_a_whole_file_replaces_a_link_and_leaves_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("years of work")
+    (tmp_path / "link").symlink_to("own")
+    write_atomically(tmp_path / "link", b"page")
+    assert (tmp_path / "own").read_text() == "years of work"
+    assert (tmp_path / "link").read_text() == "page"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_an_input_is_a_file_or_a_link_to_one_and_no_device_or_pipe(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("text")
+    (tmp_path / "link").symlink_to("own")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with open_input_file(tmp_path / "link") as file:
+        assert file.read() == b"text"
+    for name in ("zero", "pipe"):
+        with pytest.raises(OSError, match="a pipe or a device"):
+            open_input_file(tmp_path / name)

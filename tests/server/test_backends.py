@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from polyclinic.common.errors import BadInput
-from polyclinic.common.hosts import permit_hosts
+from polyclinic.common.hosts import HostUse, permit_hosts
 from polyclinic.server.simulation.backends.ray_grid import RayGrid
 from polyclinic.strategies.engine.events import RunStopped
 from tests.federations import ALL_DIGITS, DIGITS, federation, finished
@@ -167,7 +167,7 @@ def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         with (
-            permit_hosts([f"127.0.0.1:{port}"], tmp_path / "secrets.toml"),
+            permit_hosts([HostUse(f"127.0.0.1:{port}")], tmp_path / "secrets.toml"),
             pytest.raises(BadInput, match=r'simulation\.address: "127\.0\.0\.1:\d+" cannot be joined'),
         ):
             federation(tmp_path, ON_RAY, f"simulation.address=127.0.0.1:{port}")

@@ -311,3 +311,59 @@ def test_a_person_at_a_terminal_is_asked_and_sees_what_is_sent(user: User, answe
     assert process.returncode == code, text
     assert 'each value of column "accession" of labels.csv, 12 in all: A0, A1, A2, ...' in text
     assert bool(user.pacs.requests) == talks
+
+
+BENCHMARK = """\
+title = "B"
+reference = "fedavg"
+learning_rates = [1e-3]
+tuning_seed = 1000
+[[data]]
+name = "pacs"
+title = "P"
+[[methods]]
+name = "fedavg"
+[[patterns]]
+name = "p"
+title = "p"
+sites = 2
+set = ['kind="missing_classes"', "missing=0"]
+[forms.small]
+title = "small"
+rounds = 1
+seeds = 1
+blocks = [["pacs", "p"]]
+rates = "tune"
+[forms.tune]
+title = "tune"
+rounds = 1
+seeds = 1
+blocks = [["pacs", "p"]]
+set = ['data={{kind="dicomweb", url="{url}", labels="labels.csv", accession_column="patient_name", {keys}}}']
+"""
+
+
+def test_a_benchmark_asks_about_the_column_of_the_runs_that_choose_learning_rates_too(user: User) -> None:
+    user.write("pacs.toml")
+    keys = 'label_columns=["Mass", "Fluid"], image_size=16'
+    (user.home / "benchmark.toml").write_text(BENCHMARK.format(url=user.pacs.url, keys=keys), encoding="utf-8")
+    with terminal("n") as keyboard:
+        process = user.start("benchmark", ".", "--out", "out", stdin=keyboard)
+        text, _ = process.communicate(timeout=240)
+    assert process.returncode == 1, text
+    assert user.pacs.requests == []
+    for column in ("study", "patient_name"):
+        assert f'each value of column "{column}" of labels.csv' in text
+
+
+def test_an_account_without_a_home_runs_an_experiment_on_files_of_this_machine(user: User) -> None:
+    homeless = """
+import os, pwd, sys
+for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+    os.environ.pop(name, None)
+def no_entry(uid): raise KeyError(uid)
+pwd.getpwuid = no_entry
+"""
+    (user.home / "digits.toml").write_text(DIGITS, encoding="utf-8")
+    ended = user.run("run", "digits.toml", "--out", "run", program=homeless + PROGRAM)
+    assert ended.code == 0, ended.text

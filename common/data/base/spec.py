@@ -5,9 +5,11 @@ Relative paths start from the folder of the configuration file. This module read
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from polyclinic.common.data.base.decoded_size import LARGEST_MB
 from polyclinic.common.data.base.names import Name
 from polyclinic.common.errors import quote_names
-from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, find_user_secrets_path, normalize_host
+from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, HostUse, find_user_secrets_path, normalize_host
 from polyclinic.common.plugins import NAME_PATTERN, PluginName
 from polyclinic.common.system.plain_text import PLAIN_NAME
 
@@ -328,6 +330,11 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
             raise ValueError("give instance_column, study_column or accession_column: what names an image in the PACS")
         return self
 
+    @property
+    def search_column(self) -> str:
+        """Return the column whose values are sent to the PACS."""
+        return self.study_column or self.accession_column or self.instance_column or ""
+
 
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
@@ -530,9 +537,19 @@ DataSpec = Annotated[
 ]
 
 
-def list_dataset_hosts(spec: DataSpec | None) -> tuple[str, ...]:
-    """Return the hosts that a data set talks to when it is loaded, in the form of ``normalize_host``."""
-    return (normalize_host(spec.url),) if isinstance(spec, DicomwebDatasetSpec) else ()
+def list_dataset_uses(spec: DataSpec | None, base: Path) -> tuple[HostUse, ...]:
+    """Return the hosts that a data set talks to when it is loaded, and the column that each is sent.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+    """
+    return (make_search_use(spec, base),) if isinstance(spec, DicomwebDatasetSpec) else ()
+
+
+def make_search_use(spec: DicomwebDatasetSpec, base: Path) -> HostUse:
+    """Return the use of a PACS, which is sent each value of one column of the table."""
+    table = os.path.realpath(base / spec.labels)
+    return HostUse(normalize_host(spec.url), spec.url, table, spec.search_column)
 
 
 class AugmentationSpec(BaseDatasetSpec):

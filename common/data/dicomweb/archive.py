@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from polyclinic.common.data.base.spec import DicomwebDatasetSpec
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, make_search_use
 from polyclinic.common.data.dicomweb.client import (
     DicomwebClient,
     PacsConnectionSettings,
@@ -30,8 +30,15 @@ from polyclinic.common.data.images.pixel_cache import MARK, MARK_TEXT
 from polyclinic.common.data.images.reading import is_dicom_file
 from polyclinic.common.data.images.store import FileIdentity
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.hosts import HostSecret, find_host_secret, normalize_host, refuse_host_without_permission
-from polyclinic.common.system.files import is_disk_full, make_private_folder, remove_temporary_files, write_atomically
+from polyclinic.common.hosts import HostSecret, find_host_secret, normalize_host, refuse_use_without_permission
+from polyclinic.common.system.files import (
+    is_disk_full,
+    make_private_folder,
+    open_input_file,
+    open_own_descriptor,
+    remove_temporary_files,
+    write_atomically,
+)
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
@@ -100,8 +107,9 @@ class PacsImageCache:
         """Return a cached image file; None if it is not cached, or is no DICOM file any more."""
         file = self.get_cached_image_path(uid)
         try:
-            data = file.read_bytes()
-            os.utime(file)  # used just now
+            with open_input_file(file) as opened:
+                data = opened.read()
+            os.utime(file, follow_symlinks=False)  # used just now
         except OSError:
             return None
         return data if is_dicom_file(data) else None
@@ -152,7 +160,7 @@ class PacsImageCache:
     def append_search_results(self, results: Mapping[str, tuple[PacsImageLocation, ...]]) -> None:
         """Append search results to the cache: for each search key, the images that the PACS returned."""
         lines = [PacsSearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
-        descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = open_own_descriptor(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # The first line break ends a line that a killed program left incomplete.
             os.write(descriptor, ("\n" + "\n".join(lines) + "\n").encode())
@@ -294,17 +302,17 @@ def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
         base: The folder to which paths in ``spec`` are relative.
 
     Raises:
-        BadInput: If the user has not agreed to the host (:mod:`polyclinic.common.hosts`), or any of these fails; it
-            lists all faults.
+        BadInput: If the user has not agreed to the host and to what it is sent (:mod:`polyclinic.common.hosts`), or any
+            of these fails; it lists all faults.
     """
-    host = normalize_host(spec.url)
-    permission = refuse_host_without_permission(host, "data.url")
+    use = make_search_use(spec, base)
+    permission = refuse_use_without_permission(use, "data.url")
     faults = list[Fault]()
     secret: HostSecret | None = None
     context: ssl.SSLContext | None = None  # none for plain HTTP
     cache = PacsImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
     with _collect_bad_input_faults(faults):
-        secret = find_host_secret(host, permission.secrets_path)
+        secret = find_host_secret(use.host, permission.secrets_path)
     with _collect_bad_input_faults(faults):
         context = _make_tls_context(spec, base, secret, permission.secrets_path)
     with _collect_bad_input_faults(faults):
@@ -348,8 +356,7 @@ def _make_tls_context(
     """
     ca_path, where = base / spec.ca_file if spec.ca_file else None, "data.ca_file"
     if spec.ca_file and secret is not None:
-        host = normalize_host(spec.url)
-        problem = f"{host} is sent a secret, so what it is checked by stands beside the secret."
+        problem = f"{normalize_host(spec.url)} is sent a secret, so what it is checked by stands beside the secret."
         remedy = f'Take it out here, and write ca_file = "{spec.ca_file}" below this host in {secrets_path}'
         raise BadInput([Fault(where, problem, f"{remedy} (paths in there start in its folder).")])
     if secret is not None:

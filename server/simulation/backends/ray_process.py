@@ -22,7 +22,8 @@ import psutil
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue
-from polyclinic.common.hosts import refuse_host_without_permission
+from polyclinic.common.hosts import HostUse, refuse_use_without_permission
+from polyclinic.common.system.files import open_own_file
 from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 from polyclinic.server.simulation.backends import transfer
 from polyclinic.server.simulation.backends.cluster import (
@@ -164,7 +165,7 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
         remedy = "Install polyclinic[sim], or use --backend inline."
         raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
     if host := find_cluster_host(section.address):
-        refuse_host_without_permission(host, "simulation.address")
+        refuse_use_without_permission(HostUse(host), "simulation.address")
     place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
     remove_abandoned_folders(Path(place))
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
@@ -190,7 +191,7 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
 @contextmanager
 def lock_scratch_folder(scratch: Path) -> Iterator[None]:
     """Lock a run's temporary folder; the operating system releases the lock when this process ends."""
-    with (scratch / LOCK).open("wb") as lock:
+    with open_own_file(scratch / LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -202,6 +203,6 @@ def remove_abandoned_folders(place: Path) -> None:
             status = folder.lstat()
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
                 continue
-            with (folder / LOCK).open("ab") as lock:
+            with open_own_file(folder / LOCK, "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,7 @@ from polyclinic.client.check.data import check_site_data
 from polyclinic.client.site.settings import read_site_settings
 from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.data.base.image_set import DatasetSplits, are_all_patients_known
-from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_uses
 from polyclinic.common.data.connections import list_dataset_connections
 from polyclinic.common.data.dicomweb import client, search
 from polyclinic.common.data.dicomweb.archive import MARK, PacsImageCache
@@ -60,12 +60,12 @@ class Site:
 
     def load(self, **settings: Any) -> DatasetSplits:
         spec = self.spec(**settings)
-        with permit_hosts(list_dataset_hosts(spec), self.secrets_path):
+        with permit_hosts(list_dataset_uses(spec, self.folder), self.secrets_path):
             return load_dataset(spec, self.folder)
 
     def open(self, **settings: Any) -> PacsLabelTable:
         spec = self.spec(**settings)
-        with permit_hosts(list_dataset_hosts(spec), self.secrets_path):
+        with permit_hosts(list_dataset_uses(spec, self.folder), self.secrets_path):
             return open_dicomweb_table(spec, self.folder)
 
     def fault(self, **settings: Any) -> str:
@@ -275,10 +275,22 @@ def test_a_password_from_a_file_and_a_token_from_the_environment(site: Site, mon
 
 def test_nothing_is_sent_to_a_host_that_nobody_has_agreed_to(site: Site) -> None:
     spec = site.spec()
+    (agreed,) = list_dataset_uses(spec, site.folder)
     for host in ("http://127.0.0.1", "https://127.0.0.1:443", f"https://127.0.0.1:{site.pacs.port}"):
-        with permit_hosts([host], site.secrets_path), pytest.raises(BadInput, match="nobody has agreed"):
+        permit = permit_hosts([replace(agreed, host=host)], site.secrets_path)
+        with permit, pytest.raises(BadInput, match="nobody has agreed"):
             load_dataset(spec, site.folder)
     with pytest.raises(BadInput, match="nobody has agreed"):
+        load_dataset(spec, site.folder)
+    assert site.pacs.requests == []
+
+
+@pytest.mark.parametrize("other", [{"column": "name"}, {"table": "/other.csv"}, {"address": "https://127.0.0.1/other"}])
+def test_an_agreement_to_one_column_of_one_table_is_none_to_another(site: Site, other: dict[str, str]) -> None:
+    spec = site.spec()
+    (agreed,) = list_dataset_uses(spec, site.folder)
+    permit = permit_hosts([replace(agreed, **other)], site.secrets_path)
+    with permit, pytest.raises(BadInput, match="what was agreed to is another use"):
         load_dataset(spec, site.folder)
     assert site.pacs.requests == []
 

@@ -33,7 +33,7 @@ from polyclinic import load as load_run
 from polyclinic.client.check.data import check_site_data
 from polyclinic.client.site.settings import read_site_settings
 from polyclinic.common.data.base.image_set import DatasetSplits
-from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_uses
 from polyclinic.common.data.load import load_dataset
 from polyclinic.common.errors import BadInput
 from polyclinic.common.hosts import permit_hosts
@@ -159,12 +159,12 @@ STUDIES = 30
 ROOT = Path(__file__).parents[3]
 LOAD = """
 import pathlib, sys
-from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_hosts
+from polyclinic.common.data.base.spec import DicomwebDatasetSpec, list_dataset_uses
 from polyclinic.common.data.load import load_dataset
 from polyclinic.common.hosts import permit_hosts
 folder = pathlib.Path(sys.argv[1])
 spec = DicomwebDatasetSpec.model_validate_json((folder / "spec.json").read_text())
-with permit_hosts(list_dataset_hosts(spec), folder / "secrets.toml"):
+with permit_hosts(list_dataset_uses(spec, folder), folder / "secrets.toml"):
     load_dataset(spec, folder)
 """
 SYNTAXES = (uid.JPEGLosslessSV1, uid.JPEGLSLossless, uid.RLELossless, uid.JPEG2000Lossless)
@@ -237,7 +237,7 @@ def spec(pacs: Pacs, **others: Any) -> DicomwebDatasetSpec:
 def load(pacs: Pacs, folder: Path, **others: Any) -> DatasetSplits:
     """Load the data as a person who has agreed to the server."""
     data = spec(pacs, **others)
-    with permit_hosts(list_dataset_hosts(data), folder / "secrets.toml"):
+    with permit_hosts(list_dataset_uses(data, folder), folder / "secrets.toml"):
         return load_dataset(data, folder)
 
 
