@@ -139,7 +139,7 @@ def _sum_reciprocals(after: Counts, until: Counts) -> Floats:
     Up to 64, the sums are added up. Above, they follow from the Euler-Maclaurin series of the harmonic numbers, whose
     first omitted term is below 1e-16. The memory does not depend on the integers.
     """
-    first = _HARMONIC[np.minimum(until, _LISTED)] - _HARMONIC[np.minimum(after, _LISTED)]
+    first: Floats = _HARMONIC[np.minimum(until, _LISTED)] - _HARMONIC[np.minimum(after, _LISTED)]
     low, high = np.maximum(after, _LISTED).astype(np.float64), np.maximum(until, _LISTED).astype(np.float64)
 
     def correct(j: Floats) -> Floats:
@@ -147,4 +147,5 @@ def _sum_reciprocals(after: Counts, until: Counts) -> Floats:
 
     # log1p keeps all digits where few integers lie between two large ones.
     rest: Floats = np.log1p((high - low) / low) + (correct(high) - correct(low))
-    return first + rest
+    total: Floats = first + rest
+    return total
