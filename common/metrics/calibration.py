@@ -191,8 +191,9 @@ def choose_operating_points(
         border = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
         decided = count_pooled_decisions(tested, border)
         points[name] = (OperatingPoint("sensitivity", sensitivity, float(EDGES[border]), chosen_on, decided),)
-        # Whole numbers: sums of two shares that are equal must compare equal.
-        above_chance = detected * chosen_on[1] - alarms * chosen_on[0]
+        # Whole numbers: sums of two shares that are equal must compare equal. Python's, because sites may state so many
+        # images that the products exceed 64 bits.
+        above_chance = detected.astype(object) * chosen_on[1] - alarms.astype(object) * chosen_on[0]
         # Of the borders with the largest value, the middle of the longest row: far from small changes of scores.
         best = np.flatnonzero(above_chance == above_chance.max())
         widest = max(np.split(best, np.flatnonzero(np.diff(best) > 1) + 1), key=len)
@@ -242,6 +243,7 @@ def compute_roc_curve(histogram: ScoreHistogram) -> RocCurve | None:
 def compute_wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
     """Return lower and upper ends of the 95 % Wilson interval (JASA 1927) of the shares ``part / whole``, ``(n,)``."""
     share, square = part / whole, NORMAL_95**2
+    whole = whole.astype(np.float64)  # the square of a count may exceed 64 bits
     middle = (share + square / (2 * whole)) / (1 + square / whole)
     half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
     return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)

@@ -102,7 +102,9 @@ def compute_pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
     if not pairs:
         return None
     below = np.cumsum(negatives)  # negatives up to and with each bin
-    won, open_ = int(positives @ (below - negatives)), int(positives @ negatives)
+    # Python's integers: the pairs of some billion images, which sites may state, exceed 64 bits.
+    each = positives.astype(object)
+    won, open_ = int(each @ (below - negatives)), int(each @ negatives)
     return ValueWithError.from_bounds(won / pairs, (won + open_) / pairs)
 
 
@@ -116,8 +118,34 @@ def compute_pooled_average_precision(histogram: ScoreHistogram) -> ValueWithErro
     total, wrong = int(positives.sum()), np.cumsum(negatives)
     if not total or not wrong[-1]:
         return None
-    right, rank = np.cumsum(positives), np.arange(1, total + 1)
-    is_filled = positives > 0
-    high = np.sum(positives[is_filled] * right[is_filled] / (right + wrong - negatives)[is_filled]) / total
-    low = np.mean(rank / (rank + np.repeat(wrong, positives)))
+    right, is_filled = np.cumsum(positives), positives > 0
+    squares = positives[is_filled].astype(np.float64) * right[is_filled]  # as integers they may exceed 64 bits
+    high = np.sum(squares / (right + wrong - negatives)[is_filled]) / total
+    # A positive of rank k (of all positives) in a bin with w negatives above or in it has precision
+    # k / (k + w) = 1 - w / (k + w). Their sum needs no list of ranks, whose length a site could choose.
+    lost = wrong * _sum_reciprocals(right - positives + wrong, right + wrong)
+    low = np.sum(positives - lost) / total
     return ValueWithError.from_bounds(float(low), float(high))
+
+
+_LISTED = 64
+_HARMONIC = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, _LISTED + 1))])
+"""The sums of the first 0 to 64 reciprocals."""
+
+
+def _sum_reciprocals(after: Counts, until: Counts) -> Floats:
+    """Return the sums of ``1 / j`` for the integers j above ``after``, up to and with ``until``, ``(n,)`` each.
+
+    Up to 64, the sums are added up. Above, they follow from the Euler-Maclaurin series of the harmonic numbers, whose
+    first omitted term is below 1e-16. The memory does not depend on the integers.
+    """
+    first: Floats = _HARMONIC[np.minimum(until, _LISTED)] - _HARMONIC[np.minimum(after, _LISTED)]
+    low, high = np.maximum(after, _LISTED).astype(np.float64), np.maximum(until, _LISTED).astype(np.float64)
+
+    def correct(j: Floats) -> Floats:
+        return 1 / (2 * j) - 1 / (12 * j**2) + 1 / (120 * j**4) - 1 / (252 * j**6)
+
+    # log1p keeps all digits where few integers lie between two large ones.
+    rest: Floats = np.log1p((high - low) / low) + (correct(high) - correct(low))
+    total: Floats = first + rest
+    return total

@@ -462,9 +462,12 @@ class EvaluateReply:
         if len(set(names)) < len(names) or len(self.metric_values) != len(names) * len(self.class_names):
             raise WireError("each plug-in's metric must be named once, and have one value a class.")
         try:
-            tested, _ = self.histograms, self.validation_histograms
+            tested, validated = self.histograms, self.validation_histograms
         except ValueError as error:
             raise WireError(str(error)) from error
+        for histogram in (*tested.values(), *validated.values()):
+            if max(map(int, (histogram.positives.sum(), histogram.negatives.sum()))) > MOST_IMAGES:
+                raise WireError(f"a class has at most {MOST_IMAGES:,} images that show it, and as many that do not.")
         if not set(tested) <= set(self.class_names):
             raise WireError("scores must be of tested classes, once each.")
         for kind in ("positives", "negatives"):

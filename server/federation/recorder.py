@@ -409,7 +409,9 @@ class RunRecorder(RunCallbacks):
     def record_run_end(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a finished run."""
         folder = self.setting.folder
-        result = {"result_round": self.coordinator.result_round, "model_sha256": summary["model_sha256"]}
+        chosen = self.coordinator.result_round
+        last = self.coordinator.state.round
+        result = {"result_round": chosen if chosen >= 0 else last, "model_sha256": summary["model_sha256"]}
         self.ledger.audit.append(event="result", **result)
         if reason := write_run_receipt(self.ledger.audit):
             folder.append_event("no_receipt", reason=reason)

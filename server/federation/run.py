@@ -94,6 +94,8 @@ def run_federation(
         state = coordinator.state
         if state.round < experiment.run.rounds:
             setting.folder.append_event("ended_early", round=state.round, best_round=state.best_round)
+        if because := coordinator.reason_for_last_model:
+            setting.folder.append_event("last_model", because=because)
         recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
         sums = unmask_test_histograms(coordinator, select_counting_replies(tested, coordinator))
@@ -151,6 +153,7 @@ def _make_run_summary(
         "ended": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "rounds": coordinator.state.round,
         "best_round": coordinator.round_chosen_by_validation,
+        "last_model_because": coordinator.reason_for_last_model or None,
         "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
         "excluded": dict(coordinator.state.excluded),

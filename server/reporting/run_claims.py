@@ -248,6 +248,8 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
+    if because := summary.last_model_because:
+        limits.append(f"No best round was chosen by validation: {because}.")
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(
             f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model. "

@@ -148,6 +148,7 @@ class RunSummary(_LenientRunFileModel):
 
     Attributes:
         ended: End of the run in UTC, ISO 8601.
+        last_model_because: Why the last model is the result though the experiment asks for the best one, if so.
         criterion: Validation metric that selected the best round; None if no round was selected.
         table_sha256: Hash of the label table, by which ``evaluate`` recognizes the table.
         patients_known: Whether the data names the patient of every image; None if only the sites know.
@@ -171,6 +172,7 @@ class RunSummary(_LenientRunFileModel):
     skipped_images: tuple[SkippedImage, ...] = ()
     notes: tuple[str, ...] = ()
     best_round: int | None = None
+    last_model_because: str | None = None
     criterion: Literal["auroc", "loss"] | None = None
     test: FinalTestSummary
     client_accuracy: BestClientAccuracies | None = None

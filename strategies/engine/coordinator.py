@@ -54,6 +54,7 @@ from polyclinic.strategies.engine.layers import (
 from polyclinic.strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
 from polyclinic.strategies.engine.secure_aggregation import SecureAggregationLayer
 from polyclinic.strategies.engine.state import (
+    FEWEST,
     FederationState,
     find_uncounted_sites,
     is_state_dict,
@@ -193,6 +194,25 @@ class Coordinator:
         """
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
+
+    @property
+    def reason_for_last_model(self) -> str:
+        """Return why the experiment's choice of the best model did not take place; empty if it did."""
+        chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
+        members, judges = self._count_participants(), len(self.state.best_losses)
+        if not chooses or (self.state.best_round >= 0 and not judges < FEWEST <= members):
+            return ""
+        if members < FEWEST:
+            return "no hospital states validation figures, so the last model is the result"
+        model = (
+            "last model" if self.state.best_round in (-1, self.state.round) else f"model of round {self.result_round}"
+        )
+        few = f"fewer than {FEWEST} of {members} hospitals state validation figures by which models can be compared"
+        return f"{few}, so the {model} is the result: otherwise one hospital alone could choose it"
+
+    def _count_participants(self) -> int:
+        """Return the number of members without those that are excluded, or of which no reply counts."""
+        return len(self.sites.members.keys() - self.uncounted_sites.keys())
 
     def make_final_round_context(self) -> RoundContext:
         """Return the data for the method's rules after the last round: contract, roll call answers, statistics."""
@@ -340,7 +360,7 @@ class Coordinator:
         validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
-            record_model_validation(self.state, validation, self.criterion),
+            record_model_validation(self.state, validation, self.criterion, self._count_participants()),
             server_round,
             accepted,
             absent,
@@ -477,7 +497,8 @@ class Coordinator:
         voters = {site: why for site, why in received.absent.items() if site not in uncounted}
         for layer in self.layers:
             layer.on_validation(self.last_validation, voters)
-        judged = record_model_validation(self.state, self.last_validation, self.criterion)
+        members = self._count_participants()
+        judged = record_model_validation(self.state, self.last_validation, self.criterion, members)
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test_result_model(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:

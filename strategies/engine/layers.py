@@ -212,6 +212,9 @@ SITES = range(3, 17)
 FEWEST_JUDGES = 2
 """Smallest number of other sites that judge a site's update: a single judge could exclude any other site."""
 
+FEWEST_HARMED = 2
+"""Smallest number of sites to which a collapsed model is useless."""
+
 CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
 """Words in the reasons of sites where training diverged, or the validation loss is not finite."""
 
@@ -231,6 +234,9 @@ class ModelCollapse(RoundRepetition):
 def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
     """Return why a model has collapsed (it is useless to more than half of the sites), or an empty string.
 
+    At least :data:`FEWEST_HARMED` sites must say so: where the others keep their figures, a single site could otherwise
+    have each round trained twice.
+
     Args:
         losses: Site -> validation loss of the current model.
         absent: Site -> why its reply does not count.
@@ -244,7 +250,7 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
         if (ratio := _compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
             worse.append(ratio)
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
-    if 2 * (len(lost) + len(worse)) <= voters:
+    if len(lost) + len(worse) < FEWEST_HARMED or 2 * (len(lost) + len(worse)) <= voters:
         return ""
     much = f"a validation loss {min(worse):.3g} times as high as before, or more" if worse else "no finite loss"
     return f"{len(lost) + len(worse)} of {voters} sites have {much}"

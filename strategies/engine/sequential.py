@@ -207,14 +207,15 @@ class SequentialCoordinator(Coordinator):
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
         # Validate on the coordinator's images, or at the sites if it has no labelled ones. If the experiment tests in
         # each round, the sites also count correct predictions on their test images.
-        own, validation = self._own, FederationValidation()
+        own, validation, judges = self._own, FederationValidation(), self._count_participants()
         if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
             validation = self.collect_site_validation(self.configure_evaluate(), server_round)
             validation = validation.without_sites(self.uncounted_sites)
         if own and own.validation.has_known_labels:
             validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
+            judges = 1  # the coordinator alone, which needs no majority against itself
         self.last_validation = validation
-        self.state = record_model_validation(self.state, validation, self.criterion)
+        self.state = record_model_validation(self.state, validation, self.criterion, judges)
         record = RoundRecord.from_replies(
             server_round,
             done.replies,

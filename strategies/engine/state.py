@@ -24,6 +24,11 @@ n    choices that the lying site can decide
 10   the same, with five of the nine honest sites
 ==== =============================================================================================================
 
+So in a run of three sites or more, only three or more sites choose: if fewer validated both the best model so far and
+the current one, the current one is the result until three compare again. Two can only object together: the earlier
+model stays if both rate the current one more than 25 % above their best. Otherwise one hospital would choose wherever
+the others keep their figures, or would hold the run at an early model by ceasing to state its own.
+
 If more than half of the sites rate some model within 25 % of their best, the chosen model is one of these. Stricter
 rules (limiting each difference to the second largest, trimming, counting votes) chose worse rounds among honest sites,
 because few sites see a difference and the noise of the others outvotes them.
@@ -57,6 +62,8 @@ from polyclinic.strategies.local.site_method import Criterion, SiteMethod
 
 FEWEST = 3
 """Smallest number of sites of which a majority can outvote one."""
+FEWEST_TO_OBJECT = 2
+"""Of fewer than three judges in a larger run, the number that together may keep the earlier model."""
 TOLERATED = 1.25
 """Honest losses near their lowest vary by some percent from round to round; then the mean decides."""
 SMALL = 0.02
@@ -215,43 +222,75 @@ def find_uncounted_sites(
 
 
 def record_model_validation(
-    state: FederationState, validation: FederationValidation, criterion: Criterion
+    state: FederationState, validation: FederationValidation, criterion: Criterion, members: int
 ) -> FederationState:
     """Return the state with the sites' validation of the current model, which may become the best model.
 
     The first validated model fixes the run's criterion: ``criterion``, or ``loss`` if at most half of the sites with a
-    loss also state an AUROC. Otherwise few sites, one of which may lie, would choose the model alone. A validation
-    without losses leaves the state unchanged.
+    loss also state an AUROC. Otherwise few sites, one of which may lie, would choose the model alone.
 
     Args:
         validation: The sites' losses and AUROCs of the current model.
         criterion: The experiment's figure for the choice of the best model.
+        members: Number of sites that take part in the run, whether they state figures or not.
     """
     if not validation.loss:
-        return state
+        return update_best_model(state, {}, members)
     if state.criterion is None:
         with_auroc = validation.auroc.keys() & validation.loss.keys()
         state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
     if state.criterion == "loss":
-        return update_best_model(state, validation.loss)
-    return update_best_model(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
+        return update_best_model(state, validation.loss, members)
+    return update_best_model(state, {site: 1 - auroc for site, auroc in validation.auroc.items()}, members)
 
 
-def update_best_model(state: FederationState, losses: Losses) -> FederationState:
+def update_best_model(state: FederationState, losses: Losses, members: int) -> FederationState:
     """Return the state with the sites' losses of the current model, which becomes the best model if it is better.
 
-    Only sites that validated both models count. If there are none, or both models are equally good, the earlier model
-    stays the best; see :func:`is_better_model`.
+    Only sites that validated both models count. If both models are equally good, the earlier model stays the best; see
+    :func:`is_better_model`. In a run of three sites or more where fewer than three validated both, the current model is
+    the best one unless :func:`do_both_judges_object`. There is then no best model if fewer than two validated the
+    current one, so that the last model is the result. In a run of one or two sites, the earlier model stays the best if
+    no site validated both.
+
+    Args:
+        losses: Site -> loss of the current model, by the run's criterion.
+        members: Number of sites that take part in the run, whether they state figures or not.
     """
-    if not losses:
-        return state
-    lowest = dict(state.lowest_losses)
-    for site, loss in losses.items():
-        lowest[site] = min(loss, lowest.get(site, loss))
-    judged = replace(state, lowest_losses=MappingProxyType(lowest))
-    if state.best is not None and not is_better_model(losses, state.best_losses, lowest):
+    judges = losses.keys() & state.best_losses.keys() if state.best else losses.keys()
+    judged = replace(state, lowest_losses=_lower_losses(state.lowest_losses, losses))
+    if len(judges) < FEWEST <= members:
+        if len(losses) < FEWEST_TO_OBJECT:
+            return replace(judged, best=None, best_round=-1, best_losses=MappingProxyType({}))
+        stays = do_both_judges_object(losses, state.best_losses, judged.lowest_losses)
+    else:
+        stays = not losses or (
+            state.best is not None and not is_better_model(losses, state.best_losses, judged.lowest_losses)
+        )
+    if stays:
         return judged
     return replace(judged, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))
+
+
+def _lower_losses(lowest: Losses, losses: Losses) -> Losses:
+    """Return site -> the lowest loss, of ``lowest`` and of the current ones."""
+    lower = dict(lowest)
+    for site, loss in losses.items():
+        lower[site] = min(loss, lower.get(site, loss))
+    return MappingProxyType(lower)
+
+
+def do_both_judges_object(now: Losses, before: Losses, lowest: Losses) -> bool:
+    """Return True if two sites validated both models, and each holds the current one to be clearly worse.
+
+    Clearly worse: a higher loss than that of the previous best model, and above :data:`TOLERATED` times its lowest.
+    The arguments are those of :func:`is_better_model`.
+    """
+    judges = now.keys() & before.keys()
+    objecting = [
+        site for site in judges if now[site] > before[site] and (now[site] + SMALL) / (lowest[site] + SMALL) > TOLERATED
+    ]
+    return len(objecting) == len(judges) >= FEWEST_TO_OBJECT
 
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:

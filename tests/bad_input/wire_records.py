@@ -200,6 +200,12 @@ CASES = (
         "scores of more images than any hospital has",
         with_fields({"positive_scores": b"\xff" * 4 * BINS, "positive_scores/width": 4}, SPREAD),
     ),
+    saying(
+        "validation scores of more images in all bins than any hospital has",
+        with_fields(
+            {"validation_positive_scores": b"\x00\x00\x10\x00" * BINS, "validation_positive_scores/width": 4}, SPREAD
+        ),
+    ),
     saying("an AUROC of 77", field("auroc", [77.0], SCORES)),
     saying("a loss below 0", field("validation_loss", -1e300)),
     saying("seconds of a thousand centuries", field("seconds", 1e300)),

@@ -1,5 +1,7 @@
 """Score histograms add up, and what they say of AUROC and average precision holds of the scores themselves."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from polyclinic.common.metrics.bootstrap import compute_pooled_auroc_interval
+from polyclinic.common.metrics.calibration import (
+    choose_operating_points,
+    compute_pooled_calibration,
+    compute_roc_curve,
+    count_pooled_decisions,
+)
 from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.score_histograms import (
     BINS,
@@ -94,7 +103,8 @@ def test_bounds_worked_by_hand() -> None:
     counts[:, 7], counts[:, 8] = (1, 2), (1, 0)
     histogram = ScoreHistogram(*counts)
     assert compute_pooled_auroc(histogram) == ValueWithError(0.75, 0.25)
-    assert compute_pooled_average_precision(histogram) == ValueWithError(0.875, 0.125)
+    precision = compute_pooled_average_precision(histogram)
+    assert (precision.low, precision.high) == pytest.approx((0.75, 1.0), abs=ROUNDING)
 
 
 def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:
@@ -140,3 +150,50 @@ def test_a_score_that_is_no_probability_is_refused(score: float) -> None:
 def test_what_is_no_histogram_is_refused(counts: NDArray[np.int64]) -> None:
     with pytest.raises(ValueError, match="counts of 0 or more"):
         ScoreHistogram(counts, np.zeros(BINS, np.int64))
+
+
+def lower_bound_by_listing(histogram: ScoreHistogram) -> float:
+    """The mean precision over the ranks of all positives, one entry an image."""
+    positives, wrong = histogram.positives[::-1], np.cumsum(histogram.negatives[::-1])
+    rank = np.arange(1, positives.sum() + 1)
+    return float(np.mean(rank / (rank + np.repeat(wrong, positives))))
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_the_lower_bound_of_the_average_precision_is_that_of_a_list_of_all_ranks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    filled = rng.random((2, BINS)) < rng.choice([0.002, 0.1, 1.0])
+    most = rng.choice([1, 3, 50, 1000], (2, 1))
+    counts = np.where(filled, rng.integers(0, most + 1, (2, BINS)), 0)
+    counts[0, rng.integers(BINS)] += 1
+    counts[1, rng.integers(BINS)] += int(rng.choice([1, 10**6]))
+    histogram = ScoreHistogram(*counts)
+    precision = compute_pooled_average_precision(histogram)
+    assert precision is not None
+    assert precision.low == pytest.approx(lower_bound_by_listing(histogram), abs=ROUNDING)
+
+
+def test_what_sites_state_sets_neither_the_memory_nor_the_time_of_their_figures() -> None:
+    """A site may state 10**9 images of each kind, 10,000 sites 10**13; the figures are those of a millionth of them."""
+    many, few = (ScoreHistogram(*np.full((2, BINS), each, np.int64)) for each in (10**10, 10**4))
+    sensitivity = 0.9
+    tracemalloc.start()
+    try:
+        auroc, precision = compute_pooled_auroc(many), compute_pooled_average_precision(many)
+        quality = compute_pooled_calibration(many), compute_roc_curve(many)
+        interval = compute_pooled_auroc_interval(many, np.random.default_rng(0))
+        points = choose_operating_points({"x": many}, {"x": many}, sensitivity)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 200e6
+    assert auroc is not None
+    assert precision is not None
+    assert interval is not None
+    assert all(quality)
+    assert auroc == compute_pooled_auroc(few)
+    assert precision.low == pytest.approx(lower_bound_by_listing(few), abs=1e-6)
+    assert interval[0] <= auroc.value <= interval[1]
+    assert points["x"][-1].decisions == count_pooled_decisions(
+        many, int(np.searchsorted(EDGES, points["x"][-1].threshold))
+    )

@@ -35,9 +35,9 @@ Judgements = Sequence[Mapping[str, float]]
 
 def chosen(rounds: Judgements) -> int:
     """The best round after all of them, from 0."""
-    state = FederationState(0, TINY)
+    state, members = FederationState(0, TINY), max(map(len, rounds))
     for server_round, losses in enumerate(rounds):
-        state = update_best_model(replace(state, round=server_round), losses)
+        state = update_best_model(replace(state, round=server_round), losses, members)
     return state.best_round
 
 
@@ -149,7 +149,7 @@ def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_wi
 def test_the_lowest_losses_are_of_each_site_by_itself() -> None:
     state = FederationState(0, TINY)
     for losses in ({"a": 0.4, "c": 0.3}, {"a": 0.5, "b": 0.1}):
-        state = update_best_model(state, losses)
+        state = update_best_model(state, losses, members=2)
     assert state.lowest_losses == {"a": 0.4, "b": 0.1, "c": 0.3}
 
 
@@ -165,12 +165,12 @@ Figures = Mapping[str, tuple[float, float | None]]
 
 def judged(rounds: Sequence[Figures], criterion: Criterion = "auroc") -> FederationState:
     """The state after these rounds were judged."""
-    state = FederationState(0, TINY)
+    state, members = FederationState(0, TINY), max(map(len, rounds))
     for server_round, sites in enumerate(rounds):
         losses = {site: loss for site, (loss, _) in sites.items()}
         aurocs = {site: auroc for site, (_, auroc) in sites.items() if auroc is not None}
         validation = FederationValidation(losses, aurocs)
-        state = record_model_validation(replace(state, round=server_round), validation, criterion)
+        state = record_model_validation(replace(state, round=server_round), validation, criterion, members)
     return state
 
 
@@ -238,4 +238,67 @@ def test_all_rounds_of_a_run_are_compared_by_one_criterion_over_a_restart_too() 
     again = deserialize_federation_state(serialize_federation_state(begun))
     assert again.criterion == "loss"
     later = FederationValidation({"a": 0.4, "b": 0.4}, {"a": 0.1, "b": 0.1})
-    assert record_model_validation(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}
+    assert record_model_validation(replace(again, round=1), later, "auroc", 2).best_losses == {"a": 0.4, "b": 0.4}
+
+
+def chosen_among(members: int, rounds: Judgements) -> tuple[int, bool]:
+    """The best round, and whether the model of the last round is the result."""
+    state = FederationState(0, TINY)
+    for server_round, losses in enumerate(rounds):
+        model = replace(TINY, trunk=TINY.trunk + server_round)
+        state = update_best_model(replace(state, round=server_round, model=model), losses, members)
+    return state.best_round, state.best_or_last_model is state.model
+
+
+@pytest.mark.parametrize("members", [3, 4, 10])
+@pytest.mark.parametrize("lie", LIES)
+def test_where_the_others_keep_their_figures_one_site_does_not_choose(members: int, lie: str) -> None:
+    rounds = [{"liar": LIES[lie](n)} for n in range(15)]
+    assert chosen_among(members, rounds) == (-1, True)
+    figures = [
+        FederationValidation(losses, {site: 1 / (1 + loss) for site, loss in losses.items()}) for losses in rounds
+    ]
+    state = FederationState(0, TINY)
+    for server_round, validation in enumerate(figures):
+        state = record_model_validation(replace(state, round=server_round), validation, "auroc", members)
+        assert state.best is None
+
+
+@pytest.mark.parametrize("members", [3, 4, 10])
+@pytest.mark.parametrize("lie", LIES)
+def test_where_all_but_one_keep_their_figures_the_liar_holds_no_model_that_the_other_does_not(
+    members: int, lie: str
+) -> None:
+    """The honest judge's losses fall, and rise at the end: only there may an earlier round be the result."""
+    rounds = with_liar(falling(1), [LIES[lie](n) for n in range(15)])
+    assert chosen_among(members, rounds[:12]) == (11, True)
+    assert chosen_among(members, rounds)[0] >= 11
+
+
+def test_two_judges_together_keep_the_model_before_one_that_is_clearly_worse() -> None:
+    good, bad = {"a": 0.5, "b": 0.6}, {"a": 0.9, "b": 0.9}
+    assert chosen_among(3, [good, bad]) == (0, False)
+    assert chosen_among(3, [good, {**bad, "a": 0.6}]) == (1, True)
+    assert chosen_among(3, [bad, good]) == (1, True)
+
+
+SILENT_FROM = [{"a": 0.9, "b": 0.9, "liar": 0.0}, *({"a": 0.9**n, "b": 0.9**n} for n in range(2, 7))]
+"""The liar calls the untrained model perfect, then states nothing."""
+
+
+def test_a_site_that_ceases_to_state_its_figures_does_not_hold_the_run_at_an_early_model() -> None:
+    assert chosen_among(3, SILENT_FROM) == (5, True)
+    assert chosen_among(3, [SILENT_FROM[0], *({"a": losses["a"]} for losses in SILENT_FROM[1:])]) == (-1, True)
+
+
+def test_three_choose_again_as_soon_as_they_validate() -> None:
+    three = [{"a": loss, "b": loss, "c": loss} for loss in (0.5, 0.4, 0.2, 0.3)]
+    assert chosen_among(3, [{"a": 0.1, "b": 0.1, "c": 0.1}, {"a": 0.6}, *three]) == (4, False)
+    assert chosen_among(3, [*three, {}]) == (-1, True)
+    assert chosen_among(2, [{"a": 0.5, "b": 0.5}, {}]) == (0, False)
+
+
+def test_a_third_site_that_joins_late_ends_the_choice_of_two() -> None:
+    state = update_best_model(FederationState(0, TINY), {"a": 0.4, "b": 0.1}, 2)
+    state = update_best_model(replace(state, round=1), {"a": 0.3, "b": 0.4, "c": 0.4}, 3)
+    assert state.best_round == 1

@@ -42,6 +42,13 @@ def test_sites_that_diverged_count_as_ruined_and_those_that_are_away_do_not() ->
     assert describe_model_collapse({"c": 0.7}, dict.fromkeys("ab", "no reply within 60 s"), BEFORE) == ""
 
 
+def test_one_site_states_no_collapse_where_the_others_keep_their_figures() -> None:
+    assert describe_model_collapse({"a": 1e6}, {}, {"a": 0.5}) == ""
+    assert describe_model_collapse({}, {"a": "training diverged in epoch 1"}, {}) == ""
+    assert describe_model_collapse({"a": 1e6, "b": 0.6}, {}, BEFORE) == ""
+    assert describe_model_collapse({"a": 1e6, "b": 1e6}, {}, BEFORE).startswith("2 of 2 sites")
+
+
 def test_a_model_has_stalled_where_it_is_not_better_by_two_percent_at_more_than_half() -> None:
     assert has_model_stalled({"a": 0.5, "b": 0.6, "c": 0.1}, BEFORE)
     assert not has_model_stalled({"a": 0.48, "b": 0.57, "c": 0.9}, BEFORE)

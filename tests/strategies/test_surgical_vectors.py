@@ -107,6 +107,6 @@ def test_the_rounds_saved_as_best_are_the_authors(case: dict[str, Any]) -> None:
     losses = case["mean_val_loss"][: None if stop is None else stop + 1]
     state, saved = FederationState(0, TINY), []
     for index, loss in enumerate(losses):
-        state = update_best_model(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1})
+        state = update_best_model(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1}, 2)
         saved += [index] if state.best_round == index else []
     assert saved == case["rounds_saved_as_best"]

@@ -34,6 +34,7 @@ SENTENCES = {
     "begun_anew": "the run began again from round 1: no checkpoint could be read",
     "resumed": "the run was resumed after round {round}",
     "checkpoint_broken": "checkpoint {file} could not be read: {reason}",
+    "last_model": "no best round was chosen: {because}",
     "ended_early": "the run ended after round {round}: no model after that of round {best_round} was better",
     "roll_call": "roll call: {sites} take part; classes: {classes}",
     "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
