@@ -81,12 +81,12 @@ class LastStoredReply(NamedTuple):
 
     Attributes:
         left: Hash of the site's state after training.
-        cost_id: Name of the reply's cost (:attr:`PrivacyCostEntry.id`); empty if an earlier release stored the reply.
+        cost: The reply's cost; None if an earlier release stored the reply.
     """
 
     reply: TrainReply
     left: bytes
-    cost_id: str = ""
+    cost: PrivacyCostEntry | None = None
 
 
 class PrivacyBudgetLedger:
@@ -127,18 +127,19 @@ class PrivacyBudgetLedger:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
             if facts.pop("request") != request:
                 return None
-            cost_id = facts.pop("cost", "")
+            cost = facts.pop("cost", None)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
         update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
         statistics = select_arrays_with_prefix("statistics", arrays)
-        return LastStoredReply(TrainReply(**facts, update=update, statistics=statistics), left, cost_id)
+        reply = TrainReply(**facts, update=update, statistics=statistics)
+        return LastStoredReply(reply, left, PrivacyCostEntry(**cost) if cost else None)
 
     def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastStoredReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
-        facts |= {"request": entry.request, "cost": entry.id, "left": paid.left.hex(), "form": reply.update.form}
+        facts |= {"request": entry.request, "cost": asdict(entry), "left": paid.left.hex(), "form": reply.update.form}
         facts["classes"] = list(head.class_names) if head else []
         arrays = {
             **_prefix_array_names("update", reply.update.to_named_arrays()),
@@ -175,7 +176,8 @@ def _prefix_array_names(prefix: str, arrays: Arrays) -> Arrays:
 
 def _derive_cost_id(entry: PrivacyCostEntry, place: int) -> str:
     """Return a name for a cost that an earlier release wrote without one; the same for each copy of the folder."""
-    return hashlib.sha256(json.dumps([place, asdict(entry)]).encode()).hexdigest()[:32]
+    facts = {name: value for name, value in asdict(entry).items() if name != "patients"}
+    return hashlib.sha256(json.dumps([place, facts]).encode()).hexdigest()[:32]
 
 
 def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
@@ -282,7 +284,8 @@ def _list_costs_by_federation(costs: PatientCosts, delta: float) -> list[dict[st
                 "federation": federation,
                 "site": site,
                 "runs": len({charged.cost.run for charged in charges}),
-                "patients": part.count_charged_patients(),
+                "patients": int(part.mark_charged_patients().sum()),
+                "by_picture": int(part.mark_patients_known_by_picture().sum()),
                 "epsilon": _finite_or_none(compute_largest_patient_epsilon(part, delta)),
             }
         )
@@ -293,7 +296,7 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     """Refuse a plan if another round of it would exceed the privacy budget of any of the site's patients.
 
     Args:
-        run: Run whose interrupted round does not count, because it will be resumed.
+        run: Run whose interrupted round does not count, because it will be resumed with the same patients and noise.
 
     Raises:
         BadInput: If the budget would be exceeded.
@@ -301,9 +304,9 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     protection = make_site_privacy_settings(plan, method, site.train_samples)
     if protection is None or site.policy.epsilon is None:
         return
-    ledger = open_patient_ledger(site)
-    costs = None if ledger is None else ledger.list_costs(run)
-    _refuse_cost_over_budget(site, costs, protection.noisy_steps_per_round)
+    ledger, steps = open_patient_ledger(site), protection.noisy_steps_per_round
+    costs = None if ledger is None else ledger.list_costs(run, steps)
+    _refuse_cost_over_budget(site, costs, steps)
 
 
 def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisySteps) -> None:
@@ -399,7 +402,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         if paid is None:
             paid = self._answer_and_store(answer, request, self._make_cost(request, digest))
         else:
-            ledger.write_privacy_cost(self._make_cost(request, digest, paid.cost_id), once=True)
+            ledger.write_privacy_cost(paid.cost or self._make_cost(request, digest), once=True)
         if patients is not None:
             patients.spend_costs(ledger.entries)
         if not self.plan.privacy.secure_aggregation:
@@ -407,10 +410,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             site.open_run_state_folder(request.run).mark_round_settled(request.round, paid.left)
         return paid.reply
 
-    def _make_cost(self, request: TrainRequest, digest: str, cost_id: str = "") -> PrivacyCostEntry:
+    def _make_cost(self, request: TrainRequest, digest: str) -> PrivacyCostEntry:
         steps = self.site_privacy.noisy_steps_per_round
         numbers = (steps.noise_multiplier, steps.sample_rate, steps.count)
-        return PrivacyCostEntry(request.run, request.round, digest, *numbers, cost_id or make_cost_id())
+        return PrivacyCostEntry(request.run, request.round, digest, *numbers, make_cost_id())
 
     def _answer_and_store(
         self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest, cost: PrivacyCostEntry
@@ -443,7 +446,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             # The number of epochs until a loss settles, and the time, depend on the images.
             reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
         left = site.open_run_state_folder(request.run).read_round_state_hash(request.round)
-        paid = LastStoredReply(reply, left, cost.id)
+        paid = LastStoredReply(reply, left, cost)
         ledger.write_reply_and_cost(cost, paid)
         return paid
 

@@ -146,23 +146,23 @@ def some(rows: Sequence[int], of: ImageSet) -> ImageSet:
     return of.select_rows(np.array(rows, np.intp))
 
 
+def of_rows(tmp_path: Path, folder: str, *rows: int) -> Site:
+    """A folder with some of 120 patients, and no validation images."""
+    at = hospital(tmp_path, folder, train=some(rows, images(1, 120)))
+    return replace(at, validation=some([], at.validation))
+
+
 def test_of_patients_who_overlap_in_part_the_largest_sum_counts(tmp_path: Path) -> None:
-    everyone = images(1, 120)
-
-    def of_rows(folder: str, *rows: int) -> Site:
-        at = hospital(tmp_path, folder, train=some(rows, everyone))
-        return replace(at, validation=some([], at.validation))
-
-    train(of_rows("a", *range(40)))
-    train(of_rows("b", *range(40, 80)))
+    train(of_rows(tmp_path, "a", *range(40)))
+    train(of_rows(tmp_path, "b", *range(40, 80)))
     # Patients of both folders: each has taken part once.
-    assert spent(of_rows("c", *range(20, 60))) == cost_of(1)
-    train(of_rows("c", *range(20, 60)))
+    assert spent(of_rows(tmp_path, "c", *range(20, 60))) == cost_of(1)
+    train(of_rows(tmp_path, "c", *range(20, 60)))
     # One patient who took part twice, among strangers; and nobody who did.
-    assert spent(of_rows("d", 39, *range(81, 120))) == cost_of(2)
-    assert spent(of_rows("e", 0, *range(81, 120))) == cost_of(1)
-    assert spent(of_rows("f", *range(80, 120))) == 0
-    declines(of_rows("d", 39, *range(81, 120)))
+    assert spent(of_rows(tmp_path, "d", 39, *range(81, 120))) == cost_of(2)
+    assert spent(of_rows(tmp_path, "e", 0, *range(81, 120))) == cost_of(1)
+    assert spent(of_rows(tmp_path, "f", *range(80, 120))) == 0
+    declines(of_rows(tmp_path, "d", 39, *range(81, 120)))
 
 
 def test_patients_are_found_again_by_name_or_picture(tmp_path: Path) -> None:
@@ -217,6 +217,92 @@ def test_a_killed_training_counts_once_and_its_request_is_not_paid_for_twice(
     resumed = replace(hospital(tmp_path, "a"), policy=replace_epsilon(at, (cost_of(1) + cost_of(2)) / 2))
     train(resumed)
     assert spent(hospital(tmp_path, "a")) == cost_of(2)
+
+
+def killed_in_training(monkeypatch: pytest.MonkeyPatch, at: Site) -> None:
+    """A power cut in the middle of a round: the cost is reserved, and nothing else is written."""
+
+    def killed(*arguments: Any, **layers: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polyclinic.client.training.layers.answer_train_request", killed)
+        patched.setattr(PatientLedger, "release_cost", killed)
+        with pytest.raises(Killed):
+            train(at)
+
+
+@pytest.mark.parametrize("rows", [range(40, 80), range(41)])
+def test_a_reserved_round_is_not_used_for_other_patients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: Sequence[int]
+) -> None:
+    """The table changed between the kill and the start: who is trained on decides and pays."""
+    spenders = of_rows(tmp_path, "b", *range(40, 80))
+    for server_round in (1, 2):
+        train(spenders, "other", server_round)
+    killed_in_training(monkeypatch, of_rows(tmp_path, "a", *range(40)))
+    declines(of_rows(tmp_path, "a", *rows), "run")
+    assert spent(of_rows(tmp_path, "c", *range(40))) == cost_of(1)
+
+
+def test_a_changed_table_within_the_budget_is_trained_on_and_charged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed_in_training(monkeypatch, of_rows(tmp_path, "a", *range(40)))
+    at = of_rows(tmp_path, "a", *range(40, 80))
+    answer_roll_call(at, RollCall("run", noisy().model_dump_json()))
+    train(at)
+    assert [spent(of_rows(tmp_path, "c", *rows)) for rows in (range(40, 80), range(40))] == [cost_of(1)] * 2
+
+
+def test_a_reply_that_was_stored_before_a_kill_is_paid_for_by_its_own_patients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def killed(*arguments: Any, **layers: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivacyBudgetLedger, "write_privacy_cost", killed)
+        with pytest.raises(Killed):
+            train(of_rows(tmp_path, "a", *range(40)))
+    shutil.rmtree(tmp_path / "ledger")
+    train(of_rows(tmp_path, "a", *range(40, 70)))  # the stored reply
+    assert [spent(of_rows(tmp_path, "c", *rows)) for rows in (range(40), range(40, 80))] == [cost_of(1), 0]
+
+
+@pytest.mark.parametrize("lost", ["lost", "older", "another", "another in use"])
+def test_a_ledger_gets_the_costs_of_a_folder_for_the_patients_of_that_time(tmp_path: Path, lost: str) -> None:
+    """The folder has other patients by then: the new ones are not charged, and the earlier ones do not begin at 0."""
+    strangers = hospital(tmp_path, "x", train=images(9, 40))
+    train(replace(strangers, validation=some([], strangers.validation)))
+    shutil.copytree(tmp_path / "ledger", tmp_path / "backup")
+    for server_round in (1, 2):
+        train(of_rows(tmp_path, "a", *range(40)), "one", server_round)
+    shutil.rmtree(tmp_path / "ledger")
+    if lost == "older":
+        shutil.copytree(tmp_path / "backup", tmp_path / "ledger")
+    if lost == "another":  # made by a folder that knows no earlier ledger
+        spent(of_rows(tmp_path, "d", *range(10)))
+    if lost == "another in use":
+        train(of_rows(tmp_path, "d", *range(40, 80)), "two")
+    own = cost_of(1) if lost == "another in use" else 0
+    assert spent(of_rows(tmp_path, "a", *range(40, 80))) == own
+    train(of_rows(tmp_path, "a", *range(40, 80)), "three")
+    declines(of_rows(tmp_path, "c", *range(40)))
+    declines(of_rows(tmp_path, "c", 39, *range(50, 79)))
+    assert spent(of_rows(tmp_path, "c", *range(40))) == cost_of(2)
+
+
+def test_a_folder_keeps_the_patients_of_its_costs_for_this_account_alone(tmp_path: Path, lax_umask: None) -> None:
+    at = hospital(tmp_path, "a")
+    train(replace(at, train=replace(at.train, patients=np.char.add("Doe^Jane", at.train.patients))))
+    (path,) = (at.folder / "privacy" / "patients").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert b"Doe" not in path.read_bytes()
+    for damaged in (path.read_bytes()[:-8], b""):  # then as in a folder of an earlier release
+        path.write_bytes(damaged)
+        shutil.rmtree(tmp_path / "ledger")
+        assert spent(hospital(tmp_path, "a")) == cost_of(1)
 
 
 def replace_epsilon(at: Site, epsilon: float) -> SitePolicy:
