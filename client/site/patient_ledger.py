@@ -20,6 +20,7 @@ import errno
 import os
 import secrets
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -30,9 +31,10 @@ from numpy.typing import NDArray
 
 from polyclinic.client.site.patient_groups import KEY_BYTES, ChargedGroup, ChargedGroupFiles
 from polyclinic.client.site.patients import PatientFingerprinter, PatientFingerprints
+from polyclinic.client.site.site_file import FILE as SITE_FILE
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.errors import BadInput
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import read_connection_kit
 from polyclinic.common.system.files import PRIVATE, flush_folder, is_disk_full
 from polyclinic.strategies.privacy.mechanism import NoisySteps
@@ -42,6 +44,7 @@ FORMAT = 1
 LOCK_PATIENCE_S = 120.0
 """Longest wait for another folder's process that decides about a cost."""
 RESERVED, SPENT = "reserved", "spent"
+_PAGE_BYTES = 4096
 _TABLES = """
 CREATE TABLE about (format INTEGER NOT NULL, key BLOB NOT NULL);
 CREATE TABLE groups (
@@ -168,10 +171,13 @@ class PatientLedger:
         site: The site's name.
         federation: The coordinator's name, for people.
         shared: True if other folders of this account use the same ledger; False if it lies in the site's own folder.
+        named: True if ``policy.ledger`` names the folder.
     """
 
-    def __init__(self, folder: Path, state: Path, *, site: str, federation: str, shared: bool = True) -> None:
-        self.folder, self.shared = folder, shared
+    def __init__(
+        self, folder: Path, state: Path, *, site: str, federation: str, shared: bool = True, named: bool = False
+    ) -> None:
+        self.folder, self.shared, self.named = folder, shared, named
         self._state, self._site, self._federation = state, site, federation
         self._files = ChargedGroupFiles(state / "privacy" / "patients")
         self._parts: Sequence[ImageSet] = ()
@@ -364,13 +370,39 @@ class PatientLedger:
                     self._check_identity(database, identified=identified)
                     yield database
                 except BaseException:
-                    database.execute("ROLLBACK")
+                    if database.in_transaction:  # a full disk has ended it
+                        database.execute("ROLLBACK")
                     raise
                 database.execute("COMMIT")
         except sqlite3.Error as error:
-            if error.sqlite_errorname == "SQLITE_FULL":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
-            raise LedgerUnusable(f"{self.path} cannot be used: {error}. {_REMEDY}") from error
+            self._raise_if_disk_full(error)
+            raise LedgerUnusable(f"{self.path} cannot be used: {error}. {self._remedy}") from error
+
+    def _raise_if_disk_full(self, error: sqlite3.Error) -> None:
+        """Raise an ``OSError`` if SQLite failed because the disk is full.
+
+        SQLite calls a used-up quota or a limit on the file's size an error of the disk, so a page more is tried.
+        """
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_FULL":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
+        if not name.startswith("SQLITE_IOERR"):
+            return
+        try:
+            with tempfile.TemporaryFile(dir=self.folder, buffering=0) as file:
+                file.seek(self.path.stat().st_size)
+                file.write(bytes(_PAGE_BYTES))
+        except OSError as failed:
+            if is_disk_full(failed):
+                raise OSError(failed.errno, failed.strerror, str(self.path)) from None
+
+    @property
+    def _remedy(self) -> str:
+        other = "change policy.ledger in site.toml" if self.named else 'set policy.ledger = "FOLDER" in site.toml'
+        return (
+            f"Let this account write to its folder, or {other} to another folder. If the file is damaged, put its "
+            "backup back; each folder's own costs are added to it again."
+        )
 
     def _make_file(self) -> None:
         """Make the folder and an empty file, which no other account may read; both stay as they are if they exist."""
@@ -382,7 +414,7 @@ class PatientLedger:
         except OSError as error:
             if is_disk_full(error):
                 raise
-            raise LedgerUnusable(f"{self.path} cannot be made: {error.strerror}. {_REMEDY}") from error
+            raise LedgerUnusable(f"{self.path} cannot be made: {error.strerror}. {self._remedy}") from error
 
     def _has_tables(self, database: sqlite3.Connection) -> bool:
         return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone() is not None
@@ -406,12 +438,6 @@ class LedgerUnusable(Exception):
     """Raised if a ledger cannot be opened, read or written; the message is for the hospital's staff only."""
 
 
-_REMEDY = (
-    "Let this account write to its folder, or name another one: policy.ledger in site.toml. If the file is damaged, "
-    "put its backup back; each folder's own costs are added to it again."
-)
-
-
 # ---------------------------------------------------------------------- where a site's ledger lies
 
 
@@ -420,17 +446,34 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
 
     It lies where ``policy.ledger`` says; else in ``$XDG_STATE_HOME/polyclinic/ledger`` of this account
     (``~/.local/state``); if this account has no such place to write, in the site's own state folder.
+
+    Raises:
+        BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
     place = settings.file.policy.ledger
     own = settings.state_folder / "privacy"
-    folder = settings.folder / place if place else find_account_ledger_folder() or own
+    folder = settings.folder / _expand_home(place) if place else find_account_ledger_folder() or own
     federation = ""
     with contextlib.suppress(BadInput):
         federation = read_connection_kit(settings.kit_path).coordinator
     inside = folder.resolve().is_relative_to(settings.folder.resolve())
     return PatientLedger(
-        folder.resolve(), settings.state_folder, site=settings.file.name, federation=federation, shared=not inside
+        folder.resolve(),
+        settings.state_folder,
+        site=settings.file.name,
+        federation=federation,
+        shared=not inside,
+        named=bool(place),
     )
+
+
+def _expand_home(place: str) -> Path:
+    """Return the path that ``policy.ledger`` names, with an account's home in the place of ``~``."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        problem = f'is "{place}", but this account has no home that ~ could stand for.'
+        raise BadInput([Fault(f"{SITE_FILE}: policy.ledger", problem, "Write the whole path.")]) from None
 
 
 def find_account_ledger_folder() -> Path | None:
@@ -441,11 +484,14 @@ def find_account_ledger_folder() -> Path | None:
             home = Path.home() / ".local" / "state"
         except RuntimeError:  # an account without a home
             return None
+        if not home.is_absolute():  # an empty HOME
+            return None
     folder = home / "polyclinic" / "ledger"
     return folder if _can_write_below(folder) else None
 
 
 def _can_write_below(folder: Path) -> bool:
     """Return True if this account can write to a folder, or make it."""
-    present = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    # os.path, because this account may not be allowed to look into a folder on the way.
+    present = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     return present.is_dir() and os.access(present, os.W_OK | os.X_OK)

@@ -37,10 +37,12 @@ from polyclinic.client.site.patient_ledger import (
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
 from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import find_placeholder_patients
 from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.wire.records import (
     Arrays,
     ModelGroups,
@@ -97,12 +99,22 @@ class PrivacyBudgetLedger:
 
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:
-        """Return the costs of all replies in the order in which they were written."""
-        if not self._ledger_path.exists():
+        """Return the costs of all replies in the order in which they were written.
+
+        Raises:
+            LedgerUnusable: If the file is damaged.
+        """
+        try:
+            tree = json.loads(self._ledger_path.read_text(encoding="utf-8"))
+            entries = [_read_cost_entry(facts) for facts in tree["entries"]]
+        except FileNotFoundError:
             return ()
-        entries = [
-            PrivacyCostEntry(**entry) for entry in json.loads(self._ledger_path.read_text(encoding="utf-8"))["entries"]
-        ]
+        except (ValueError, LookupError, TypeError) as error:
+            problem = f"{self._ledger_path} is damaged ({error})."
+            remedy = (
+                "Put its backup back. If there is none, remove it: the privacy ledger of the patients has its costs."
+            )
+            raise LedgerUnusable(f"{problem} {remedy}") from None
         return tuple(
             entry if entry.id else replace(entry, id=_derive_cost_id(entry, place))
             for place, entry in enumerate(entries)
@@ -172,6 +184,24 @@ class PrivacyBudgetLedger:
 
 def _prefix_array_names(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
+
+
+def _read_cost_entry(facts: Any) -> PrivacyCostEntry:
+    """Return an entry of the file.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    entry = PrivacyCostEntry(**facts)
+    texts, numbers = (entry.run, entry.request, entry.id, entry.patients), (entry.noise_multiplier, entry.sample_rate)
+    whole = (entry.round, entry.count)
+    if all(
+        isinstance(value, kind)
+        for values, kind in ((texts, str), (numbers, int | float), (whole, int))
+        for value in values
+    ):
+        return entry
+    raise TypeError("an entry has a text for a number, or a number for a text")
 
 
 def _derive_cost_id(entry: PrivacyCostEntry, place: int) -> str:
@@ -269,7 +299,7 @@ def make_privacy_status_at_start(site: Site) -> dict[str, Any]:
     try:
         return make_privacy_status(site)
     except LedgerUnusable as error:
-        raise BadInput([Fault("site.toml: policy.ledger", str(error))]) from None
+        raise BadInput([Fault("privacy ledger", str(error))]) from None
 
 
 def _list_costs_by_federation(costs: PatientCosts, delta: float) -> list[dict[str, Any]]:
@@ -339,8 +369,26 @@ def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: Noisy
             f"declined for the privacy budget: epsilon {spent:.2f} of {budget:g} is spent, another round would bring "
             f"it to {after:.2f}; counted in {site.ledger.path}: {'; '.join(parts) or 'nothing'}"
         )
+        if sentence := _describe_patients_known_by_picture(site, costs):
+            site.tell(sentence)
         problem = f"another round would cost its patients more than this site allows, epsilon {budget:g}."
     raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
+
+
+def _describe_patients_known_by_picture(site: Site, costs: PatientCosts) -> str:
+    """Return a sentence, for the site's own log, about named patients that were recognised by a picture alone.
+
+    Pictures without content are not compared, but a card such as "image not available" is a picture like any other.
+    """
+    names = np.unique(np.concatenate([site.train.patients, site.validation.patients]))
+    known = names[costs.mark_patients_known_by_picture() & ~find_placeholder_patients(names)].tolist()
+    if not known:
+        return ""
+    shown = list_first_and_count_rest(known, 3)
+    return (
+        f"recognised by a picture alone, which a patient of another name had too: {shown}. "
+        'If it shows no patient (a card "image not available"), take its file out of the table.'
+    )
 
 
 class UnnoisedChange(BadInput):
@@ -435,11 +483,13 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         try:
             reply = answer(request)
         except BaseException as error:
-            if _can_error_depend_on_images(error):
+            costs_a_reply = _can_error_depend_on_images(error)
+            if costs_a_reply:
                 ledger.write_privacy_cost(cost)
-            if patients is not None:
-                settle = patients.spend_cost if _can_error_depend_on_images(error) else patients.release_cost
-                settle(cost)
+            if patients is not None and costs_a_reply:
+                patients.spend_cost(cost)
+            elif patients is not None:
+                self._release_cost(patients, cost)
             raise
         reply = replace(reply, epsilon=_finite_or_none(spent))
         if not site.policy.metrics_outside_privacy:
@@ -449,6 +499,13 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         paid = LastStoredReply(reply, left, cost)
         ledger.write_reply_and_cost(cost, paid)
         return paid
+
+    def _release_cost(self, patients: PatientLedger, cost: PrivacyCostEntry) -> None:
+        """Release a cost; if that fails, it stays counted, and what ended the training is what the caller hears of."""
+        try:
+            patients.release_cost(cost)
+        except (LedgerUnusable, OSError) as failed:
+            self.site.tell(f"a round that ended without a reply stays counted for privacy: {failed}")
 
     def _refuse_unaffordable_round(
         self, request: TrainRequest, cost: PrivacyCostEntry, costs: PatientCosts | None

@@ -2,11 +2,13 @@
 
 import json
 import multiprocessing
+import os
+import resource
 import shutil
 import sqlite3
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,20 @@ import numpy as np
 import pytest
 
 from polyclinic.client.app import answer_roll_call
+from polyclinic.client.connection.service import describe_error_for_coordinator
+from polyclinic.client.site.budget import describe_ledger
 from polyclinic.client.site.patient_ledger import (
+    LedgerUnusable,
     PatientCosts,
     PatientLedger,
     PrivacyCostEntry,
     find_account_ledger_folder,
     make_cost_id,
+    open_site_ledger,
 )
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
+from polyclinic.client.site.site_file import make_site_folder, read_site_toml_without_data
 from polyclinic.client.training.layers import train_with_privacy_layers
 from polyclinic.client.training.privacy import (
     PrivacyBudgetLedger,
@@ -427,3 +434,110 @@ def test_the_ledger_is_one_for_an_account_and_an_account_without_a_place_for_it_
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_account_ledger_folder() == tmp_path / ".local" / "state" / "polyclinic" / "ledger"
+
+
+def test_a_full_disk_of_the_ledger_is_a_full_disk_and_costs_nothing(tmp_path: Path) -> None:
+    at = hospital(tmp_path, "a")
+    spent(at)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"ledger\.sqlite") as full:
+            train(at)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert describe_error_for_coordinator(full.value) == "no room on the site's disk; it has to free some"
+    assert spent(at) == 0
+    train(at)
+
+
+def test_a_stop_on_request_stays_one_where_the_ledger_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    at = replace(hospital(tmp_path, "a"), tell=lines.append)
+    path = tmp_path / "ledger" / "ledger.sqlite"
+
+    def stopped(*arguments: Any, **layers: Any) -> None:
+        path.rename(path.with_suffix(".aside"))
+        path.write_bytes(b"no database at all" * 100)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polyclinic.client.training.layers.answer_train_request", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(at)
+    assert "stays counted for privacy" in lines[-1]
+    path.with_suffix(".aside").rename(path)
+    assert spent(at) == cost_of(1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "1", "{}", '{"entries": [1]}', '{"entries": [{"run": 1}]}', "\xff"),
+        json.dumps({"entries": [{**asdict(PrivacyCostEntry("r", 1, "q", 1.0, 0.1, 5)), "count": "5"}]}),
+    ],
+)
+def test_damaged_costs_of_a_folder_stop_the_start_and_a_message_names_the_file(tmp_path: Path, content: str) -> None:
+    at = hospital(tmp_path, "a")
+    train(at)
+    path = at.folder / "privacy" / "ledger.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(BadInput, match=r"ledger\.json is damaged .* Put its backup back"):
+        make_privacy_status_at_start(hospital(tmp_path, "a"))
+    path.unlink()  # the remedy
+    assert spent(hospital(tmp_path, "a")) == cost_of(1)
+
+
+def test_a_ledger_named_in_the_home_lies_there_and_the_remedy_does_not_name_what_was_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "north"
+    make_site_folder(folder, "north")
+    text = (folder / "site.toml").read_text(encoding="utf-8")
+    named = text.replace("\n[policy]", '\n[policy]\nledger = "~/x"', 1)
+    (folder / "site.toml").write_text(named, encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    ledger = open_site_ledger(read_site_toml_without_data(folder))
+    assert (ledger.folder, ledger.shared) == (tmp_path / "home" / "x", True)
+    (tmp_path / "home").touch()
+    with pytest.raises(LedgerUnusable, match=r"change policy\.ledger in site\.toml to another folder"):
+        ledger.identify_patients(images(1, 40))
+
+
+@pytest.mark.parametrize("home", ["relative", "/" + "a" * 300])
+def test_an_account_without_a_usable_home_has_the_ledger_in_the_folder_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    make_site_folder(tmp_path / "north", "north")
+    ledger = open_site_ledger(read_site_toml_without_data(tmp_path / "north"))
+    if home.startswith("/"):
+        assert ledger.folder.is_relative_to(home) == os.access("/", os.W_OK)
+        return
+    assert ledger.folder == tmp_path / "north" / "state" / "privacy"
+    assert "which is this folder's own" in describe_ledger(str(ledger.path), shared=ledger.shared)
+
+
+def test_strangers_with_one_common_card_are_told_that_a_picture_matched(tmp_path: Path) -> None:
+    card = np.random.default_rng(5).integers(0, 255, (16, 16)).astype(np.uint8)
+    lines: list[str] = []
+
+    def cohort(folder: str, part: ImageSet) -> Site:
+        pixels = part.images.copy()
+        pixels[3] = card
+        at = replace(hospital(tmp_path, folder, train=replace(part, stored=pixels)), tell=lines.append)
+        return replace(at, validation=some([], at.validation))
+
+    first = cohort("a", images(1, 40))
+    for server_round in (1, 2):
+        train(first, server_round=server_round)
+    declines(cohort("b", images(11, 40)))
+    assert "with 1 of the 40 patients here (1 by a picture alone)" in lines[-2]
+    assert "recognised by a picture alone, which a patient of another name had too: 11-3." in lines[-1]
+    assert "take its file out of the table" in lines[-1]
+    lines.clear()
+    declines(first)
+    assert not any("by a picture alone" in line for line in lines)
