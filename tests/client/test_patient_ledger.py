@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -39,10 +40,12 @@ from polyclinic.client.training.privacy import (
 )
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.data.base.image_set import ImageSet, make_placeholder_patient_names
+from polyclinic.common.data.base.names import make_name_similarity_key
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.wire.records import RollCall, TrainReply
 from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, images, plan, private_plan, request, site
+from tests.processes import ROOT
 
 
 def noisy(**keys: Any) -> HospitalPlan:
@@ -541,3 +544,16 @@ def test_strangers_with_one_common_card_are_told_that_a_picture_matched(tmp_path
     lines.clear()
     declines(first)
     assert not any("by a picture alone" in line for line in lines)
+
+
+ONE = [("7", "007", "7.0", "MRN:7", "P-7", "p7.dcm"), ("Doe^John", "Doe John", "doe^john^^")]
+TWO = [("Doe^John", "John Doe"), ("943 476 5919", "9434765919"), ("north/P1", "P1"), ("Müller", "Mueller")]
+
+
+def test_the_page_says_which_spellings_are_one_patient() -> None:
+    keys = [{make_name_similarity_key(name) for name in names} for names in (*ONE, *TWO)]
+    assert [len(each) for each in keys] == [1] * len(ONE) + [2] * len(TWO)
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert "7, 007, 7.0, MRN:7, `P-7` and `p7.dcm`" in page
+    for first, second in TWO:
+        assert re.search(rf"{re.escape(first)}`?\s+and `?{re.escape(second)}", page), (first, second)
