@@ -24,6 +24,8 @@ def describe_costs_by_federation(rows: Sequence[Mapping[str, Any]], patients: in
         runs = format_count_with_noun(row["runs"], "run")
         who = f"{row['federation'] or 'a federation without a name'}, as {row['site']}"
         shared = f"{row['patients']:,} of the {patients:,} patients here"
+        if row.get("by_picture"):
+            shared += f" ({row['by_picture']:,} by a picture alone)"
         lines.append(f"{who}: epsilon {format_epsilon(row['epsilon'])} in {runs}, with {shared}")
     return lines
 

@@ -10,7 +10,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
+from polyclinic.client.site.site_file import (
+    OLD_KEYS_FILE,
+    SiteSettings,
+    read_old_public_keys,
+    read_site_toml_without_data,
+)
 from polyclinic.common.data.images.store import remove_image_store
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
@@ -20,19 +25,14 @@ from polyclinic.common.security.identity import (
     create_private_key,
     format_public_key_line,
     is_same_public_key,
+    read_connection_kit,
     read_private_key,
     write_commented_toml_file,
 )
-from polyclinic.common.system.files import (
-    flush_folder,
-    lock_file,
-    open_own_file,
-    write_atomically,
-)
+from polyclinic.common.security.phrase import compute_public_key_phrase
+from polyclinic.common.system.files import flush_folder, lock_file, open_own_file, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
-OLD_KEYS_FILE = "old-keys"
-"""File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
 OF_OLD_NODE = ("node-id", "in-hand")
 """Files in the state folder that belong to the old key's connection."""
 
@@ -59,7 +59,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
     with open_own_file(state / "lock", "wb") as lock:
         problem = "flwr-client runs on this folder, with the old key."
         lock_file(lock, Fault(str(folder), problem, "Stop it first, then renew the key."))
-        old = _read_public_key_if_intact(settings)
+        old = _read_present_public_key(settings)
         new_path = settings.key_path.with_name(f".{settings.key_path.name}.new")
         new_path.unlink(missing_ok=True)  # of a renewal that was killed
         line = format_public_key_line(create_private_key(new_path), site)
@@ -79,7 +79,9 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
         f"{settings.key_path}: this site's new private key. The old one is deleted.",
         "site.toml, state/, its audit and the privacy ledger stay: what was spent of a privacy budget stays spent.",
         *(["Decoded images were encrypted with the old key, and are decoded again at the next start."] * removed),
-        f"{request}: send this file to the coordinator, who revokes the old key, and asks you for the fingerprint:",
+        f"{request}: send this file to the coordinator, who revokes the old key, calls you and asks for this phrase:",
+        f"    {compute_public_key_phrase(line)}",
+        "    or for the fingerprint, which says the same of the same key:",
         f"    {fingerprints['new']}",
         f"Hospitals that list this site in policy.peers need its new line: {line}",
         f"The coordinator sends {site}.kit back; put it into {folder} and run: flwr-client start {folder}",
@@ -93,7 +95,7 @@ def read_own_public_keys(settings: SiteSettings) -> list[str]:
         BadInput: If the present key cannot be read.
     """
     present = format_public_key_line(read_private_key(settings.key_path), "")
-    return [present, *_read_old_public_keys(settings.state_folder)]
+    return [present, *read_old_public_keys(settings.state_folder)]
 
 
 def choose_key_of_receipt(keys: Sequence[str], receipt: Path, site: str) -> str:
@@ -108,21 +110,17 @@ def choose_key_of_receipt(keys: Sequence[str], receipt: Path, site: str) -> str:
     return keys[0]
 
 
-def _read_public_key_if_intact(settings: SiteSettings) -> str:
-    """Return the present public key; empty if its file is lost or damaged, which is a reason to renew it."""
+def _read_present_public_key(settings: SiteSettings) -> str:
+    """Return the present public key, or that of the kit if the key's file is lost or damaged; empty without a kit."""
     with contextlib.suppress(BadInput):
         return format_public_key_line(read_private_key(settings.key_path), settings.file.name)
+    with contextlib.suppress(BadInput):
+        return read_connection_kit(settings.kit_path).public_key
     return ""
 
 
-def _read_old_public_keys(state: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return (state / OLD_KEYS_FILE).read_text(encoding="utf-8").splitlines()
-    return []
-
-
 def _store_old_public_key(state: Path, line: str) -> None:
-    lines = dict.fromkeys([*_read_old_public_keys(state), line])
+    lines = dict.fromkeys([*read_old_public_keys(state), line])
     write_atomically(state / OLD_KEYS_FILE, "".join(f"{each}\n" for each in lines).encode())
 
 

@@ -10,7 +10,9 @@ noise is drawn. It is *spent* before the reply leaves. If the process is killed 
 request of the same folder uses the reservation again, and any other request pays anew.
 
 The file is SQLite's (mode 600, in a folder of mode 700). It holds the key of the fingerprints, so that no copy can have
-the one without the other, and no patient's name.
+the one without the other, and no patient's name. Each folder has the groups of its own costs beside them
+(:mod:`polyclinic.client.site.patient_groups`): a new ledger takes the key of these, and groups of another ledger's key
+are stored with that key.
 """
 
 import contextlib
@@ -18,19 +20,21 @@ import errno
 import os
 import secrets
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
+from polyclinic.client.site.patient_groups import KEY_BYTES, ChargedGroup, ChargedGroupFiles
 from polyclinic.client.site.patients import PatientFingerprinter, PatientFingerprints
+from polyclinic.client.site.site_file import FILE as SITE_FILE
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.errors import BadInput
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import read_connection_kit
 from polyclinic.common.system.files import PRIVATE, flush_folder, is_disk_full
 from polyclinic.strategies.privacy.mechanism import NoisySteps
@@ -40,15 +44,16 @@ FORMAT = 1
 LOCK_PATIENCE_S = 120.0
 """Longest wait for another folder's process that decides about a cost."""
 RESERVED, SPENT = "reserved", "spent"
+_PAGE_BYTES = 4096
 _TABLES = """
 CREATE TABLE about (format INTEGER NOT NULL, key BLOB NOT NULL);
 CREATE TABLE groups (
-    id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, patients INTEGER NOT NULL, fingerprints BLOB NOT NULL
+    name TEXT PRIMARY KEY, key BLOB NOT NULL, patients INTEGER NOT NULL, fingerprints BLOB NOT NULL
 );
 CREATE TABLE costs (
     id TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, request TEXT NOT NULL,
     noise_multiplier REAL NOT NULL, sample_rate REAL NOT NULL, count INTEGER NOT NULL,
-    patients INTEGER NOT NULL REFERENCES groups, federation TEXT NOT NULL, site TEXT NOT NULL, folder TEXT NOT NULL,
+    patients TEXT NOT NULL REFERENCES groups, federation TEXT NOT NULL, site TEXT NOT NULL, folder TEXT NOT NULL,
     state TEXT NOT NULL, time TEXT NOT NULL
 );
 """
@@ -62,6 +67,7 @@ class PrivacyCostEntry:
         request: SHA-256 of the request's content.
         count: Number of noisy steps.
         id: Random name of the reply; empty in the files of releases before the ledger of patients.
+        patients: Name of the group of patients that it is charged to (:class:`ChargedGroup`); empty in those files.
     """
 
     run: str
@@ -71,6 +77,7 @@ class PrivacyCostEntry:
     sample_rate: float
     count: int
     id: str = ""
+    patients: str = ""
 
     @property
     def noisy_steps(self) -> NoisySteps:
@@ -91,16 +98,19 @@ class ChargedCost:
     """A cost in the ledger.
 
     Attributes:
-        group: Number of the group of patients that it was charged to.
         federation, site, folder: The coordinator, the site's name there, and the folder, for people.
     """
 
     cost: PrivacyCostEntry
-    group: int
     federation: str
     site: str
     folder: str
     state: str
+
+    @property
+    def group(self) -> str:
+        """Name of the group of patients that it was charged to."""
+        return self.cost.patients
 
 
 @dataclass(frozen=True)
@@ -110,11 +120,13 @@ class PatientCosts:
     Attributes:
         charged: Each cost that was charged to at least one of the patients, in the order in which they were reserved.
         members: Group of patients -> mask ``(patients,)`` of the present patients that are in it.
+        by_name: The same, of those whose name is in the group; of the others a picture is.
         patients: Number of the present patients.
     """
 
     charged: Sequence[ChargedCost]
-    members: Mapping[int, NDArray[np.bool_]]
+    members: Mapping[str, NDArray[np.bool_]]
+    by_name: Mapping[str, NDArray[np.bool_]]
     patients: int
 
     def list_costs_of_patients(self) -> list[list[ChargedCost]]:
@@ -135,10 +147,19 @@ class PatientCosts:
         """Return the costs that meet a condition, for the same patients."""
         return replace(self, charged=[charged for charged in self.charged if condition(charged)])
 
-    def count_charged_patients(self) -> int:
-        """Return the number of present patients to whom at least one of the costs was charged."""
-        masks = [self.members[group] for group in {charged.group for charged in self.charged}]
-        return int(np.any(masks, axis=0).sum()) if masks else 0
+    def mark_charged_patients(self) -> NDArray[np.bool_]:
+        """Return a mask of the present patients to whom at least one of the costs was charged."""
+        return self._mark_patients_in(self.members)
+
+    def mark_patients_known_by_picture(self) -> NDArray[np.bool_]:
+        """Return a mask of the charged patients that were recognised by a picture alone, and not by the name."""
+        return self.mark_charged_patients() & ~self._mark_patients_in(self.by_name)
+
+    def _mark_patients_in(self, masks: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        marked = np.zeros(self.patients, np.bool_)
+        for group in {charged.group for charged in self.charged}:
+            marked |= masks[group]
+        return marked
 
 
 class PatientLedger:
@@ -150,15 +171,21 @@ class PatientLedger:
         site: The site's name.
         federation: The coordinator's name, for people.
         shared: True if other folders of this account use the same ledger; False if it lies in the site's own folder.
+        named: True if ``policy.ledger`` names the folder.
     """
 
-    def __init__(self, folder: Path, state: Path, *, site: str, federation: str, shared: bool = True) -> None:
-        self.folder, self.shared = folder, shared
+    def __init__(
+        self, folder: Path, state: Path, *, site: str, federation: str, shared: bool = True, named: bool = False
+    ) -> None:
+        self.folder, self.shared, self.named = folder, shared, named
         self._state, self._site, self._federation = state, site, federation
+        self._files = ChargedGroupFiles(state / "privacy" / "patients")
+        self._parts: Sequence[ImageSet] = ()
         self._key = b""
-        self._present: PatientFingerprints | None = None
-        self._content = b""  # the sorted fingerprints of the present patients, as the file has them
-        self._members = dict[int, NDArray[np.bool_]]()  # group -> mask of the present patients in it
+        self._present = dict[bytes, PatientFingerprints]()  # key of a ledger -> the present patients' fingerprints
+        self._group: ChargedGroup | None = None  # the present patients
+        self._members = dict[str, NDArray[np.bool_]]()  # group -> mask of the present patients in it
+        self._by_name = dict[str, NDArray[np.bool_]]()  # the same, of those whose name is in it
 
     @property
     def path(self) -> Path:
@@ -183,12 +210,23 @@ class PatientLedger:
         """
         with self._open(identified=False) as database:
             (key,) = database.execute("SELECT key FROM about").fetchone()
-        if key == self._key:
-            return
-        cache = self._state / "privacy" / "pictures.safetensors"
-        self._present = PatientFingerprinter(key, cache).fingerprint_patients(*parts)
-        self._content = np.unique(self._present.values).astype("<u8").tobytes()
-        self._key, self._members = key, {}
+            others = [other for (other,) in database.execute("SELECT DISTINCT key FROM groups")]
+        if key != self._key:
+            self._parts, self._key = parts, key
+            self._present, self._members, self._by_name = {}, {}, {}
+            present = self._get_fingerprints(key)
+            self._group = ChargedGroup(key, present.patients, np.unique(present.values).astype("<u8").tobytes())
+        for other in others:
+            self._get_fingerprints(other)  # now, because it may take seconds, and nothing is locked
+
+    def _get_fingerprints(self, key: bytes) -> PatientFingerprints:
+        """Return the present patients' fingerprints by the key of this ledger, or by one that it has groups of."""
+        if key not in self._present:
+            fingerprinter = PatientFingerprinter(key, self._state / "privacy" / "pictures.safetensors")
+            if key != self._key:
+                fingerprinter = replace(fingerprinter, cache=fingerprinter.cache_of_another_ledger)
+            self._present[key] = fingerprinter.fingerprint_patients(*self._parts)
+        return self._present[key]
 
     # ------------------------------------------------------------------ costs
 
@@ -201,17 +239,21 @@ class PatientLedger:
             decide: Called with the costs so far, without that of the new reply.
 
         Returns:
-            The reserved cost; an earlier one if a killed process of this folder reserved it for the same request.
+            The reserved cost; an earlier one if a killed process of this folder reserved it for the same request, the
+            same patients and the same noise.
         """
+        cost = replace(cost, patients=self._present_group.name)
+        self._files.store_group(self._present_group)
         with self._open(write=True) as database:
+            again = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
+            again |= {"folder": self._holder, "state": RESERVED}
             row = database.execute(
-                f"SELECT {_COST_COLUMNS} FROM costs WHERE request = ? AND folder = ? AND state = ?",
-                (cost.request, self._holder, RESERVED),
+                f"SELECT {_COST_COLUMNS} FROM costs WHERE {' AND '.join(f'{name} = :{name}' for name in again)}", again
             ).fetchone()
             if row is not None:
                 return PrivacyCostEntry(*row)
             decide(self._list_costs(database))
-            self._insert(database, cost, RESERVED)
+            self._insert(database, cost, RESERVED, self._present_group)
         return cost
 
     def release_cost(self, cost: PrivacyCostEntry) -> None:
@@ -226,29 +268,45 @@ class PatientLedger:
     def spend_costs(self, costs: Sequence[PrivacyCostEntry]) -> None:
         """Mark costs as spent, before the reply leaves; insert those that the ledger does not have.
 
-        A ledger lacks costs of this folder if it was restored from an older copy, or if the folder is older than the
-        ledger. They are charged to the present patients.
+        A ledger lacks costs of this folder if it is another one than at that time, or was restored from an older copy.
+        They are charged to the patients of that time; to the present ones if the folder does not know those, because it
+        is older than the ledger of patients.
         """
         with self._open() as database:
             spent = {name for (name,) in database.execute("SELECT id FROM costs WHERE state = ?", (SPENT,))}
         missing = [cost for cost in costs if cost.id not in spent]
         if not missing:
             return
+        groups = {name: self._files.read_group(name) for name in {cost.patients for cost in missing}}
         with self._open(write=True) as database:
             for cost in missing:
                 if not database.execute("UPDATE costs SET state = ? WHERE id = ?", (SPENT, cost.id)).rowcount:
-                    self._insert(database, cost, SPENT)
+                    self._insert(database, cost, SPENT, groups[cost.patients] or self._present_group)
+        for group in filter(None, groups.values()):
+            self._get_fingerprints(group.key)
 
-    def list_costs(self, run: str = "") -> PatientCosts:
+    def list_costs(self, run: str = "", steps: NoisySteps | None = None) -> PatientCosts:
         """Return the costs of the present patients.
 
         Args:
-            run: Leave out this folder's reservations for this run; an empty text leaves out none.
+            run: Leave out this folder's reservations for this run that a request uses again; an empty text leaves out
+                none.
+            steps: The noisy steps of such a request.
         """
         with self._open() as database:
             costs = self._list_costs(database)
-        own = (run, self._holder, RESERVED)
-        return costs.select_costs(lambda charged: (charged.cost.run, charged.folder, charged.state) != own)
+        own = (run, self._holder, RESERVED, self._present_group.name, steps)
+
+        def is_used_again(charged: ChargedCost) -> bool:
+            cost = charged.cost
+            return (cost.run, charged.folder, charged.state, charged.group, cost.noisy_steps) == own
+
+        return costs.select_costs(lambda charged: not is_used_again(charged))
+
+    @property
+    def _present_group(self) -> ChargedGroup:
+        assert self._group is not None, "the patients are identified before"
+        return self._group
 
     @property
     def _holder(self) -> str:
@@ -256,18 +314,15 @@ class PatientLedger:
         status = self._state.stat()
         return f"{self._state.absolute().parent}\0{status.st_dev}:{status.st_ino}"
 
-    def _insert(self, database: sqlite3.Connection, cost: PrivacyCostEntry, state: str) -> None:
-        assert self._present is not None, "the transaction checks it"
-        digest = blake3(self._content).digest()
+    def _insert(self, database: sqlite3.Connection, cost: PrivacyCostEntry, state: str, group: ChargedGroup) -> None:
         database.execute(
-            "INSERT OR IGNORE INTO groups (hash, patients, fingerprints) VALUES (?, ?, ?)",
-            (digest, self._present.patients, self._content),
+            "INSERT OR IGNORE INTO groups (name, key, patients, fingerprints) VALUES (?, ?, ?, ?)",
+            (group.name, group.key, group.patients, group.fingerprints),
         )
-        (group,) = database.execute("SELECT id FROM groups WHERE hash = ?", (digest,)).fetchone()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         row = {
             **asdict(cost),
-            "patients": group,
+            "patients": group.name,
             "federation": self._federation,
             "site": self._site,
             "folder": self._holder,
@@ -278,18 +333,16 @@ class PatientLedger:
         database.execute(f"INSERT INTO costs ({', '.join(row)}) VALUES ({values})", row)
 
     def _list_costs(self, database: sqlite3.Connection) -> PatientCosts:
-        assert self._present is not None, "the transaction checks it"
-        for (group,) in database.execute("SELECT id FROM groups").fetchall():
+        for (group,) in database.execute("SELECT name FROM groups").fetchall():
             if group not in self._members:
-                (content,) = database.execute("SELECT fingerprints FROM groups WHERE id = ?", (group,)).fetchone()
-                matches = np.isin(self._present.values, np.frombuffer(content, "<u8"))
-                members = np.zeros(self._present.patients, np.bool_)
-                members[self._present.owners[matches]] = True
-                self._members[group] = members
-        columns = f"{_COST_COLUMNS}, patients, federation, site, folder, state"
+                query = "SELECT key, fingerprints FROM groups WHERE name = ?"
+                key, content = database.execute(query, (group,)).fetchone()
+                matches = self._get_fingerprints(key).match_fingerprints(np.frombuffer(content, "<u8"))
+                self._members[group], self._by_name[group] = matches
+        columns = f"{_COST_COLUMNS}, federation, site, folder, state"
         rows = database.execute(f"SELECT {columns} FROM costs ORDER BY rowid").fetchall()
-        charged = [ChargedCost(PrivacyCostEntry(*row[:-5]), *row[-5:]) for row in rows]
-        costs = PatientCosts(charged, dict(self._members), self._present.patients)
+        charged = [ChargedCost(PrivacyCostEntry(*row[:-4]), *row[-4:]) for row in rows]
+        costs = PatientCosts(charged, dict(self._members), dict(self._by_name), self._present_group.patients)
         return costs.select_costs(lambda charged: bool(self._members[charged.group].any()))
 
     # ------------------------------------------------------------------ the file
@@ -317,13 +370,39 @@ class PatientLedger:
                     self._check_identity(database, identified=identified)
                     yield database
                 except BaseException:
-                    database.execute("ROLLBACK")
+                    if database.in_transaction:  # a full disk has ended it
+                        database.execute("ROLLBACK")
                     raise
                 database.execute("COMMIT")
         except sqlite3.Error as error:
-            if error.sqlite_errorname == "SQLITE_FULL":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
-            raise LedgerUnusable(f"{self.path} cannot be used: {error}. {_REMEDY}") from error
+            self._raise_if_disk_full(error)
+            raise LedgerUnusable(f"{self.path} cannot be used: {error}. {self._remedy}") from error
+
+    def _raise_if_disk_full(self, error: sqlite3.Error) -> None:
+        """Raise an ``OSError`` if SQLite failed because the disk is full.
+
+        SQLite calls a used-up quota or a limit on the file's size an error of the disk, so a page more is tried.
+        """
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_FULL":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
+        if not name.startswith("SQLITE_IOERR"):
+            return
+        try:
+            with tempfile.TemporaryFile(dir=self.folder, buffering=0) as file:
+                file.seek(self.path.stat().st_size)
+                file.write(bytes(_PAGE_BYTES))
+        except OSError as failed:
+            if is_disk_full(failed):
+                raise OSError(failed.errno, failed.strerror, str(self.path)) from None
+
+    @property
+    def _remedy(self) -> str:
+        other = "change policy.ledger in site.toml" if self.named else 'set policy.ledger = "FOLDER" in site.toml'
+        return (
+            f"Let this account write to its folder, or {other} to another folder. If the file is damaged, put its "
+            "backup back; each folder's own costs are added to it again."
+        )
 
     def _make_file(self) -> None:
         """Make the folder and an empty file, which no other account may read; both stay as they are if they exist."""
@@ -335,7 +414,7 @@ class PatientLedger:
         except OSError as error:
             if is_disk_full(error):
                 raise
-            raise LedgerUnusable(f"{self.path} cannot be made: {error.strerror}. {_REMEDY}") from error
+            raise LedgerUnusable(f"{self.path} cannot be made: {error.strerror}. {self._remedy}") from error
 
     def _has_tables(self, database: sqlite3.Connection) -> bool:
         return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone() is not None
@@ -343,7 +422,9 @@ class PatientLedger:
     def _make_tables(self, database: sqlite3.Connection) -> None:
         for statement in _TABLES.split(";"):
             database.execute(statement)
-        database.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, secrets.token_bytes(32)))
+        # A lost ledger gets its key back with the costs of its folders.
+        key = self._files.find_latest_key() or secrets.token_bytes(KEY_BYTES)
+        database.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, key))
 
     def _check_identity(self, database: sqlite3.Connection, *, identified: bool) -> None:
         form, key = database.execute("SELECT format, key FROM about").fetchone()
@@ -357,12 +438,6 @@ class LedgerUnusable(Exception):
     """Raised if a ledger cannot be opened, read or written; the message is for the hospital's staff only."""
 
 
-_REMEDY = (
-    "Let this account write to its folder, or name another one: policy.ledger in site.toml. If the file is damaged, "
-    "put its backup back; each folder's own costs are added to it again."
-)
-
-
 # ---------------------------------------------------------------------- where a site's ledger lies
 
 
@@ -371,17 +446,34 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
 
     It lies where ``policy.ledger`` says; else in ``$XDG_STATE_HOME/polyclinic/ledger`` of this account
     (``~/.local/state``); if this account has no such place to write, in the site's own state folder.
+
+    Raises:
+        BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
     place = settings.file.policy.ledger
     own = settings.state_folder / "privacy"
-    folder = settings.folder / place if place else find_account_ledger_folder() or own
+    folder = settings.folder / _expand_home(place) if place else find_account_ledger_folder() or own
     federation = ""
     with contextlib.suppress(BadInput):
         federation = read_connection_kit(settings.kit_path).coordinator
     inside = folder.resolve().is_relative_to(settings.folder.resolve())
     return PatientLedger(
-        folder.resolve(), settings.state_folder, site=settings.file.name, federation=federation, shared=not inside
+        folder.resolve(),
+        settings.state_folder,
+        site=settings.file.name,
+        federation=federation,
+        shared=not inside,
+        named=bool(place),
     )
+
+
+def _expand_home(place: str) -> Path:
+    """Return the path that ``policy.ledger`` names, with an account's home in the place of ``~``."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        problem = f'is "{place}", but this account has no home that ~ could stand for.'
+        raise BadInput([Fault(f"{SITE_FILE}: policy.ledger", problem, "Write the whole path.")]) from None
 
 
 def find_account_ledger_folder() -> Path | None:
@@ -392,11 +484,14 @@ def find_account_ledger_folder() -> Path | None:
             home = Path.home() / ".local" / "state"
         except RuntimeError:  # an account without a home
             return None
+        if not home.is_absolute():  # an empty HOME
+            return None
     folder = home / "polyclinic" / "ledger"
     return folder if _can_write_below(folder) else None
 
 
 def _can_write_below(folder: Path) -> bool:
     """Return True if this account can write to a folder, or make it."""
-    present = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    # os.path, because this account may not be allowed to look into a folder on the way.
+    present = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     return present.is_dir() and os.access(present, os.W_OK | os.X_OK)

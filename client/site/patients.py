@@ -43,11 +43,21 @@ class PatientFingerprints:
         values: uint64 ``(n,)``; a patient has one for the name, if it is known, and one for each picture.
         owners: ``(n,)``, the number of each fingerprint's patient, from 0.
         patients: Number of patients; an image without a patient's name counts as one.
+        names: Number of the fingerprints of names, which come before those of pictures.
     """
 
     values: NDArray[np.uint64]
     owners: NDArray[np.intp]
     patients: int
+    names: int
+
+    def match_fingerprints(self, others: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return masks ``(patients,)`` of the patients of whom ``others`` has a fingerprint, and that of the name."""
+        found = np.isin(self.values, others)
+        matched, by_name = np.zeros((2, self.patients), np.bool_)
+        matched[self.owners[found]] = True
+        by_name[self.owners[: self.names][found[: self.names]]] = True
+        return matched, by_name
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ class PatientFingerprinter:
             values=np.concatenate([of_names, of_pictures[telling]]),
             owners=np.concatenate([known, patient_of_image[telling]]),
             patients=len(distinct),
+            names=len(known),
         )
 
     def _fingerprint(self, kind: str, contents: Iterable[bytes]) -> NDArray[np.uint64]:
@@ -126,6 +137,11 @@ class PatientFingerprinter:
         }
         content = save(arrays, {"ledger": self._ledger_name})
         write_atomically(self.cache, content, durable=self.durable, private=True)
+
+    @property
+    def cache_of_another_ledger(self) -> Path:
+        """File of the cache beside that of the site's present ledger, for the key of an earlier one."""
+        return self.cache.with_stem(f"{self.cache.stem}-{self._ledger_name[:16]}")
 
     @property
     def _ledger_name(self) -> str:

@@ -1,5 +1,6 @@
 """A site's folder and its ``site.toml``: made by ``flwr-client init``, and read without torch."""
 
+import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
+OLD_KEYS_FILE = "old-keys"
+"""File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
 
 
 class SiteTomlContent(TomlSection):
@@ -169,9 +172,22 @@ def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:
         faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
     if not is_same_public_key(kit.public_key, format_public_key_line(key, "")):
         problem = f"is not the key that {settings.kit_path.name} was written for."
-        faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
+        remedy = "Ask for a kit for this key, or put the old key back."
+        if any(is_same_public_key(kit.public_key, old) for old in read_old_public_keys(settings.state_folder)):
+            remedy = (
+                f"The key was renewed after that. Send {settings.file.name}.request to the coordinator, who admits "
+            )
+            remedy += "the new key and sends a new kit back."
+        faults.append(Fault(settings.key_path.name, problem, remedy))
     raise_faults(faults)
     return kit
+
+
+def read_old_public_keys(state: Path) -> list[str]:
+    """Return the public keys that the site had before its key was renewed, as OpenSSH lines; the first one first."""
+    with contextlib.suppress(FileNotFoundError):
+        return (state / OLD_KEYS_FILE).read_text(encoding="utf-8").splitlines()
+    return []
 
 
 def refuse_missing_site_file(folder: Path) -> Path:

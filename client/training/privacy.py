@@ -37,10 +37,12 @@ from polyclinic.client.site.patient_ledger import (
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
 from polyclinic.common.config import HospitalPlan
+from polyclinic.common.data.base.image_set import find_placeholder_patients
 from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.wire.records import (
     Arrays,
     ModelGroups,
@@ -81,12 +83,12 @@ class LastStoredReply(NamedTuple):
 
     Attributes:
         left: Hash of the site's state after training.
-        cost_id: Name of the reply's cost (:attr:`PrivacyCostEntry.id`); empty if an earlier release stored the reply.
+        cost: The reply's cost; None if an earlier release stored the reply.
     """
 
     reply: TrainReply
     left: bytes
-    cost_id: str = ""
+    cost: PrivacyCostEntry | None = None
 
 
 class PrivacyBudgetLedger:
@@ -97,12 +99,22 @@ class PrivacyBudgetLedger:
 
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:
-        """Return the costs of all replies in the order in which they were written."""
-        if not self._ledger_path.exists():
+        """Return the costs of all replies in the order in which they were written.
+
+        Raises:
+            LedgerUnusable: If the file is damaged.
+        """
+        try:
+            tree = json.loads(self._ledger_path.read_text(encoding="utf-8"))
+            entries = [_read_cost_entry(facts) for facts in tree["entries"]]
+        except FileNotFoundError:
             return ()
-        entries = [
-            PrivacyCostEntry(**entry) for entry in json.loads(self._ledger_path.read_text(encoding="utf-8"))["entries"]
-        ]
+        except (ValueError, LookupError, TypeError) as error:
+            problem = f"{self._ledger_path} is damaged ({error})."
+            remedy = (
+                "Put its backup back. If there is none, remove it: the privacy ledger of the patients has its costs."
+            )
+            raise LedgerUnusable(f"{problem} {remedy}") from None
         return tuple(
             entry if entry.id else replace(entry, id=_derive_cost_id(entry, place))
             for place, entry in enumerate(entries)
@@ -127,18 +139,19 @@ class PrivacyBudgetLedger:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
             if facts.pop("request") != request:
                 return None
-            cost_id = facts.pop("cost", "")
+            cost = facts.pop("cost", None)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
         update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
         statistics = select_arrays_with_prefix("statistics", arrays)
-        return LastStoredReply(TrainReply(**facts, update=update, statistics=statistics), left, cost_id)
+        reply = TrainReply(**facts, update=update, statistics=statistics)
+        return LastStoredReply(reply, left, PrivacyCostEntry(**cost) if cost else None)
 
     def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastStoredReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
         reply, head = paid.reply, paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
-        facts |= {"request": entry.request, "cost": entry.id, "left": paid.left.hex(), "form": reply.update.form}
+        facts |= {"request": entry.request, "cost": asdict(entry), "left": paid.left.hex(), "form": reply.update.form}
         facts["classes"] = list(head.class_names) if head else []
         arrays = {
             **_prefix_array_names("update", reply.update.to_named_arrays()),
@@ -173,9 +186,28 @@ def _prefix_array_names(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
+def _read_cost_entry(facts: Any) -> PrivacyCostEntry:
+    """Return an entry of the file.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    entry = PrivacyCostEntry(**facts)
+    texts, numbers = (entry.run, entry.request, entry.id, entry.patients), (entry.noise_multiplier, entry.sample_rate)
+    whole = (entry.round, entry.count)
+    if all(
+        isinstance(value, kind)
+        for values, kind in ((texts, str), (numbers, int | float), (whole, int))
+        for value in values
+    ):
+        return entry
+    raise TypeError("an entry has a text for a number, or a number for a text")
+
+
 def _derive_cost_id(entry: PrivacyCostEntry, place: int) -> str:
     """Return a name for a cost that an earlier release wrote without one; the same for each copy of the folder."""
-    return hashlib.sha256(json.dumps([place, asdict(entry)]).encode()).hexdigest()[:32]
+    facts = {name: value for name, value in asdict(entry).items() if name != "patients"}
+    return hashlib.sha256(json.dumps([place, facts]).encode()).hexdigest()[:32]
 
 
 def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
@@ -267,7 +299,7 @@ def make_privacy_status_at_start(site: Site) -> dict[str, Any]:
     try:
         return make_privacy_status(site)
     except LedgerUnusable as error:
-        raise BadInput([Fault("site.toml: policy.ledger", str(error))]) from None
+        raise BadInput([Fault("privacy ledger", str(error))]) from None
 
 
 def _list_costs_by_federation(costs: PatientCosts, delta: float) -> list[dict[str, Any]]:
@@ -282,7 +314,8 @@ def _list_costs_by_federation(costs: PatientCosts, delta: float) -> list[dict[st
                 "federation": federation,
                 "site": site,
                 "runs": len({charged.cost.run for charged in charges}),
-                "patients": part.count_charged_patients(),
+                "patients": int(part.mark_charged_patients().sum()),
+                "by_picture": int(part.mark_patients_known_by_picture().sum()),
                 "epsilon": _finite_or_none(compute_largest_patient_epsilon(part, delta)),
             }
         )
@@ -293,7 +326,7 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     """Refuse a plan if another round of it would exceed the privacy budget of any of the site's patients.
 
     Args:
-        run: Run whose interrupted round does not count, because it will be resumed.
+        run: Run whose interrupted round does not count, because it will be resumed with the same patients and noise.
 
     Raises:
         BadInput: If the budget would be exceeded.
@@ -301,9 +334,9 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     protection = make_site_privacy_settings(plan, method, site.train_samples)
     if protection is None or site.policy.epsilon is None:
         return
-    ledger = open_patient_ledger(site)
-    costs = None if ledger is None else ledger.list_costs(run)
-    _refuse_cost_over_budget(site, costs, protection.noisy_steps_per_round)
+    ledger, steps = open_patient_ledger(site), protection.noisy_steps_per_round
+    costs = None if ledger is None else ledger.list_costs(run, steps)
+    _refuse_cost_over_budget(site, costs, steps)
 
 
 def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisySteps) -> None:
@@ -336,8 +369,26 @@ def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: Noisy
             f"declined for the privacy budget: epsilon {spent:.2f} of {budget:g} is spent, another round would bring "
             f"it to {after:.2f}; counted in {site.ledger.path}: {'; '.join(parts) or 'nothing'}"
         )
+        if sentence := _describe_patients_known_by_picture(site, costs):
+            site.tell(sentence)
         problem = f"another round would cost its patients more than this site allows, epsilon {budget:g}."
     raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
+
+
+def _describe_patients_known_by_picture(site: Site, costs: PatientCosts) -> str:
+    """Return a sentence, for the site's own log, about named patients that were recognised by a picture alone.
+
+    Pictures without content are not compared, but a card such as "image not available" is a picture like any other.
+    """
+    names = np.unique(np.concatenate([site.train.patients, site.validation.patients]))
+    known = names[costs.mark_patients_known_by_picture() & ~find_placeholder_patients(names)].tolist()
+    if not known:
+        return ""
+    shown = list_first_and_count_rest(known, 3)
+    return (
+        f"recognised by a picture alone, which a patient of another name had too: {shown}. "
+        'If it shows no patient (a card "image not available"), take its file out of the table.'
+    )
 
 
 class UnnoisedChange(BadInput):
@@ -399,7 +450,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         if paid is None:
             paid = self._answer_and_store(answer, request, self._make_cost(request, digest))
         else:
-            ledger.write_privacy_cost(self._make_cost(request, digest, paid.cost_id), once=True)
+            ledger.write_privacy_cost(paid.cost or self._make_cost(request, digest), once=True)
         if patients is not None:
             patients.spend_costs(ledger.entries)
         if not self.plan.privacy.secure_aggregation:
@@ -407,10 +458,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             site.open_run_state_folder(request.run).mark_round_settled(request.round, paid.left)
         return paid.reply
 
-    def _make_cost(self, request: TrainRequest, digest: str, cost_id: str = "") -> PrivacyCostEntry:
+    def _make_cost(self, request: TrainRequest, digest: str) -> PrivacyCostEntry:
         steps = self.site_privacy.noisy_steps_per_round
         numbers = (steps.noise_multiplier, steps.sample_rate, steps.count)
-        return PrivacyCostEntry(request.run, request.round, digest, *numbers, cost_id or make_cost_id())
+        return PrivacyCostEntry(request.run, request.round, digest, *numbers, make_cost_id())
 
     def _answer_and_store(
         self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest, cost: PrivacyCostEntry
@@ -432,20 +483,29 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         try:
             reply = answer(request)
         except BaseException as error:
-            if _can_error_depend_on_images(error):
+            costs_a_reply = _can_error_depend_on_images(error)
+            if costs_a_reply:
                 ledger.write_privacy_cost(cost)
-            if patients is not None:
-                settle = patients.spend_cost if _can_error_depend_on_images(error) else patients.release_cost
-                settle(cost)
+            if patients is not None and costs_a_reply:
+                patients.spend_cost(cost)
+            elif patients is not None:
+                self._release_cost(patients, cost)
             raise
         reply = replace(reply, epsilon=_finite_or_none(spent))
         if not site.policy.metrics_outside_privacy:
             # The number of epochs until a loss settles, and the time, depend on the images.
             reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
         left = site.open_run_state_folder(request.run).read_round_state_hash(request.round)
-        paid = LastStoredReply(reply, left, cost.id)
+        paid = LastStoredReply(reply, left, cost)
         ledger.write_reply_and_cost(cost, paid)
         return paid
+
+    def _release_cost(self, patients: PatientLedger, cost: PrivacyCostEntry) -> None:
+        """Release a cost; if that fails, it stays counted, and what ended the training is what the caller hears of."""
+        try:
+            patients.release_cost(cost)
+        except (LedgerUnusable, OSError) as failed:
+            self.site.tell(f"a round that ended without a reply stays counted for privacy: {failed}")
 
     def _refuse_unaffordable_round(
         self, request: TrainRequest, cost: PrivacyCostEntry, costs: PatientCosts | None

@@ -1,6 +1,7 @@
 """``flwr-client init --renew-key``: a new key in the same folder, and nothing else begins anew."""
 
 import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.errors import Fault
 from polyclinic.common.security.audit import AuditLog, check_audit_log
 from polyclinic.common.security.identity import is_same_public_key, read_admission_request
+from polyclinic.common.security.phrase import compute_public_key_phrase
 from polyclinic.common.system.files import lock_file
 from tests.network.real import flwr_client, flwr_server
 
@@ -107,3 +109,20 @@ def test_a_receipt_of_an_earlier_run_is_checked_by_the_key_of_that_time(north: P
         assert choose_key_of_receipt(keys, receipt, "north") == keys[place]
     receipt.write_text("[]", encoding="utf-8")
     assert choose_key_of_receipt(keys, receipt, "north") == keys[0]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_until_the_new_kit_comes_the_way_on_is_the_new_key(north: Path, tmp_path: Path, *, lost: bool) -> None:
+    """Nobody can put the old key back: it was deleted. The coordinator asks for the new one's phrase first."""
+    trial = tmp_path / "trial"
+    assert flwr_server("init", trial, "--name", "trial", "--host", "127.0.0.1").code == 0
+    assert flwr_server("admit", trial, north / "north.request", "--yes").code == 0
+    shutil.copy(trial / "kits" / "north.kit", north)
+    if lost:
+        (north / "north.key").unlink()
+    renewed = flwr_client("init", north, "--renew-key")
+    assert compute_public_key_phrase(public_key(north)) in renewed.out
+    for command in ("check", "confirm"):
+        ended = flwr_client(command, north)
+        assert "Send north.request to the coordinator" in ended.out + ended.err
+        assert "put the old key back" not in ended.out + ended.err

@@ -2,11 +2,14 @@
 
 import json
 import multiprocessing
+import os
+import re
+import resource
 import shutil
 import sqlite3
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,20 @@ import numpy as np
 import pytest
 
 from polyclinic.client.app import answer_roll_call
+from polyclinic.client.connection.service import describe_error_for_coordinator
+from polyclinic.client.site.budget import describe_ledger
 from polyclinic.client.site.patient_ledger import (
+    LedgerUnusable,
     PatientCosts,
     PatientLedger,
     PrivacyCostEntry,
     find_account_ledger_folder,
     make_cost_id,
+    open_site_ledger,
 )
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
+from polyclinic.client.site.site_file import make_site_folder, read_site_toml_without_data
 from polyclinic.client.training.layers import train_with_privacy_layers
 from polyclinic.client.training.privacy import (
     PrivacyBudgetLedger,
@@ -32,10 +40,12 @@ from polyclinic.client.training.privacy import (
 )
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.data.base.image_set import ImageSet, make_placeholder_patient_names
+from polyclinic.common.data.base.names import make_name_similarity_key
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.wire.records import RollCall, TrainReply
 from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, images, plan, private_plan, request, site
+from tests.processes import ROOT
 
 
 def noisy(**keys: Any) -> HospitalPlan:
@@ -146,23 +156,23 @@ def some(rows: Sequence[int], of: ImageSet) -> ImageSet:
     return of.select_rows(np.array(rows, np.intp))
 
 
+def of_rows(tmp_path: Path, folder: str, *rows: int) -> Site:
+    """A folder with some of 120 patients, and no validation images."""
+    at = hospital(tmp_path, folder, train=some(rows, images(1, 120)))
+    return replace(at, validation=some([], at.validation))
+
+
 def test_of_patients_who_overlap_in_part_the_largest_sum_counts(tmp_path: Path) -> None:
-    everyone = images(1, 120)
-
-    def of_rows(folder: str, *rows: int) -> Site:
-        at = hospital(tmp_path, folder, train=some(rows, everyone))
-        return replace(at, validation=some([], at.validation))
-
-    train(of_rows("a", *range(40)))
-    train(of_rows("b", *range(40, 80)))
+    train(of_rows(tmp_path, "a", *range(40)))
+    train(of_rows(tmp_path, "b", *range(40, 80)))
     # Patients of both folders: each has taken part once.
-    assert spent(of_rows("c", *range(20, 60))) == cost_of(1)
-    train(of_rows("c", *range(20, 60)))
+    assert spent(of_rows(tmp_path, "c", *range(20, 60))) == cost_of(1)
+    train(of_rows(tmp_path, "c", *range(20, 60)))
     # One patient who took part twice, among strangers; and nobody who did.
-    assert spent(of_rows("d", 39, *range(81, 120))) == cost_of(2)
-    assert spent(of_rows("e", 0, *range(81, 120))) == cost_of(1)
-    assert spent(of_rows("f", *range(80, 120))) == 0
-    declines(of_rows("d", 39, *range(81, 120)))
+    assert spent(of_rows(tmp_path, "d", 39, *range(81, 120))) == cost_of(2)
+    assert spent(of_rows(tmp_path, "e", 0, *range(81, 120))) == cost_of(1)
+    assert spent(of_rows(tmp_path, "f", *range(80, 120))) == 0
+    declines(of_rows(tmp_path, "d", 39, *range(81, 120)))
 
 
 def test_patients_are_found_again_by_name_or_picture(tmp_path: Path) -> None:
@@ -217,6 +227,92 @@ def test_a_killed_training_counts_once_and_its_request_is_not_paid_for_twice(
     resumed = replace(hospital(tmp_path, "a"), policy=replace_epsilon(at, (cost_of(1) + cost_of(2)) / 2))
     train(resumed)
     assert spent(hospital(tmp_path, "a")) == cost_of(2)
+
+
+def killed_in_training(monkeypatch: pytest.MonkeyPatch, at: Site) -> None:
+    """A power cut in the middle of a round: the cost is reserved, and nothing else is written."""
+
+    def killed(*arguments: Any, **layers: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polyclinic.client.training.layers.answer_train_request", killed)
+        patched.setattr(PatientLedger, "release_cost", killed)
+        with pytest.raises(Killed):
+            train(at)
+
+
+@pytest.mark.parametrize("rows", [range(40, 80), range(41)])
+def test_a_reserved_round_is_not_used_for_other_patients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: Sequence[int]
+) -> None:
+    """The table changed between the kill and the start: who is trained on decides and pays."""
+    spenders = of_rows(tmp_path, "b", *range(40, 80))
+    for server_round in (1, 2):
+        train(spenders, "other", server_round)
+    killed_in_training(monkeypatch, of_rows(tmp_path, "a", *range(40)))
+    declines(of_rows(tmp_path, "a", *rows), "run")
+    assert spent(of_rows(tmp_path, "c", *range(40))) == cost_of(1)
+
+
+def test_a_changed_table_within_the_budget_is_trained_on_and_charged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed_in_training(monkeypatch, of_rows(tmp_path, "a", *range(40)))
+    at = of_rows(tmp_path, "a", *range(40, 80))
+    answer_roll_call(at, RollCall("run", noisy().model_dump_json()))
+    train(at)
+    assert [spent(of_rows(tmp_path, "c", *rows)) for rows in (range(40, 80), range(40))] == [cost_of(1)] * 2
+
+
+def test_a_reply_that_was_stored_before_a_kill_is_paid_for_by_its_own_patients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def killed(*arguments: Any, **layers: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivacyBudgetLedger, "write_privacy_cost", killed)
+        with pytest.raises(Killed):
+            train(of_rows(tmp_path, "a", *range(40)))
+    shutil.rmtree(tmp_path / "ledger")
+    train(of_rows(tmp_path, "a", *range(40, 70)))  # the stored reply
+    assert [spent(of_rows(tmp_path, "c", *rows)) for rows in (range(40), range(40, 80))] == [cost_of(1), 0]
+
+
+@pytest.mark.parametrize("lost", ["lost", "older", "another", "another in use"])
+def test_a_ledger_gets_the_costs_of_a_folder_for_the_patients_of_that_time(tmp_path: Path, lost: str) -> None:
+    """The folder has other patients by then: the new ones are not charged, and the earlier ones do not begin at 0."""
+    strangers = hospital(tmp_path, "x", train=images(9, 40))
+    train(replace(strangers, validation=some([], strangers.validation)))
+    shutil.copytree(tmp_path / "ledger", tmp_path / "backup")
+    for server_round in (1, 2):
+        train(of_rows(tmp_path, "a", *range(40)), "one", server_round)
+    shutil.rmtree(tmp_path / "ledger")
+    if lost == "older":
+        shutil.copytree(tmp_path / "backup", tmp_path / "ledger")
+    if lost == "another":  # made by a folder that knows no earlier ledger
+        spent(of_rows(tmp_path, "d", *range(10)))
+    if lost == "another in use":
+        train(of_rows(tmp_path, "d", *range(40, 80)), "two")
+    own = cost_of(1) if lost == "another in use" else 0
+    assert spent(of_rows(tmp_path, "a", *range(40, 80))) == own
+    train(of_rows(tmp_path, "a", *range(40, 80)), "three")
+    declines(of_rows(tmp_path, "c", *range(40)))
+    declines(of_rows(tmp_path, "c", 39, *range(50, 79)))
+    assert spent(of_rows(tmp_path, "c", *range(40))) == cost_of(2)
+
+
+def test_a_folder_keeps_the_patients_of_its_costs_for_this_account_alone(tmp_path: Path, lax_umask: None) -> None:
+    at = hospital(tmp_path, "a")
+    train(replace(at, train=replace(at.train, patients=np.char.add("Doe^Jane", at.train.patients))))
+    (path,) = (at.folder / "privacy" / "patients").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert b"Doe" not in path.read_bytes()
+    for damaged in (path.read_bytes()[:-8], b""):  # then as in a folder of an earlier release
+        path.write_bytes(damaged)
+        shutil.rmtree(tmp_path / "ledger")
+        assert spent(hospital(tmp_path, "a")) == cost_of(1)
 
 
 def replace_epsilon(at: Site, epsilon: float) -> SitePolicy:
@@ -341,3 +437,123 @@ def test_the_ledger_is_one_for_an_account_and_an_account_without_a_place_for_it_
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_account_ledger_folder() == tmp_path / ".local" / "state" / "polyclinic" / "ledger"
+
+
+def test_a_full_disk_of_the_ledger_is_a_full_disk_and_costs_nothing(tmp_path: Path) -> None:
+    at = hospital(tmp_path, "a")
+    spent(at)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"ledger\.sqlite") as full:
+            train(at)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert describe_error_for_coordinator(full.value) == "no room on the site's disk; it has to free some"
+    assert spent(at) == 0
+    train(at)
+
+
+def test_a_stop_on_request_stays_one_where_the_ledger_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    at = replace(hospital(tmp_path, "a"), tell=lines.append)
+    path = tmp_path / "ledger" / "ledger.sqlite"
+
+    def stopped(*arguments: Any, **layers: Any) -> None:
+        path.rename(path.with_suffix(".aside"))
+        path.write_bytes(b"no database at all" * 100)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polyclinic.client.training.layers.answer_train_request", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(at)
+    assert "stays counted for privacy" in lines[-1]
+    path.with_suffix(".aside").rename(path)
+    assert spent(at) == cost_of(1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "1", "{}", '{"entries": [1]}', '{"entries": [{"run": 1}]}', "\xff"),
+        json.dumps({"entries": [{**asdict(PrivacyCostEntry("r", 1, "q", 1.0, 0.1, 5)), "count": "5"}]}),
+    ],
+)
+def test_damaged_costs_of_a_folder_stop_the_start_and_a_message_names_the_file(tmp_path: Path, content: str) -> None:
+    at = hospital(tmp_path, "a")
+    train(at)
+    path = at.folder / "privacy" / "ledger.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(BadInput, match=r"ledger\.json is damaged .* Put its backup back"):
+        make_privacy_status_at_start(hospital(tmp_path, "a"))
+    path.unlink()  # the remedy
+    assert spent(hospital(tmp_path, "a")) == cost_of(1)
+
+
+def test_a_ledger_named_in_the_home_lies_there_and_the_remedy_does_not_name_what_was_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "north"
+    make_site_folder(folder, "north")
+    text = (folder / "site.toml").read_text(encoding="utf-8")
+    named = text.replace("\n[policy]", '\n[policy]\nledger = "~/x"', 1)
+    (folder / "site.toml").write_text(named, encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    ledger = open_site_ledger(read_site_toml_without_data(folder))
+    assert (ledger.folder, ledger.shared) == (tmp_path / "home" / "x", True)
+    (tmp_path / "home").touch()
+    with pytest.raises(LedgerUnusable, match=r"change policy\.ledger in site\.toml to another folder"):
+        ledger.identify_patients(images(1, 40))
+
+
+@pytest.mark.parametrize("home", ["relative", "/" + "a" * 300])
+def test_an_account_without_a_usable_home_has_the_ledger_in_the_folder_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    make_site_folder(tmp_path / "north", "north")
+    ledger = open_site_ledger(read_site_toml_without_data(tmp_path / "north"))
+    if home.startswith("/"):
+        assert ledger.folder.is_relative_to(home) == os.access("/", os.W_OK)
+        return
+    assert ledger.folder == tmp_path / "north" / "state" / "privacy"
+    assert "which is this folder's own" in describe_ledger(str(ledger.path), shared=ledger.shared)
+
+
+def test_strangers_with_one_common_card_are_told_that_a_picture_matched(tmp_path: Path) -> None:
+    card = np.random.default_rng(5).integers(0, 255, (16, 16)).astype(np.uint8)
+    lines: list[str] = []
+
+    def cohort(folder: str, part: ImageSet) -> Site:
+        pixels = part.images.copy()
+        pixels[3] = card
+        at = replace(hospital(tmp_path, folder, train=replace(part, stored=pixels)), tell=lines.append)
+        return replace(at, validation=some([], at.validation))
+
+    first = cohort("a", images(1, 40))
+    for server_round in (1, 2):
+        train(first, server_round=server_round)
+    declines(cohort("b", images(11, 40)))
+    assert "with 1 of the 40 patients here (1 by a picture alone)" in lines[-2]
+    assert "recognised by a picture alone, which a patient of another name had too: 11-3." in lines[-1]
+    assert "take its file out of the table" in lines[-1]
+    lines.clear()
+    declines(first)
+    assert not any("by a picture alone" in line for line in lines)
+
+
+ONE = [("7", "007", "7.0", "MRN:7", "P-7", "p7.dcm"), ("Doe^John", "Doe John", "doe^john^^")]
+TWO = [("Doe^John", "John Doe"), ("943 476 5919", "9434765919"), ("north/P1", "P1"), ("Müller", "Mueller")]
+
+
+def test_the_page_says_which_spellings_are_one_patient() -> None:
+    keys = [{make_name_similarity_key(name) for name in names} for names in (*ONE, *TWO)]
+    assert [len(each) for each in keys] == [1] * len(ONE) + [2] * len(TWO)
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert "7, 007, 7.0, MRN:7, `P-7` and `p7.dcm`" in page
+    for first, second in TWO:
+        assert re.search(rf"{re.escape(first)}`?\s+and `?{re.escape(second)}", page), (first, second)

@@ -208,6 +208,30 @@ def test_a_training_that_was_killed_is_resumed_and_paid_for_once(two: Two, tmp_p
     site.end()
 
 
+def test_a_reserved_round_is_not_answered_with_other_patients(two: Two, tmp_path: Path) -> None:
+    """Killed in mid-round, the hospital's table becomes that of the patients who have no round left."""
+    site = two.private_site(two.second, "exchanged", other_patients(two, tmp_path, 3))
+    site.connect()
+    two.second.sees(site)
+    run = two.run(two.second, "exchanged", "training.epochs=40", "privacy.noise_multiplier=2.5")
+    ledger = two.machine.folder / "account" / "polyclinic" / "ledger" / "ledger.sqlite"
+
+    def states() -> list[str]:
+        with sqlite3.connect(ledger) as database:
+            rows = database.execute("SELECT state FROM costs WHERE site = 'exchanged'")
+            return [state for (state,) in rows]
+
+    eventually(lambda: "reserved" in states(), "a round is reserved")
+    site.program.kill()
+    shutil.copy(two.data / "images.npz", next(site.folder.glob("*.npz")))
+    site.start().says("taking up again the work that was interrupted")
+    code = run.ends()
+    site.end()
+    assert code != 0, run.output
+    assert "another round would cost its patients more than this site allows" in run.output
+    assert states() == ["reserved"]
+
+
 def test_a_folder_put_back_from_a_backup_spends_nothing_anew(two: Two) -> None:
     two.spent.end()
     shutil.rmtree(two.spent.folder)
