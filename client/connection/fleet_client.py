@@ -280,6 +280,8 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         try:
             message = self._fetch_and_join_objects(run_id, message_id, tree)
+            if not message.has_content():  # everything that follows reads the content
+                raise MessageUnreadable("it reports an error, and no request does")
             if run_id not in self._bundles:
                 self._bundles[run_id] = self._find_run_bundle_fault(run_id)
         except MessageTooLarge as error:

@@ -333,14 +333,7 @@ class HospitalMessageLoop:
     def _fetch_message_and_make_reply(self, link: FleetClient, received: bytes) -> Message:
         audit = AuditMark(self.site)
         try:
-            message = link.fetch_message_content(received)
-            return self._make_reply(message)
-        except RequestRefused as refused:
-            reason, message = refused.reason, refused.message
-            self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
-            record_refused_request(self.site, message, reason, refused.rule)
-            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
-            return make_error_reply(message, BUNDLE_REFUSED, reason)
+            return self._read_and_answer_request(link, received)
         except MessageUnreadable as error:
             rule, reason = UNREADABLE, str(error)
         except (CoordinatorUnreachable, ConnectionNotAccepted, RunAlreadyEnded, MessageContentGone):
@@ -354,6 +347,17 @@ class HospitalMessageLoop:
             record_unread_message(self.site, received, rule, reason)
         self._report_error(f"refused a message: {reason}")
         return make_error_reply(link.make_unread_message(received), SITE_RAISED, reason)
+
+    def _read_and_answer_request(self, link: FleetClient, received: bytes) -> Message:
+        """Fetch a request and do its work; a request that this site does not carry out is answered with an error."""
+        try:
+            return self._make_reply(link.fetch_message_content(received))
+        except RequestRefused as refused:
+            reason, message = refused.reason, refused.message
+            self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
+            record_refused_request(self.site, message, reason, refused.rule)
+            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
+            return make_error_reply(message, BUNDLE_REFUSED, reason)
 
     def _put_message_aside(self, link: FleetClient, received: bytes, attempts: int) -> None:
         """Store a message that ended the program too often in the folder ``set-aside``, and answer it with an error."""
