@@ -49,6 +49,7 @@ from polyclinic.common.errors import BadInput, WireError, WireVersionError
 from polyclinic.common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
 from polyclinic.common.system.files import is_disk_full, lock_file, remove_temporary_files, write_atomically
 from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines
+from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
@@ -66,7 +67,10 @@ DROP_SIGNAL = signal.SIGUSR1
 """Signal with which the heartbeat thread interrupts the training thread."""
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 2
-"""Number of processes that may die during the work on one message before the site puts it aside."""
+"""Number of processes that may die during the work on one message before the site puts it aside.
+
+A process that is stopped on request (SIGTERM, SIGINT, SIGHUP) does not count, no matter what it works on.
+"""
 EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
 """Refusals that end the program, because this site alone has to fix their cause. Not so with labels: another site's
 labels may have led to the refusal, and this site may fit the next run."""
@@ -135,6 +139,10 @@ class HospitalMessageLoop:
         Raises:
             ConnectionNotAccepted: If the coordinator does not accept this site, or this site the coordinator.
         """
+        with notify_of_stop_request(self._pending.count_no_death):
+            self._connect_and_answer_messages()
+
+    def _connect_and_answer_messages(self) -> None:
         wait_s, patience_ends = FIRST_RETRY_S, 0.0
         while True:
             self.status.state = "connecting"
@@ -310,7 +318,7 @@ class HospitalMessageLoop:
         self.status.state = "working"
         try:
             # Before anything of the message is looked at: a process that dies at it is counted.
-            if not self._pending.store_message(received, attempts + 1):
+            if not self._pending.begin_work(received, attempts):
                 self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             reply = self._fetch_message_and_make_reply(link, received)
         except (RunAlreadyEnded, MessageContentGone) as error:
