@@ -213,7 +213,7 @@ class HospitalMessageLoop:
 
     def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release; warn if its wire version differs, because no run then accepts this site."""
-        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):  # the next call reports the fault
+        with contextlib.suppress(CoordinatorUnreachable):  # the next call reports the fault
             self._hello = hello = link.exchange_hello()
             if hello is None:
                 return
@@ -230,7 +230,7 @@ class HospitalMessageLoop:
         Raises:
             ConnectionNotAccepted: If the wire versions differ.
         """
-        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):
+        with contextlib.suppress(CoordinatorUnreachable):
             hello = link.exchange_hello()
             if hello is not None and hello.wire != WIRE_VERSION:
                 problem = (
