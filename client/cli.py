@@ -83,6 +83,7 @@ def init_site_folder(
 
     Example: flwr-client init north --renew-key
     """
+    name = name.strip()  # a space at the end is no part of a name
     if renew_key:
         from polyclinic.client.site.key_renewal import renew_site_key
 

@@ -237,8 +237,14 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
             clock, began = time.time(), time.monotonic()
             hello = link.exchange_hello()
             seconds = time.monotonic() - began
+    except ConnectionNotAccepted as refused:
+        area.add_fault(refused.exit_code, refused.problem, refused.remedy)
+        return
     except UnacceptableAnswer as error:
-        remedy = "No release of Polyclinic answers so. Ask the coordinator which program listens at this address."
+        remedy = (
+            "No release of Polyclinic answers so. Ask the coordinator which program listens at this address, and"
+            " whether a proxy on the way refuses the call."
+        )
         area.add_fault(ClientExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
         return
     except CoordinatorUnreachable as error:

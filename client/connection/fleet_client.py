@@ -65,6 +65,8 @@ _LINE_ERRORS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
 }
+_RUN_ERRORS = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION}
+"""With these the coordinator answers calls about a run that has ended."""
 DESCRIPTIONS = {
     "connection refused": "Connection refused",
     "connection reset": "Connection reset by peer",
@@ -195,7 +197,9 @@ class FleetClient:
         Return None if the coordinator's release does not have this call.
 
         Raises:
+            ConnectionNotAccepted: If the call is not accepted with this key or clock.
             CoordinatorUnreachable: If nobody answers.
+            UnacceptableAnswer: For an answer that no release of Polyclinic gives.
         """
         with _translate_grpc_errors():
             try:
@@ -203,6 +207,9 @@ class FleetClient:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
+                if error.code() in _RUN_ERRORS:  # the call is about no run; as a rule a proxy has refused it
+                    reason = f"{error.code().name.lower().replace('_', ' ')}: {shorten_grpc_details(error.details())}"
+                    raise UnacceptableAnswer(reason) from None
                 raise
 
     def activate_node(self, node_id: int) -> int:
@@ -280,6 +287,8 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         try:
             message = self._fetch_and_join_objects(run_id, message_id, tree)
+            if not message.has_content():  # everything that follows reads the content
+                raise MessageUnreadable("it reports an error, and no request does")
             if run_id not in self._bundles:
                 self._bundles[run_id] = self._find_run_bundle_fault(run_id)
         except MessageTooLarge as error:
@@ -547,7 +556,7 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
             raise ConnectionNotAccepted.make_key_refusal_error(
                 used if "in use" in details else "not admitted, or revoked"
             ) from None
-        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
+        if code in _RUN_ERRORS:
             raise RunAlreadyEnded(details) from None
         raise CoordinatorUnreachable(f"{code.name.lower()}: {details}") from None
 

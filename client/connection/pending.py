@@ -4,6 +4,7 @@ import base64
 import datetime as dt
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 from polyclinic.common.system.files import is_disk_full, write_atomically
@@ -24,6 +25,31 @@ class PendingMessage:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()  # a stop on request is written by another thread
+        self._begun: tuple[bytes, int] | None = None  # the message at work, and the deaths at it before this process
+
+    def begin_work(self, received: bytes, attempts: int) -> bool:
+        """Store a received message as one at which this process would die, if it died.
+
+        Args:
+            attempts: Number of earlier processes that died while they worked on the message.
+
+        Returns:
+            False if the disk is full; then no later process can resume the work.
+        """
+        with self._lock:
+            self._begun = received, attempts
+            return self._write(received, attempts + 1)
+
+    def count_no_death(self) -> None:
+        """Store that the work on the present message does not end by a death, because a stop was requested.
+
+        The process may end in the middle of a computation. Two stops in one long request would otherwise put aside a
+        message at which nothing is wrong.
+        """
+        with self._lock:
+            if self._begun is not None:
+                self._write(*self._begun)
 
     def store_message(self, received: bytes, attempts: int = 0) -> bool:
         """Store a received message, and the number of processes that died while they worked on it.
@@ -31,13 +57,18 @@ class PendingMessage:
         Returns:
             False if the disk is full; then no later process can resume the work.
         """
+        with self._lock:
+            self._begun = None
+            return self._write(received, attempts)
+
+    def _write(self, received: bytes, attempts: int) -> bool:
         content = bytes([attempts]) + received
         try:
             write_atomically(self._path, hashlib.sha256(content).digest() + content)
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            self.remove_message()
+            self._path.unlink(missing_ok=True)
             return False
         return True
 
@@ -55,7 +86,9 @@ class PendingMessage:
 
     def remove_message(self) -> None:
         """Remove the stored message, because it is answered or its run has ended."""
-        self._path.unlink(missing_ok=True)
+        with self._lock:
+            self._begun = None
+            self._path.unlink(missing_ok=True)
 
 
 class SetAsideMessages:

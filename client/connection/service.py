@@ -55,6 +55,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines
+from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
@@ -72,7 +73,10 @@ DROP_SIGNAL = signal.SIGUSR1
 """Signal with which the heartbeat thread interrupts the training thread."""
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 2
-"""Number of processes that may die during the work on one message before the site puts it aside."""
+"""Number of processes that may die during the work on one message before the site puts it aside.
+
+A process that is stopped on request (SIGTERM, SIGINT, SIGHUP) does not count, no matter what it works on.
+"""
 EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
 """Refusals that end the program, because this site alone has to fix their cause. Not so with labels: another site's
 labels may have led to the refusal, and this site may fit the next run."""
@@ -141,6 +145,10 @@ class HospitalMessageLoop:
         Raises:
             ConnectionNotAccepted: If the coordinator does not accept this site, or this site the coordinator.
         """
+        with notify_of_stop_request(self._pending.count_no_death):
+            self._connect_and_answer_messages()
+
+    def _connect_and_answer_messages(self) -> None:
         wait_s, patience_ends = FIRST_RETRY_S, 0.0
         while True:
             self.status.state = "connecting"
@@ -211,7 +219,7 @@ class HospitalMessageLoop:
 
     def _record_coordinator_release(self, link: FleetClient) -> None:
         """Record the coordinator's release; warn if its wire version differs, because no run then accepts this site."""
-        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):  # the next call reports the fault
+        with contextlib.suppress(CoordinatorUnreachable):  # the next call reports the fault
             self._hello = hello = link.exchange_hello()
             if hello is None:
                 return
@@ -228,7 +236,7 @@ class HospitalMessageLoop:
         Raises:
             ConnectionNotAccepted: If the wire versions differ.
         """
-        with contextlib.suppress(CoordinatorUnreachable, RunAlreadyEnded):
+        with contextlib.suppress(CoordinatorUnreachable):
             hello = link.exchange_hello()
             if hello is not None and hello.wire != WIRE_VERSION:
                 problem = (
@@ -316,7 +324,7 @@ class HospitalMessageLoop:
         self.status.state = "working"
         try:
             # Before anything of the message is looked at: a process that dies at it is counted.
-            if not self._pending.store_message(received, attempts + 1):
+            if not self._pending.begin_work(received, attempts):
                 self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             reply = self._fetch_message_and_make_reply(link, received)
         except (RunAlreadyEnded, MessageContentGone) as error:
@@ -339,14 +347,7 @@ class HospitalMessageLoop:
     def _fetch_message_and_make_reply(self, link: FleetClient, received: bytes) -> Message:
         audit = AuditMark(self.site)
         try:
-            message = link.fetch_message_content(received)
-            return self._make_reply(message)
-        except RequestRefused as refused:
-            reason, message = refused.reason, refused.message
-            self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
-            record_refused_request(self.site, message, reason, refused.rule)
-            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
-            return make_error_reply(message, BUNDLE_REFUSED, reason)
+            return self._read_and_answer_request(link, received)
         except MessageUnreadable as error:
             rule, reason = UNREADABLE, str(error)
         except (CoordinatorUnreachable, ConnectionNotAccepted, RunAlreadyEnded, MessageContentGone):
@@ -360,6 +361,17 @@ class HospitalMessageLoop:
             record_unread_message(self.site, received, rule, reason)
         self._report_error(f"refused a message: {reason}")
         return make_error_reply(link.make_unread_message(received), SITE_RAISED, reason)
+
+    def _read_and_answer_request(self, link: FleetClient, received: bytes) -> Message:
+        """Fetch a request and do its work; a request that this site does not carry out is answered with an error."""
+        try:
+            return self._make_reply(link.fetch_message_content(received))
+        except RequestRefused as refused:
+            reason, message = refused.reason, refused.message
+            self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
+            record_refused_request(self.site, message, reason, refused.rule)
+            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
+            return make_error_reply(message, BUNDLE_REFUSED, reason)
 
     def _put_message_aside(self, link: FleetClient, received: bytes, attempts: int) -> None:
         """Store a message that ended the program too often in the folder ``set-aside``, and answer it with an error."""

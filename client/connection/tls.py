@@ -6,6 +6,7 @@ import datetime as dt
 import http.client
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import time
@@ -23,6 +24,11 @@ PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Environment variables in gRPC's order: the first one that is set counts, and only ``http://`` names a proxy."""
 EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 """Environment variables with the hosts that are reached without the proxy; the first one that is set counts."""
+
+MOST_PROXY_BYTES = 64 * 2**10
+"""Most bytes of a proxy's answer to CONNECT; an ordinary one has less than a hundred."""
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] +([0-9]{3})(?: [^\n]*)?\r?$")
+_END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 
 
 def check_coordinator_certificate(
@@ -72,19 +78,17 @@ def _fetch_server_certificate(
     """Return the server's certificate (DER) after a TLS handshake with this context, which may reject it."""
     host, port = split_host_port(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
+    deadline = time.monotonic() + within_s
     context.set_alpn_protocols(["h2"])
     url = _find_proxy_url(host, environment)
     proxy = _split_proxy_address(url)
-    connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=within_s, context=context)
-    if url:
-        headers = dict[str, str]()
-        if url.username is not None:  # as gRPC sends them
-            pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
-            headers = {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-        connection.set_tunnel(host, port, headers)
     try:
-        connection.connect()
-        return connection.sock.getpeercert(binary_form=True) or b""
+        with socket.create_connection(proxy or (host, port), within_s) as connection:
+            if url is not None:
+                _open_tunnel(connection, url, host, port, deadline)
+            _limit_next_call(connection, deadline)
+            with context.wrap_socket(connection, server_hostname=host) as tls:
+                return tls.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
         raise ConnectionNotAccepted.make_certificate_error(error, host) from None
     except ssl.SSLError as error:
@@ -108,8 +112,47 @@ def _fetch_server_certificate(
             # A proxy writes the reason, as long as it likes.
             f"{_describe_connection_route(address, proxy)}: {make_printable_line(error.strerror or str(error))}"
         ) from None
-    finally:
-        connection.close()
+
+
+def _open_tunnel(connection: socket.socket, proxy: SplitResult, host: str, port: int, deadline: float) -> None:
+    """Ask a proxy for a connection to ``host``, and read its answer.
+
+    Raises:
+        http.client.HTTPException: If what answers is no proxy.
+        OSError: If the proxy refuses.
+        TimeoutError: If the whole answer has not come at the deadline, no matter how often a part of it comes.
+    """
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    if proxy.username is not None:  # as gRPC sends them
+        pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
+    _limit_next_call(connection, deadline)
+    connection.sendall("".join(f"{line}\r\n" for line in [*lines, ""]).encode("ascii"))
+    answer = b""
+    while not _END_OF_HEADERS.search(answer):
+        _limit_next_call(connection, deadline)
+        part = connection.recv(4096)
+        answer += part
+        first, newline, _ = answer.partition(b"\n")
+        status = _STATUS_LINE.match(first)
+        if not part or len(answer) > MOST_PROXY_BYTES or (newline and status is None):
+            raise http.client.HTTPException("no answer of a proxy")
+        if newline and status is not None and status[1] != b"200":
+            words = status[0].partition(b" ")[2].decode("latin-1").strip()
+            raise OSError(f"Tunnel connection failed: {words}")
+
+
+def _limit_next_call(connection: socket.socket, deadline: float) -> None:
+    """Let the next call of a socket end at the deadline.
+
+    Raises:
+        TimeoutError: If the deadline is over.
+    """
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    connection.settimeout(seconds)
 
 
 def find_proxy_address(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:

@@ -37,6 +37,7 @@ _END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SU
 
 _how_to_go_on: list[Callable[[], str]] = []
 _to_remove: list[Callable[[], object]] = []
+_to_notify: list[Callable[[], object]] = []
 _ending = threading.Event()
 
 
@@ -133,6 +134,19 @@ def remove_output_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
         _to_remove.remove(remove)
 
 
+@contextmanager
+def notify_of_stop_request(notify: Callable[[], object]) -> Iterator[None]:
+    """Call ``notify`` in another thread as soon as a signal asks the program to end inside the ``with`` block.
+
+    The main thread may be in a computation that it cannot leave before the program ends.
+    """
+    _to_notify.append(notify)
+    try:
+        yield
+    finally:
+        _to_notify.remove(notify)
+
+
 def end_process_with_parent(parent: int | None = None) -> None:
     """Let Linux kill this process when its parent ends; no effect on other systems.
 
@@ -208,6 +222,7 @@ def _wait_for_signal(reading: int) -> None:
             if number[0] not in SIGNALS:
                 continue
             if not _closing:
+                _notify_of_stop_request()
                 _end_program(STOPPED_ON_REQUEST)
             closing = _closing[-1]
             if closing.ask is not None and not closing.requested:
@@ -216,6 +231,13 @@ def _wait_for_signal(reading: int) -> None:
             if not has_timer:
                 has_timer = True
                 threading.Thread(target=_end_program, args=(closing.code, closing), daemon=True).start()
+                _notify_of_stop_request()  # the program ends in time, even if this takes long
+
+
+def _notify_of_stop_request() -> None:
+    for notify in [*_to_notify]:
+        with suppress(Exception):  # the program ends in any case
+            notify()
 
 
 def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:

@@ -113,9 +113,14 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
     if len(alphabets) > 1:
         problem = f"its name mixes letters of {' and '.join(sorted(alphabets))}, of which some look alike."
         faults.append(Fault(where, problem, "The site takes a name in one alphabet: flwr-client init."))
+    if request.site != request.site.strip() and named is None:
+        problem = "its name ends with a space, which nobody sees or hears on the telephone."
+        faults.append(Fault(where, problem, "The site takes its name without the space: flwr-client init."))
     for site in sites.values():
-        if site.site != request.site and site.site.casefold() == request.site.casefold():
-            problem = f'its name differs from the admitted site "{site.site}" in capitals only.'
+        if site.site != request.site and _make_name_key(site.site) == _make_name_key(request.site):
+            problem = (
+                f'its name differs from the admitted site "{site.site}" in capitals, spaces or forms of letters only.'
+            )
             faults.append(Fault(where, problem, "The site takes another name: flwr-client init."))
         same = is_same_public_key(site.public_key, request.public_key)
         revoked = (same and site.revoked) or any(is_same_public_key(key, request.public_key) for key in site.old_keys)
@@ -124,6 +129,13 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
             remedy = "flwr-client init DIR --renew-key" if revoked else "another folder, flwr-client init"
             faults.append(Fault(where, problem, f"The site makes a new key: {remedy}."))
     return faults
+
+
+def _make_name_key(name: str) -> str:
+    """Return a name without capitals, extra spaces and forms of letters, which is equal for names that look alike."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    with_dots = folded.replace("\u0131", "i").replace("i\u0307", "i")  # the two letters i of Turkish
+    return " ".join(with_dots.split())
 
 
 def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:

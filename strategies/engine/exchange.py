@@ -59,6 +59,10 @@ REFUSED_REPLY = 203
 """Our error code for a reply that was rejected unread: not signed by its site, or far too large."""
 MESSAGE_GONE = (3, 4)
 """Flower's error codes for a message or reply that the SuperLink deleted: it expired, or its site was removed."""
+COORDINATOR_CODES = frozenset({*MESSAGE_GONE, NODE_UNAVAILABLE, REVOKED, REFUSED_REPLY})
+"""Error codes that only the coordinator's own programs set; a site that writes one gets :data:`SITE_FAILED`."""
+SITE_FAILED = 2
+"""Flower's error code for a site whose app failed."""
 FLOWERS_WORDS = "Node Unavailable"
 """Part of the error text of Flower's SuperLink for a site without a sign of life."""
 NOT_CONNECTED = "it is not connected: stopped, or cut off"

@@ -238,10 +238,21 @@ class RollCaller:
                 reason = f'it calls itself "{answer.site}", but its key is registered for "{name}".'
                 self.refuse_site(node, "name", reason)
             else:
+                self._remove_replaced_member(answer.site)
                 sizes = count_payload_bytes(self._content), count_payload_bytes(reply.content)
                 self.members[node] = RunMember(node, answer, *sizes, read_signature_or_none(reply.content))
                 new.append(self.members[node])
         return new
+
+    def _remove_replaced_member(self, site: str) -> None:
+        """Remove the member of this name whose node is no longer registered, because its key was revoked and renewed.
+
+        Without this, a hospital with a renewed key would be a second site of the same name.
+        """
+        registered = self.registered() if self.registered else self.members
+        for node, member in list(self.members.items()):
+            if member.answer.site == site and node not in registered:
+                del self.members[node]
 
     def stop_waiting_for_answers(self, timeout_s: float) -> None:
         """Stop waiting for the sites that have not answered, and record that they did not.
@@ -740,12 +751,16 @@ class RunMembership:
         return self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
-        """Make the roll call for newly connected sites, and admit those that fit the run's classes and model."""
+        """Make the roll call for newly connected sites, and admit those that fit the run's classes and model.
+
+        A site whose key was revoked and renewed joins again, in the place of the member with its old key.
+        """
         for member in self._roll.ask_new_sites_for_labels(JOIN_DEADLINE_S):
             if faults := find_model_layout_faults([member], self._layout):
                 self._roll.refuse_faulty_sites(faults, "version")
                 continue
-            declarations = [other.label_declaration for other in (*self.members.values(), member)]
+            others = [other for other in self.members.values() if not self._is_replaced(other, member)]
+            declarations = [other.label_declaration for other in (*others, member)]
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_label_declarations(declarations, self.contract.class_names)
@@ -757,6 +772,10 @@ class RunMembership:
             self.contract = contract
             self._add_run_member(member)
             self.callbacks.on_late_join(server_round, member.answer.site)
+
+    def _is_replaced(self, earlier: RunMember, member: RunMember) -> bool:
+        """Return True if a member of the run is the same site as ``member``, by a key that was revoked since."""
+        return earlier.answer.site == member.answer.site and earlier.node_id not in self._roll.members
 
     def draw_training_sites(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites of a round: all but the excluded ones, or ``sites_per_round`` of these drawn at random."""

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
-from polyclinic.client.connection.fleet_client import FleetClient, RunAlreadyEnded
+from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
 from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
 from polyclinic.common.system.plain_text import MOST_WORDS, is_plain_text
 from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
@@ -66,7 +66,8 @@ def asking(answer: Any, coordinator: CoordinatorFolder) -> Iterator[FleetClient]
     ("code", "before", "raised"),
     [
         *((code, "", CoordinatorUnreachable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)),
-        (grpc.StatusCode.PERMISSION_DENIED, "", RunAlreadyEnded),
+        (grpc.StatusCode.PERMISSION_DENIED, "", UnacceptableAnswer),
+        (grpc.StatusCode.FAILED_PRECONDITION, "", UnacceptableAnswer),
         (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS, ConnectionNotAccepted),
         (grpc.StatusCode.UNAUTHENTICATED, "", ConnectionNotAccepted),
         (grpc.StatusCode.ALREADY_EXISTS, "", CoordinatorUnreachable),

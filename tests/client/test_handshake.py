@@ -1,10 +1,12 @@
 """What a site makes of anyone who answers at the coordinator's address, against real servers and real certificates."""
 
 import base64
+import contextlib
 import datetime as dt
 import gc
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from select import select
@@ -156,6 +158,25 @@ def test_a_proxy_that_declines_or_speaks_no_http_is_named(coordinator: Coordinat
             words = not_now(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{proxy}"})
         assert words.startswith(f"fl.example:9092 through the proxy 127.0.0.1:{proxy}: ")
         assert reason in words
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-A: "], ids=["before its status", "in its headers"])
+def test_a_proxy_that_trickles_its_answer_is_given_up_at_the_deadline(
+    head: bytes, coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trickle(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(head)
+        with contextlib.suppress(OSError):
+            while True:  # until the site closes
+                connection.sendall(b"y")
+                time.sleep(0.05)
+
+    monkeypatch.setattr(polyclinic.client.connection.tls, "TLS_TIMEOUT_S", 0.6)
+    began = time.monotonic()
+    with listening(trickle) as port:
+        assert "within 1 s" in not_now(coordinator, "fl.example:9092", {"https_proxy": f"http://127.0.0.1:{port}"})
+    assert time.monotonic() - began < 5
 
 
 PROXY = "http://127.0.0.1:PORT"

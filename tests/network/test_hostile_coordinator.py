@@ -1,5 +1,10 @@
 """A coordinator with a true certificate cannot fill the memory of a hospital's program, whatever it answers."""
 
+import hashlib
+import io
+import json
+import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -7,20 +12,29 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from flwr.app import Error
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.gate.gate import UNREADABLE
+from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.fleet_protocol import append_protobuf_field
+from polyclinic.common.wire.flower_messages import make_message
+from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from tests.client.check.sites import Hospital, hospital_in
 from tests.client.hostile_answers import (
     CHUNK,
+    NODE,
+    RUN,
     HostileFleet,
     compressed,
     endless_headers,
     envelope,
     long_trailers,
+    object_named,
     plain,
     pulled,
     raw_coordinator,
+    serialized,
     serving,
 )
 from tests.network.real import Machine, Program, eventually, machine
@@ -144,3 +158,47 @@ def test_an_announcement_of_hundreds_of_megabytes_is_not_read(hospital: Hospital
         hospital.at(f"127.0.0.1:{port}")
         program = here.start("north", "-m", "polyclinic.client.cli", "start", hospital.folder)
         says_within_its_memory(program, "larger than any answer")
+
+
+def packed(**files: str) -> bytes:
+    """An app bundle of these files."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def error_in_place_of_a_request(group: str) -> tuple[bytes, dict[str, bytes]]:
+    """The announcement of a message that holds an error and no content, and its objects."""
+    metadata = {"run_id": RUN, "message_id": "", "src_node_id": 1, "dst_node_id": NODE, "reply_to_message_id": ""}
+    times = {"group_id": group, "created_at": time.time(), "ttl": 1e6, "message_type": "train"}
+    message = make_message(Error(1, "x"), metadata | times)
+    tree, objects = encode_message_objects(message)
+    announced = make_announcement(message, tree.object_id)
+    return serialized("PullMessagesResponse", messages_list=[announced], message_object_trees=[tree]), dict(objects)
+
+
+@pytest.mark.parametrize("bundle", [packed(code=""), packed(**{"pyproject.toml": ""})], ids=["refused", "allowed"])
+def test_errors_in_place_of_requests_are_refused_and_audited_and_the_site_goes_on(
+    bundle: bytes, hospital: Hospital, here: Machine
+) -> None:
+    messages = [error_in_place_of_a_request(group) for group in ("1", "2")]
+    objects = {name: content for _, parts in messages for name, content in parts.items()}
+    announced = iter([announcement for announcement, _ in messages])
+    run = fleet.Run(run_id=RUN, fab_hash=hashlib.sha256(bundle).hexdigest())
+    coordinator = HostileFleet(
+        {
+            "PullMessages": lambda request: next(announced, b""),
+            "PullObject": lambda request: pulled(objects[object_named(request)]),
+            "GetRun": lambda request: serialized("GetRunResponse", run=run),
+            "GetFab": lambda request: serialized("GetFabResponse", fab=fleet.Fab(content=bundle)),
+        }
+    )
+    with serving(hospital.coordinator, coordinator) as port:
+        hospital.at(f"127.0.0.1:{port}")
+        program = here.start("north", "-m", "polyclinic.client.cli", "start", hospital.folder)
+        eventually(lambda: len(coordinator.errors) == 2 or not program.runs, "both are answered", within_s=60)
+        assert program.runs, program.output
+    entries = [json.loads(line) for line in (hospital.folder / "state/audit.jsonl").read_text().splitlines()]
+    assert [entry["rule"] for entry in entries if entry.get("decision") == "deny"] == [UNREADABLE] * 2

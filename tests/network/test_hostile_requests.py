@@ -13,8 +13,10 @@ import pytest
 
 from polyclinic.common.config import read_experiment
 from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.strategies.engine.exchange import COORDINATOR_CODES, SITE_FAILED
 from tests.hostile_requests import HostileRequest, RequestMutator, encode_record, honest_requests
 from tests.network.blamer import BLAMED
+from tests.network.excuse import REASON
 from tests.network.fatal import RUN as FATAL_RUN
 from tests.network.hostile import HostileLink, hostile_link, listing_of
 from tests.network.real import PARTIAL, Coordinator, Machine, Site, exported, flwr_client, lines_of, machine, written
@@ -135,6 +137,17 @@ def test_an_error_in_the_name_of_another_site_counts_for_its_sender(target: Targ
         reply = link.send(roll_call(target, "run-1"))
         assert reply.error.reason == "out of order"
         assert reply.metadata.src_node_id == link.node != BLAMED
+
+
+def test_error_codes_of_the_coordinators_own_count_for_nothing_if_a_site_writes_them(target: Target) -> None:
+    target.site.program.stop()
+    target.site.start_by("-m", "tests.network.excuse", "start", target.site.folder).says("connected to ")
+    target.coordinator.sees(target.site)
+    with hostile_link(target.coordinator, target.site) as link:
+        errors = {code: link.send(roll_call(target, str(code))).error for code in (*sorted(COORDINATOR_CODES), 999)}
+    assert {error.reason for error in errors.values()} == {REASON}
+    codes = {code: error.code for code, error in errors.items()}
+    assert codes == dict.fromkeys(COORDINATOR_CODES, SITE_FAILED) | {999: 999}
 
 
 def send_many(target: Target, link: HostileLink, times: int, seed: int) -> Counter[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.client.connection.pending import PendingMessage
 from tests.network.conftest import Survives
-from tests.network.federated import REMEMBERING, SLOW, Federation, events, undisturbed
+from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, events, sites_by_round, undisturbed
 from tests.network.real import eventually, flwr_client, flwr_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
@@ -112,3 +113,21 @@ def test_whoever_is_killed_whenever_the_model_is_the_same(
             site.start()
     federation.ends_unharmed(run, 6, *overrides)
     every_reply_is_in_the_receipt(federation, federation.out)
+
+
+def test_stops_on_request_in_a_long_step_are_no_deaths_and_the_site_finishes_its_work(federation: Federation) -> None:
+    north = federation.north
+    federation.stop(north)
+    north.start_by("-m", "tests.network.slow_step", "start", north.folder)
+    federation.coordinator.sees(*federation.sites)
+    run = federation.run("run.rounds=1", "participation.min_sites=3", once=True)
+    for _ in range(2):
+        north.works_on("train", 1)
+        time.sleep(1.0)  # into the step
+        assert north.program.stop() == 0
+        attempts, _ = PendingMessage(north.folder / "state" / "in-hand").read_message() or (None, b"")
+        assert attempts == 0
+        north.start_by("-m", "tests.network.slow_step", "start", north.folder)
+    run.succeeds()
+    assert sites_by_round(federation.out) == [EVERYBODY]
+    assert not (north.folder / "state" / "set-aside").exists()

@@ -13,8 +13,8 @@ from polyclinic.common.wire import fleet_protocol
 from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
 from tests.fleet_stub import FleetStub
 from tests.network.conftest import Hospital, Trial
-from tests.network.federated import events
-from tests.network.real import Coordinator, Site, flwr_server, lines_of
+from tests.network.federated import SLOW, events
+from tests.network.real import Coordinator, Site, eventually, flwr_client, flwr_server, lines_of
 
 pytestmark = pytest.mark.slow
 
@@ -226,3 +226,29 @@ def test_of_two_processes_with_one_key_the_later_one_stays_and_the_earlier_one_s
     refused = (trial.coordinator.folder / "state" / "refused-calls.jsonl").read_text(encoding="utf-8")
     assert '"caller": "copied"' in refused
     assert second.program.stop() == ClientExitCode.STOPPED
+
+
+def test_a_site_that_is_revoked_and_renews_its_key_takes_part_in_the_run_under_way(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    stays, renews = hospital("stays-renewal"), hospital("renews")
+    for site in (stays, renews):
+        site.connect()
+    trial.coordinator.sees(stays, renews)
+    out, options = tmp_path / "run", ("run.rounds=400", "participation.min_sites=1", SLOW)
+    run = trial.coordinator.run(trial.experiment, out, *options, sites=2, once=True)
+    run.says("round 1 of 400")
+    assert trial.coordinator.revoke(renews).code == 0
+    assert renews.program.ends() == ClientExitCode.KEY
+    run.says(GONE)
+    renewed = flwr_client("init", renews.folder, "--renew-key")
+    assert renewed.code == 0, renewed.err
+    trial.coordinator.admit(renews).connect()
+    eventually(
+        lambda: lines_of(out / "rounds.jsonl")[-1]["sites"] == [renews.name, stays.name],
+        "it trains again",
+        output=lambda: run.output + renews.program.output,
+    )
+    run.stop()
+    (joined,) = [event for event in lines_of(out / "events.jsonl") if event["event"] == "joined"]
+    assert joined["site"] == renews.name

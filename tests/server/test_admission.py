@@ -165,6 +165,42 @@ def test_a_name_and_a_key_are_given_once(coordinator: CoordinatorFolder, kit: Pa
         assert everything_in(coordinator.folder) == before
 
 
+@pytest.mark.parametrize("name", ["NORTH", "north ", "\uff4e\uff4f\uff52\uff54\uff48", "\u207forth", "north  "])
+def test_a_name_that_looks_like_that_of_an_admitted_site_is_refused(
+    name: str, coordinator: CoordinatorFolder, keys: Sequence[str]
+) -> None:
+    admit_key(coordinator, "north", keys[0])
+    with pytest.raises(BadInput):
+        admit_key(coordinator, name, keys[1])
+
+
+@pytest.mark.parametrize(
+    ("admitted", "name"),
+    [("site i", "site  i"), ("site i", "site \u0131"), ("south", "\u017fouth")],
+)
+def test_spaces_dots_and_old_letters_make_no_other_name(
+    admitted: str, name: str, coordinator: CoordinatorFolder, keys: Sequence[str]
+) -> None:
+    admit_key(coordinator, admitted, keys[0])
+    with pytest.raises(BadInput):
+        admit_key(coordinator, name, keys[1])
+
+
+def test_a_space_at_the_end_is_no_part_of_a_new_name(
+    coordinator: CoordinatorFolder, keys: Sequence[str], tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match="ends with a space"):
+        admit_key(coordinator, "west ", keys[0])
+    assert flwr_client("init", tmp_path / "west", "--name", "west ").code == 0
+    assert read_admission_request(tmp_path / "west" / "west.request").site == "west"
+
+
+@pytest.mark.parametrize("name", ["north 2", "north-east", "norte", "n.orth"])
+def test_other_names_are_admitted_beside_it(name: str, coordinator: CoordinatorFolder, keys: Sequence[str]) -> None:
+    admit_key(coordinator, "north", keys[0])
+    assert admit_key(coordinator, name, keys[1]).exists()
+
+
 def test_a_revoked_site_is_listed_with_its_time(coordinator: CoordinatorFolder, kit: Path, keys: Sequence[str]) -> None:
     for name, key in zip(("south", "east"), keys[1:], strict=True):
         admit_key(coordinator, name, key)

@@ -258,3 +258,15 @@ def test_a_faulty_site_is_told_all_faults_in_one_message(clock: Clock) -> None:
     assert sent_to(roll, *NAMES) == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]
     assert roll.members.keys() == {7, 9}
     assert roll.refused == {8: reason}
+
+
+def test_a_site_with_a_renewed_key_takes_the_place_of_its_member_with_the_old_one(clock: Clock) -> None:
+    names = {7: "north"}
+    renewed = Site([Answer(1, present("north"))], away=(0, 10))
+    roll = roll_of({7: hospital(7), 17: renewed}, clock, names)
+    assert [member.node_id for member in roll.ask_new_sites_for_labels(5)] == [7]
+    names.clear()  # the key is revoked
+    names[17] = "north"
+    clock.now = 10
+    assert [member.node_id for member in roll.ask_new_sites_for_labels(5)] == [17]
+    assert roll.members.keys() == {17}

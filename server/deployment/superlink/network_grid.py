@@ -55,7 +55,15 @@ from polyclinic.server.deployment.superlink.process import CLOCK, OBJECTS, open_
 from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from polyclinic.server.runs.live_status import describe_site_sign_off
 from polyclinic.strategies.engine.events import ReplyArrival
-from polyclinic.strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
+from polyclinic.strategies.engine.exchange import (
+    COORDINATOR_CODES,
+    MESSAGE_GONE,
+    NODE_UNAVAILABLE,
+    NOT_REGISTERED,
+    REFUSED_REPLY,
+    REVOKED,
+    SITE_FAILED,
+)
 
 LOST_SIGNAL = signal.SIGUSR1
 """Signal by which the heartbeat thread interrupts the thread that leads."""
@@ -373,6 +381,9 @@ class NetworkGrid(Grid):
                 fault = f"its reply cannot be read: {type(error).__name__}"
         if fault or message is None:
             return self._make_error_reply_message(name, REFUSED_REPLY, fault)
+        # A site that is connected and says that it is not would get its request again at once, until the deadline.
+        if message.has_error() and message.error.code in COORDINATOR_CODES:
+            return self._make_error_reply_message(name, SITE_FAILED, message.error.reason or "")
         self._requests.pop(name, None)
         # The envelope's sender signed the call; what the reply itself says of its sender may be any site.
         return replace_metadata(message, src_node_id=metadata.src_node_id)

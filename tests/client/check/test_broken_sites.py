@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
@@ -21,7 +22,7 @@ from polyclinic.client.check.machine import GpuMeasurements
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common import __version__
 from polyclinic.common.system.plain_text import is_plain_text
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, WIRE_VERSION
 from polyclinic.server.coordinator.authority import issue_server_certificate
 from polyclinic.server.deployment.superlink.authentication import CallingSite, RegisteredSiteKeys
 from polyclinic.server.deployment.superlink.fleet_server import make_connection_check_handler
@@ -135,6 +136,26 @@ def test_another_release_of_the_same_wire_version_is_no_fault_and_both_are_named
     assert __version__ in line
     assert is_plain_text(line + str(connection.facts["release"]))
     assert len(line) < 200
+
+
+REFUSED_CALLS = {
+    grpc.StatusCode.PERMISSION_DENIED: ClientExitCode.NO_ANSWER,
+    grpc.StatusCode.FAILED_PRECONDITION: ClientExitCode.NO_ANSWER,
+    grpc.StatusCode.INVALID_ARGUMENT: ClientExitCode.NO_ANSWER,
+    grpc.StatusCode.UNIMPLEMENTED: ClientExitCode.VERSION,
+    grpc.StatusCode.UNAUTHENTICATED: ClientExitCode.KEY,
+}
+
+
+@pytest.mark.parametrize(("status", "code"), REFUSED_CALLS.items())
+def test_a_call_that_is_refused_is_a_finding(status: grpc.StatusCode, code: ClientExitCode, hospital: Hospital) -> None:
+    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(status, "a proxy says no")
+
+    methods = {HELLO_METHOD: grpc.unary_unary_rpc_method_handler(refuse)}
+    handler = grpc.method_handlers_generic_handler(HELLO_SERVICE, methods)
+    with grpc_server(handler, tls_of(hospital.coordinator)) as port:
+        worst(hospital.connection_at(port), code)
 
 
 class EveryKey(dict[bytes, CallingSite]):
