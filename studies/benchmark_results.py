@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import open_own_file
 from polyclinic.server.runs.reader import RunFolderContent
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
@@ -142,7 +143,7 @@ def read_result_lines(path: Path) -> dict[str, RunResultLine]:
 def append_result_line(path: Path, line: RunResultLine) -> None:
     """Append a line to the results file, after removing an incomplete last line that a kill left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
+    with open_own_file(path, "ab+") as file:
         file.seek(0)
         content = file.read()
         if content and not content.endswith(b"\n"):

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.terminal import ProgressFormat
 from polyclinic.server.runs.folder import DEMO_MARK, find_demo_folder_faults
 from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store
@@ -88,7 +89,7 @@ def run_comparison(
     console.print(format_comparison_tables(comparison))
     for sentence in (describe_headline_result(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    (out / "comparison.md").write_text(comparison_as_markdown(comparison) + "\n", encoding="utf-8")
+    write_atomically(out / "comparison.md", f"{comparison_as_markdown(comparison)}\n".encode())
     console.print(f"Report: {report}", soft_wrap=True)
 
 
@@ -109,7 +110,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     raise_faults(find_demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    (out / DEMO_MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
+    write_atomically(out / DEMO_MARK, b"flwr-sim demo may remove this folder.\n")
     console.print(INTRODUCTION)
     for method in METHODS:
         console.print(f"Training [bold]{method}[/] ...")

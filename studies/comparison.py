@@ -10,6 +10,7 @@ from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
     format_as_json_text,
     format_count_with_noun,
@@ -223,7 +224,8 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
 
 def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
     """Write the comparison as the JSON file ``destination``; return its path."""
-    destination.write_text(format_as_json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
+    text = format_as_json_text(asdict(comparison), indent=2, allow_nan=True)
+    write_atomically(destination, f"{text}\n".encode())
     return destination
 
 

@@ -47,7 +47,13 @@ from polyclinic.client.training.privacy import make_privacy_status
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, WireError, WireVersionError
 from polyclinic.common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
-from polyclinic.common.system.files import is_disk_full, lock_file, remove_temporary_files, write_atomically
+from polyclinic.common.system.files import (
+    is_disk_full,
+    lock_file,
+    open_own_file,
+    remove_temporary_files,
+    write_atomically,
+)
 from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
@@ -534,7 +540,7 @@ def lock_site_folder(state: Path) -> Iterator[None]:
     """
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
-    with (state / "lock").open("w") as file:
+    with open_own_file(state / "lock", "wb") as file:
         lock_file(file, make_already_running_fault(state))
         remove_temporary_files(state, below=True)
         yield

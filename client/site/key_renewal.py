@@ -23,7 +23,12 @@ from polyclinic.common.security.identity import (
     read_private_key,
     write_commented_toml_file,
 )
-from polyclinic.common.system.files import flush_folder, lock_file, write_atomically
+from polyclinic.common.system.files import (
+    flush_folder,
+    lock_file,
+    open_own_file,
+    write_atomically,
+)
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
 OLD_KEYS_FILE = "old-keys"
@@ -51,7 +56,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
     if name not in ("", site):
         raise BadInput([Fault("--name", f'is "{name}", but {folder} is the folder of "{site}".', "Leave it out.")])
     state.mkdir(mode=0o700, exist_ok=True)
-    with (state / "lock").open("w") as lock:
+    with open_own_file(state / "lock", "wb") as lock:
         problem = "flwr-client runs on this folder, with the old key."
         lock_file(lock, Fault(str(folder), problem, "Stop it first, then renew the key."))
         old = _read_public_key_if_intact(settings)

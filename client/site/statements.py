@@ -24,6 +24,7 @@ from polyclinic.common.security.signatures import (
     sign_record,
     verify_request_signature,
 )
+from polyclinic.common.system.files import open_own_file
 from polyclinic.common.system.plain_names import HashName, RunName, join_plain_name
 from polyclinic.common.wire.canonical_bytes import hash_record
 
@@ -131,7 +132,7 @@ class SiteRecordSigner:
             raise SignatureFault("it came before, by another message")
         if first is None:
             begins = "\n" if content and not content.endswith("\n") else ""
-            with path.open("a", encoding="ascii") as file:
+            with open_own_file(path, "a") as file:
                 file.write(f"{begins}{nonce} {message}\n")
 
 

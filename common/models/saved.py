@@ -27,7 +27,10 @@ from polyclinic.common.models.state import (
 )
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
 from polyclinic.common.plugins import PLUGIN
-from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.files import (
+    open_input_file,
+    write_atomically,
+)
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.system.toml import describe_validation_error
 
@@ -186,6 +189,7 @@ def read_model_description(folder: Path) -> SavedModelDescription:
 
 def _read_model_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_input_file(path) as file:
+            return file.read()
     except OSError as error:
         raise BadInput([make_unreadable_model_fault(path, error)]) from None

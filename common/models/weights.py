@@ -24,7 +24,10 @@ from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.trained import merge_low_rank_tensors
 from polyclinic.common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
 from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, get_architecture_traits
-from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.files import (
+    open_input_file,
+    write_atomically,
+)
 
 _PREFIX = "backbone."
 _DAMAGED = (
@@ -146,7 +149,8 @@ def _write_weights_file(
 
 def _read_weights_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_input_file(path) as file:  # /dev/zero never ends, and a pipe may never begin
+            return file.read()
     except OSError as error:
         problem = f"the weights file cannot be read ({error.strerror})."
         remedy = "Paths are relative to the folder of the experiment."

@@ -24,7 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.common.errors import Fault
-from polyclinic.common.system.files import flush_folder, write_atomically
+from polyclinic.common.system.files import (
+    flush_folder,
+    open_own_descriptor,
+    open_own_file,
+    write_atomically,
+)
 from polyclinic.common.system.plain_text import format_as_json_text
 
 FILE, HEAD = "audit.jsonl", "audit.head"
@@ -75,7 +80,7 @@ class AuditLog:
         # Overwriting is cheaper than an atomic replacement, which must also flush the folder; the content is shorter
         # than a disk sector, so a crash cannot leave half of it.
         overwritten = False
-        with suppress(FileNotFoundError), (self.folder / HEAD).open("r+b", buffering=0) as file:
+        with suppress(FileNotFoundError), open_own_file(self.folder / HEAD, "rb+", buffering=0) as file:
             if os.fstat(file.fileno()).st_size == len(head):
                 overwritten = file.write(head) == len(head)
                 if self.durable:
@@ -102,10 +107,10 @@ class AuditLog:
     def _write_audit_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
         path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:
-            descriptor, new = os.open(path, flags), False
+            descriptor, new = open_own_descriptor(path, flags), False
         except FileNotFoundError:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor, new = os.open(path, flags | os.O_CREAT, 0o600), True
+            descriptor, new = open_own_descriptor(path, flags | os.O_CREAT, 0o600), True
         try:
             data = first + line + b"\n"
             while data:  # the system may take only a part

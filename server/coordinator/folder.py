@@ -22,7 +22,13 @@ from pydantic import Field, field_validator
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import check_site_name
-from polyclinic.common.system.files import is_file_locked, lock_file, make_private_folder, write_atomically
+from polyclinic.common.system.files import (
+    is_file_locked,
+    lock_file,
+    make_private_folder,
+    open_own_file,
+    write_atomically,
+)
 from polyclinic.common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
 
 FILE = "coordinator.toml"
@@ -165,7 +171,7 @@ def lock_coordinator_folder(coordinator: CoordinatorFolder, command: Literal["st
     """
     coordinator.state_path.mkdir(parents=True, exist_ok=True)
     coordinator.state_path.chmod(0o700)
-    with (coordinator.state_path / f"{command}.lock").open("w") as file:
+    with open_own_file(coordinator.state_path / f"{command}.lock", "wb") as file:
         problem = f"another flwr-server {command} is at work in this folder."
         lock_file(file, Fault(str(coordinator.folder), problem))
         yield

@@ -17,6 +17,7 @@ from polyclinic.common.metrics.multi_class import find_best_client_accuracies
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
+from polyclinic.common.system.files import open_input_file
 from polyclinic.server.federation.benefit import compare_with_local_training
 from polyclinic.server.federation.evaluation import (
     FinalTestOutcome,
@@ -120,7 +121,7 @@ def _add_model_file_hashes(experiment: Experiment, frozen: FrozenPart | None, se
     if frozen is not None:
         named["frozen_sha256"] = frozen.sha256
     if model.weights is not None:
-        with (setting.base / model.weights).open("rb") as file:
+        with open_input_file(setting.base / model.weights) as file:
             named["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     began = setting.resumed.experiment["model"] if setting.resumed else {}
     for key, sha256 in named.items():

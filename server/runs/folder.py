@@ -17,6 +17,7 @@ from polyclinic.common.system.files import (
     lock_file,
     make_missing_input_fault,
     make_private_folder,
+    open_own_file,
     remove_temporary_files,
     write_atomically,
 )
@@ -235,5 +236,5 @@ class RunFolder:
 
     def _append_json_line(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
-        with add_file_name_to_errors(path), path.open("a", encoding="utf-8") as file:
+        with add_file_name_to_errors(path), open_own_file(path, "a") as file:
             file.write(format_as_json_text(line) + "\n")

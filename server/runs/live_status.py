@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from polyclinic.common.system.files import open_own_file
+
 FILE = "present.json"
 SIGNED_OFF = "signed off"
 HISTORY = "runs.jsonl"
@@ -139,7 +141,7 @@ class JsonLinesReader:
 
 def add_to_run_history(state: Path, present: CurrentRun) -> None:
     """Append a run's current state to the coordinator's history file."""
-    with (state / HISTORY).open("a", encoding="utf-8") as file:
+    with open_own_file(state / HISTORY, "a") as file:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")
 
 

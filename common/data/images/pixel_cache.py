@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.data.base.image_set import LazyPictures, compute_picture_digest
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import open_own_descriptor, open_own_file
 
 PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = _FILES = "pixels", "rows", "blank", "files", "lock", "in_use"
 FORM = "form.json"
@@ -69,7 +70,7 @@ class CacheFolderLock:
             if not make_marked_cache_folder(folder):
                 raise FileExistsError(errno.EEXIST, f"it has no {MARK} of ours", str(folder))
             with suppress(FileNotFoundError):
-                self._descriptor = os.open(folder / IN_USE, os.O_WRONLY | os.O_CREAT, 0o600)
+                self._descriptor = open_own_descriptor(folder / IN_USE, os.O_WRONLY | os.O_CREAT, 0o600)
                 fcntl.flock(self._descriptor, fcntl.LOCK_SH)
                 os.utime(self._descriptor)
                 if os.fstat(self._descriptor).st_nlink:
@@ -234,7 +235,7 @@ class PixelCache:
         Args:
             waits: Called before waiting for another program that is writing.
         """
-        with (self.folder / LOCK).open("ab") as lock:
+        with open_own_file(self.folder / LOCK, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -258,10 +259,10 @@ class PixelCacheWriter:
         keys = cache.list_source_file_hashes()
         self._cache, self.places = cache, {key: row for row, key in enumerate(keys)}
         self._next = self._lasting = len(keys)
-        self._rows = (cache.folder / ROWS).open("ab", buffering=0)
-        self._files = (cache.folder / FILES).open("ab", buffering=0)
-        self._blank = (cache.folder / BLANK).open("ab", buffering=0)
-        self._pixels = os.open(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
+        self._rows = open_own_file(cache.folder / ROWS, "ab", buffering=0)
+        self._files = open_own_file(cache.folder / FILES, "ab", buffering=0)
+        self._blank = open_own_file(cache.folder / BLANK, "ab", buffering=0)
+        self._pixels = open_own_descriptor(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
         self._rows.truncate(self._next * (_KEY + _DIGEST))
         for file, length in ((self._files, _IDENTITY + _KEY), (self._blank, _KEY)):
             file.truncate(file.tell() // length * length)
@@ -350,7 +351,8 @@ def make_marked_cache_folder(folder: Path) -> bool:
     with suppress(FileExistsError):
         folder.mkdir(0o700)
     if not any(path.name != MARK or path.stat().st_size for path in folder.iterdir()):  # another program may write it
-        (folder / MARK).write_text(MARK_TEXT, encoding="ascii")
+        with open_own_file(folder / MARK, "w") as mark:
+            mark.write(MARK_TEXT)
     return _is_cache_folder(folder)
 
 
@@ -396,7 +398,7 @@ def remove_least_recent_unused_caches(root: Path, wanted: int, spare: Path | Non
             if freed >= wanted or folder == spare:
                 continue
             with suppress(OSError):
-                fcntl.flock(locks.enter_context((folder / IN_USE).open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(locks.enter_context(open_own_file(folder / IN_USE, "ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unused.append(folder)
                 freed += _measure_pixel_file_bytes(folder)
         if freed < wanted:

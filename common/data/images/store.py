@@ -49,7 +49,10 @@ from polyclinic.common.data.images.reading import (
     read_first_bytes,
 )
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.system.files import is_disk_full
+from polyclinic.common.system.files import (
+    is_disk_full,
+    open_own_file,
+)
 from polyclinic.common.system.plain_text import (
     format_as_json_text,
     format_bytes,
@@ -491,7 +494,8 @@ def _open_pixel_cache(
     folder = root / make_keyed_blake3_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
     if not (folder / FORM).exists():
-        (folder / FORM).write_text(text, encoding="utf-8")
+        with open_own_file(folder / FORM, "w") as file:
+            file.write(text)
     return cache
 
 

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyclinic.common.system.files import make_temporary_path
+from polyclinic.common.system.files import (
+    make_temporary_path,
+    open_own_file,
+)
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.common.wire.fleet_protocol import (
     CHUNK_BYTES,
@@ -53,7 +56,8 @@ class ObjectFileStore:
             return
         part = make_temporary_path(path)
         try:
-            part.write_bytes(content)
+            with open_own_file(part, "wb") as file:
+                file.writelines([content])
             part.replace(path)
         except BaseException:
             part.unlink(missing_ok=True)

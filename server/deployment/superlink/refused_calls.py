@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from polyclinic.common.system.files import open_own_file
+
 FILE = "refused-calls.jsonl"
 PAUSE_S = 5.0
 """Pause before the same refusal is written again, with the number of its repetitions."""
@@ -87,7 +89,7 @@ class RefusedCallLog:
         line: dict[str, Any] = {"time": time.time(), **vars(refused), "times": times}
         if self._path.exists() and self._path.stat().st_size > FULL_BYTES:
             self._path.replace(self._path.with_suffix(".old.jsonl"))
-        with self._path.open("a", encoding="utf-8") as file:
+        with open_own_file(self._path, "a") as file:
             file.write(json.dumps(line) + "\n")
 
 

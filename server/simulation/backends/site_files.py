@@ -10,7 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.files import (
+    open_own_file,
+    write_atomically,
+)
 
 LOG_SUFFIX = ".jsonl"
 """Suffix of files that only grow: only their new end is sent."""
@@ -65,7 +68,7 @@ def apply_folder_changes(folder: Path, changes: Iterable[Change]) -> None:
         if start == REMOVED:
             path.unlink(missing_ok=True)
         elif start:
-            with path.open("r+b") as file:
+            with open_own_file(path, "rb+") as file:
                 file.seek(start)
                 file.write(data)
                 file.truncate()

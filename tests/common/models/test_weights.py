@@ -1,5 +1,6 @@
 import hashlib
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,11 @@ def test_a_checkpoint_that_is_cut_off_is_refused_without_torchs_words(tmp_path: 
         with pytest.raises(BadInput, match="damaged or cut off") as refused:
             convert_checkpoint("resnet18", path, tmp_path / "out")
         assert "pytorch.org" not in str(refused.value)
+
+
+def test_weights_are_no_device_without_an_end_and_no_pipe_without_a_writer(tmp_path: Path) -> None:
+    (tmp_path / "zero.pth").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.pth")
+    for name in ("zero.pth", "pipe.pth"):
+        with pytest.raises(BadInput, match="a pipe or a device"):
+            convert_checkpoint("resnet18", tmp_path / name, tmp_path / "out.safetensors")
