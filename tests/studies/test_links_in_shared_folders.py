@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.processes import environment
-from tests.studies.test_shared_experiment import DIGITS, EXPERIMENT, PROGRAM, STOPPED, Ended
+from tests.studies.shared_experiments import DIGITS, EXPERIMENT, PROGRAM, STOPPED, Ended
 
 OWN = "years of work\n"
 FOLDER_DATA = """\

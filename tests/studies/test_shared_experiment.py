@@ -20,31 +20,11 @@ import pytest
 
 from tests.common.data.fake_pacs import FakePacs, picture, running
 from tests.processes import environment
+from tests.studies.shared_experiments import DIGITS, EXPERIMENT, PROGRAM, STOPPED, Ended
 
 STUDIES = 12
 MEMBERS = [picture(1, study, f"P{study}") for study in range(STUDIES)]
-PROGRAM = "import sys; from polyclinic.studies.cli import main; main(sys.argv[1:])"
 SECRET = "AKIA-of-the-user"
-STOPPED = 2
-EXPERIMENT = """\
-[run]
-method = "fedavg"
-rounds = 1
-[model]
-architecture = "tiny_cnn"
-channels = 1
-image_size = 16
-[simulation]
-backend = "inline"
-[partition]
-kind = "class_lists"
-[partition.lists]
-east = ["Mass", "Fluid"]
-"""
-DIGITS = (
-    EXPERIMENT.replace('["Mass", "Fluid"]', str([str(number) for number in range(10)]))
-    + '[data]\nkind = "digits"\nimage_size = 16\n'
-)
 DATA = """\
 [{section}]
 kind = "dicomweb"
@@ -55,14 +35,6 @@ label_columns = ["Mass", "Fluid"]
 image_size = 16
 {more}
 """
-
-
-@dataclass
-class Ended:
-    """How a program ended."""
-
-    code: int
-    text: str
 
 
 @dataclass
