@@ -52,12 +52,17 @@ class PatientFingerprints:
     names: int
 
     def match_fingerprints(self, others: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return masks ``(patients,)`` of the patients of whom ``others`` has a fingerprint, and that of the name."""
+        """Return masks ``(patients,)`` of the patients of whom ``others`` has a fingerprint, and that of the name.
+
+        A patient without a name is in both masks, or in none.
+        """
         found = np.isin(self.values, others)
         matched, by_name = np.zeros((2, self.patients), np.bool_)
         matched[self.owners[found]] = True
         by_name[self.owners[: self.names][found[: self.names]]] = True
-        return matched, by_name
+        without_name = np.ones(self.patients, np.bool_)
+        without_name[self.owners[: self.names]] = False
+        return matched, by_name | matched & without_name
 
 
 @dataclass(frozen=True)

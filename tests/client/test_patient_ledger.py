@@ -543,6 +543,8 @@ def test_strangers_with_one_common_card_are_told_that_a_picture_matched(tmp_path
     assert "take its file out of the table" in lines[-1]
     lines.clear()
     declines(first)
+    unnamed = replace(first.train, patients=make_placeholder_patient_names(40))
+    declines(replace(hospital(tmp_path, "c", train=unnamed), validation=first.validation, tell=lines.append))
     assert not any("by a picture alone" in line for line in lines)
 
 
