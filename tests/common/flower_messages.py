@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from polyclinic.common.wire.codec import list_record_field_names
@@ -12,6 +14,32 @@ from polyclinic.common.wire.flower_messages import make_message
 from polyclinic.common.wire.records import Record as WireRecord
 
 Record = dict[str, NDArray[Any]]
+CHUNK = 1000
+"""Bytes; in life some million."""
+records = st.dictionaries(
+    st.text(max_size=5),
+    st.dictionaries(
+        st.text(max_size=5),
+        hnp.arrays(
+            st.sampled_from([np.float32, np.int64, np.bool_]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
+        ),
+        max_size=3,
+    ),
+    max_size=3,
+)
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+WIDE = [st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.lists(st.integers(0, 2**64 - 1), max_size=3)]
+FLOATS = st.floats(allow_nan=False)
+NUMBERS = st.one_of(INTEGERS, FLOATS, *WIDE, st.lists(FLOATS, max_size=3))
+ANYTHING = st.one_of(
+    NUMBERS,
+    st.booleans(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.lists(st.booleans(), max_size=3),
+    st.lists(st.text(max_size=3), max_size=3),
+    st.lists(st.binary(max_size=3), max_size=3),
+)
 
 
 def of_arrays(sent: dict[str, Record]) -> RecordDict:

@@ -20,8 +20,7 @@ from polyclinic.common.wire import message_objects
 from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.deployment.superlink.fleet_service import APP
 from polyclinic.strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE
-from tests.common.flower_messages import Record, instruction, message, of_arrays
-from tests.common.test_message_objects import ANYTHING, CHUNK, NUMBERS, records
+from tests.common.flower_messages import ANYTHING, CHUNK, NUMBERS, Record, instruction, message, of_arrays, records
 from tests.flower_internals import FLOWER, flower_module
 from tests.strategies.scripted import LOST
 

@@ -10,7 +10,6 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from polyclinic.common.wire import message_objects
@@ -24,22 +23,9 @@ from polyclinic.common.wire.message_objects import (
     encode_message_objects,
     split_array_into_chunks,
 )
-from tests.common.flower_messages import Record, instruction, message, of_arrays
+from tests.common.flower_messages import ANYTHING, CHUNK, NUMBERS, Record, instruction, message, of_arrays, records
 
 ANY = float("inf")
-CHUNK = 1000
-"""Bytes; in life some million."""
-records = st.dictionaries(
-    st.text(max_size=5),
-    st.dictionaries(
-        st.text(max_size=5),
-        hnp.arrays(
-            st.sampled_from([np.float32, np.int64, np.bool_]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
-        ),
-        max_size=3,
-    ),
-    max_size=3,
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,21 +157,6 @@ def test_an_object_that_is_no_message_is_refused() -> None:
     parts = objects(message(trunk=np.array([1], np.float32)))
     with pytest.raises(ValueError, match=f"object {array_in(parts)[:8]} is no Message"):
         decode_message_objects(array_in(parts), parts, ANY)
-
-
-INTEGERS = st.integers(-(2**63), 2**64 - 1)
-WIDE = [st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.lists(st.integers(0, 2**64 - 1), max_size=3)]
-FLOATS = st.floats(allow_nan=False)
-NUMBERS = st.one_of(INTEGERS, FLOATS, *WIDE, st.lists(FLOATS, max_size=3))
-ANYTHING = st.one_of(
-    NUMBERS,
-    st.booleans(),
-    st.text(max_size=5),
-    st.binary(max_size=5),
-    st.lists(st.booleans(), max_size=3),
-    st.lists(st.text(max_size=3), max_size=3),
-    st.lists(st.binary(max_size=3), max_size=3),
-)
 
 
 @given(st.dictionaries(st.text(max_size=5), ANYTHING, max_size=5), st.dictionaries(st.text(max_size=5), NUMBERS))

@@ -198,11 +198,10 @@ def test_a_training_that_was_killed_is_resumed_and_paid_for_once(two: Two, tmp_p
             query = "SELECT count(*) FROM costs WHERE state = ? AND site = 'killed'"
             return int(database.execute(query, (state,)).fetchone()[0])
 
-    for _ in range(2):
-        eventually(lambda: rounds_in("reserved"), "a round is reserved")
-        site.program.kill()
-        assert (rounds_in("reserved"), rounds_in("spent")) == (1, 0)
-        site.start().says("taking up again the work that was interrupted")
+    eventually(lambda: rounds_in("reserved"), "a round is reserved")
+    site.program.kill()
+    assert (rounds_in("reserved"), rounds_in("spent")) == (1, 0)
+    site.start().says("taking up again the work that was interrupted")
     run.succeeds()
     assert (rounds_in("reserved"), rounds_in("spent")) == (0, 1)
     site.end()
