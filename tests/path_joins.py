@@ -87,7 +87,7 @@ REVIEWED = {
         "common/data/tables/labels.py: os.path.join(table.files.folder, name)",
         "common/data/tables/presets.py: base / spec.test_list",
         "common/data/tables/presets.py: base / spec.train_val_list",
-        "client/site/patient_ledger.py: settings.folder / place",
+        "client/site/patient_ledger.py: settings.folder / _expand_home(place)",
         "common/data/connections.py: base / spec.labels",
         "common/data/tables/files.py: os.path.join(folder, name)",
         "common/data/tables/presets.py: folder / first",
