@@ -29,6 +29,7 @@ from polyclinic.common.data.base.image_set import (
 from polyclinic.common.data.base.names import make_name_similarity_key
 from polyclinic.common.data.images.pixel_cache import EncryptedPictures
 from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_names import HashName, join_plain_name
 
 FINGERPRINT_BYTES = 8
 """Of 200,000 patients two have the same fingerprint with a probability of one in a billion, and then share a budget."""
@@ -146,7 +147,7 @@ class PatientFingerprinter:
     @property
     def cache_of_another_ledger(self) -> Path:
         """File of the cache beside that of the site's present ledger, for the key of an earlier one."""
-        return self.cache.with_stem(f"{self.cache.stem}-{self._ledger_name[:16]}")
+        return join_plain_name(self.cache.parent, HashName(self._ledger_name), self.cache.suffix)
 
     @property
     def _ledger_name(self) -> str:
