@@ -89,6 +89,7 @@ REVIEWED = {
         "common/data/tables/presets.py: base / spec.train_val_list",
         "client/site/patient_ledger.py: settings.folder / _expand_home(place)",
         "common/data/base/spec.py: base / spec.labels",
+        "common/data/connections.py: base / spec.labels",
         "common/data/tables/files.py: os.path.join(folder, name)",
         "common/data/tables/presets.py: folder / first",
         "common/data/tables/presets.py: folder / path",
