@@ -364,14 +364,15 @@ def masking_statement_seeds() -> list[bytes]:
 @target("masking-statement", masking_statement_seeds)
 def masking_statement(data: bytes) -> None:
     with contextlib.suppress(MaskingStatementError):
-        assert read_masking_statement(data).site
+        statement = read_masking_statement(data)
+        assert read_masking_statement(statement.bytes_to_sign()) == statement
 
 
 @file_target("nonces", "run.txt", lambda: [b"0" * 32 + b" " + b"a" * 64 + b"\n"])
 def nonces(folder: Path) -> None:
     """A file of the site's own that a full disk or a power failure has cut."""
     requests = hospital().site_folder / "state" / "requests"
-    requests.mkdir(exist_ok=True)
+    requests.mkdir(parents=True, exist_ok=True)
     (requests / "run.txt").write_bytes((folder / "run.txt").read_bytes())
     signed = hospital().sign(HostileRequest("fuzz", "query.roll_call", encode_record(_requests()[0]), {}))
     assert hospital().take(hospital().announce(signed, "query.roll_call"))
