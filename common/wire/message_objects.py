@@ -296,7 +296,8 @@ class _Decoder:
         return make_message(self._decode_record_dict(content_id), metadata)
 
     def _decode_record_dict(self, object_id: str) -> RecordDict:
-        names = self._read_named_children(object_id, "RecordDict")
+        kind, children, body = self._split_object(object_id, "RecordDict")
+        names = _read_names_of_children(kind, children, body)
         if len(names) > MOST_RECORDS:
             raise MessageTooLarge(f"a message has {len(names)} records; {MOST_RECORDS} is the most")
         return RecordDict({name: self._decode_record(child) for name, child in names.items()})
@@ -304,7 +305,7 @@ class _Decoder:
     def _decode_record(self, object_id: str) -> ArrayRecord | ConfigRecord | MetricRecord:
         kind, children, body = self._split_object(object_id, "ArrayRecord", "ConfigRecord", "MetricRecord")
         if kind == "ArrayRecord":
-            names = self._read_named_children(object_id, kind)
+            names = _read_names_of_children(kind, children, body)
             return ArrayRecord({name: self._decode_array(child) for name, child in names.items()})
         if children:
             raise ValueError(f"a {kind} has no children")
@@ -336,14 +337,6 @@ class _Decoder:
         if self._room < 0:
             raise MessageTooLarge(f"its arrays would take more than {format_bytes(int(self._most))}")
 
-    def _read_named_children(self, object_id: str, kind: str) -> dict[str, str]:
-        """Return name -> object id of a record's parts; all are children of the object."""
-        _, children, body = self._split_object(object_id, kind)
-        names = json.loads(bytes(body))
-        if not isinstance(names, dict) or set(names.values()) != set(children):
-            raise ValueError(f"a {kind} does not name its children")
-        return names
-
     def _split_object(self, object_id: str, *kinds: str) -> tuple[str, list[str], memoryview]:
         """Return an object's kind, its children's ids and its body."""
         content = self._contents[object_id]
@@ -353,6 +346,14 @@ class _Decoder:
         if kind not in kinds or int(length) != len(body):
             raise ValueError(f"object {object_id[:8]} is no {' or '.join(kinds)}")
         return kind, below.split(",") if below else [], body
+
+
+def _read_names_of_children(kind: str, children: list[str], body: memoryview) -> dict[str, str]:
+    """Return name -> object id of a record's parts, which are the children of the object."""
+    names = json.loads(bytes(body))
+    if not isinstance(names, dict) or set(names.values()) != set(children):
+        raise ValueError(f"a {kind} does not name its children")
+    return names
 
 
 def _is_array_chunk(content: bytes | memoryview) -> bool:
