@@ -57,10 +57,10 @@ class PatientFingerprints:
 
         A patient without a name is in both masks, or in none.
         """
-        found = np.isin(self.values, others)
+        is_matched = np.isin(self.values, others)
         matched, by_name = np.zeros((2, self.patients), np.bool_)
-        matched[self.owners[found]] = True
-        by_name[self.owners[: self.names][found[: self.names]]] = True
+        matched[self.owners[is_matched]] = True
+        by_name[self.owners[: self.names][is_matched[: self.names]]] = True
         without_name = np.ones(self.patients, np.bool_)
         without_name[self.owners[: self.names]] = False
         return matched, by_name | matched & without_name
@@ -85,16 +85,18 @@ class PatientFingerprinter:
         distinct, patient_of_image = np.unique(
             np.concatenate([images.patients for images in parts]), return_inverse=True
         )
-        known = np.flatnonzero(~find_placeholder_patients(distinct))
-        of_names = self._fingerprint("patient", (make_name_similarity_key(distinct[row]).encode() for row in known))
+        named_rows = np.flatnonzero(~find_placeholder_patients(distinct))
+        of_names = self._fingerprint(
+            "patient", (make_name_similarity_key(distinct[row]).encode() for row in named_rows)
+        )
         # Any hospital may have a picture that is one grey all over, so such a picture identifies nobody.
         telling = np.concatenate([images.picture_digests for images in parts]) >= GREY_DIGESTS
         of_pictures = np.concatenate([self._fingerprint_pictures(images) for images in parts])
         return PatientFingerprints(
             values=np.concatenate([of_names, of_pictures[telling]]),
-            owners=np.concatenate([known, patient_of_image[telling]]),
+            owners=np.concatenate([named_rows, patient_of_image[telling]]),
             patients=len(distinct),
-            names=len(known),
+            names=len(named_rows),
         )
 
     def _fingerprint(self, kind: str, contents: Iterable[bytes]) -> NDArray[np.uint64]:
@@ -109,8 +111,10 @@ class PatientFingerprinter:
             return self._fingerprint("picture", (digest.to_bytes(8) for digest in digests.tolist()))[inverse]
         # These digests are keyed by the site's own key, and so differ between folders: hash the decrypted pictures.
         stored, rows = images.stored, first if images.places is None else images.places[first]
-        known = self._read_cached_fingerprints()
-        new = np.array([place for place, digest in enumerate(digests.tolist()) if digest not in known], np.intp)
+        fingerprints_by_digest = self._read_cached_fingerprints()
+        new = np.array(
+            [place for place, digest in enumerate(digests.tolist()) if digest not in fingerprints_by_digest], np.intp
+        )
 
         def decrypt_and_fingerprint(places: NDArray[np.intp]) -> list[int]:
             plain = (compute_picture_digest(picture) for picture in stored.read_pictures(rows[places]))
@@ -120,10 +124,10 @@ class PatientFingerprinter:
         blocks = np.array_split(new, range(DECRYPTED_AT_A_TIME, len(new), DECRYPTED_AT_A_TIME))
         with ThreadPoolExecutor() as pool:
             for places, fingerprints in zip(blocks, pool.map(decrypt_and_fingerprint, blocks), strict=True):
-                known.update(zip(digests[places].tolist(), fingerprints, strict=True))
+                fingerprints_by_digest.update(zip(digests[places].tolist(), fingerprints, strict=True))
         if len(new):
-            self._write_cached_fingerprints(known)
-        return np.array([known[digest] for digest in digests.tolist()], np.uint64)[inverse]
+            self._write_cached_fingerprints(fingerprints_by_digest)
+        return np.array([fingerprints_by_digest[digest] for digest in digests.tolist()], np.uint64)[inverse]
 
     def _read_cached_fingerprints(self) -> dict[int, int]:
         """Return the fingerprints of pictures by their digests in the encrypted store; empty for another ledger's."""

@@ -1,4 +1,4 @@
-"""Over the network: a privacy budget belongs to the patients, whatever the folder, the key and the federation."""
+"""Over the network: a privacy budget belongs to the patients, over all folders, keys and federations."""
 
 import json
 import shutil

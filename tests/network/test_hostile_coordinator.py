@@ -1,4 +1,4 @@
-"""A coordinator with a true certificate cannot fill the memory of a hospital's program, whatever it answers."""
+"""A coordinator with a true certificate cannot fill the memory of a hospital's program by any answer."""
 
 import hashlib
 import io
