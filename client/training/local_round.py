@@ -143,9 +143,9 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
         backbone_frozen: True to train neck and head only.
     """
     frozen, plan = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen), task.plan
-    return TrainingTask(
-        task.make_labelled_examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch
-    )
+    examples = task.make_labelled_examples("train")
+    batch_weight = task.method.make_batch_weight(examples, plan.training)
+    return TrainingTask(examples, local.objective, plan.training, plan.augmentation, frozen, task.epoch, batch_weight)
 
 
 def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator: torch.Generator) -> None:

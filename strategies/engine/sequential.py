@@ -92,7 +92,8 @@ class CoordinatorLocalTraining:
             restore_optimizer_state(self.network, optimizer, optimizer_state)
         frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
         objective = plain(self.method.choose_training_loss(self.train, spec))
-        task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
+        batch_weight = self.method.make_batch_weight(self.train, spec)
+        task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen, batch_weight=batch_weight)
         criterion = EarlyStopCriterion(self.validation, self.method.loss, server.early_stopping)
         seed = derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR)
         with make_training_reproducible(seed, spec.threads) as generator:

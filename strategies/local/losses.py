@@ -101,6 +101,20 @@ def mean_over_mask(chosen: Tensor, values: Tensor) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
+class BatchWeight(Protocol):
+    """A function that returns how much a batch counts in the mean over several batches, as a float32 scalar.
+
+    It is the number by which the loss of the batch was divided.
+    """
+
+    def __call__(self, labels: Tensor, annotated: Tensor) -> Tensor: ...
+
+
+def count_known_labels(labels: Tensor, annotated: Tensor) -> Tensor:
+    """Return the number of known labels, by which :func:`partial_loss` divides."""
+    return (~labels.isnan()).sum().float()
+
+
 PLAIN_LOSSES: Mapping[tuple[Task, Missing], LossFunction] = {
     ("multi_label", "masked"): partial_loss,
     ("multi_label", "negative"): missing_as_negative_loss,
@@ -141,6 +155,22 @@ def make_training_loss(
         return partial(_compute_multi_class_loss, spec, missing, weights)
     positive_weight = compute_positive_weights(labels) if spec.class_weights else None
     return partial(_compute_multi_label_loss, spec, missing, positive_weight)
+
+
+def make_batch_weight(spec: TrainingSection, task: Task, missing: Missing, labels: Tensor) -> BatchWeight:
+    """Return the function that weighs batches whose gradients are added up, to go with :func:`make_training_loss`.
+
+    A multi-label loss is a mean over the known labels, and a multi-class loss a mean over the images of known class,
+    weighted by the class weights. The same is assumed of the loss of a plug-in or of a method.
+
+    Args:
+        missing: How the loss treats classes that the site does not annotate.
+        labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown; for ``class_weights``.
+    """
+    if task == "multi_label":
+        return lambda labels, annotated: count_known_labels(fill_missing_labels(labels, annotated, missing), annotated)
+    class_weights = compute_class_weights(labels) if spec.class_weights else None
+    return lambda labels, annotated: _compute_image_weights(labels, class_weights).sum()
 
 
 def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
@@ -220,8 +250,14 @@ def _compute_multi_class_loss(
     losses = cross_entropy_per_image(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
+    weighs = _compute_image_weights(labels, weights)
     is_known = mask_images_of_known_class(labels)
-    weighs = is_known.float()
-    if weights is not None:
-        weighs = torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
     return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _compute_image_weights(labels: Tensor, class_weights: Tensor | None) -> Tensor:
+    """Return the weight of each image by its class, float32 ``(batch,)``; 0 for an image of unknown class."""
+    is_known = mask_images_of_known_class(labels)
+    if class_weights is None:
+        return is_known.float()
+    return torch.where(is_known, class_weights[labels.nan_to_num().argmax(dim=1)], 0.0)

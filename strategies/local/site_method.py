@@ -23,7 +23,14 @@ from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
 from polyclinic.strategies.local.early_stopping import EarlyStopping
-from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
+from polyclinic.strategies.local.losses import (
+    PLAIN_LOSSES,
+    BatchWeight,
+    LossFunction,
+    Missing,
+    make_batch_weight,
+    make_training_loss,
+)
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
@@ -219,6 +226,10 @@ class SiteMethod:
             BadInput: If a chosen plug-in is not installed.
         """
         return make_training_loss(spec, self.loss, self.task, self.missing_labels_count_as, examples.labels)
+
+    def make_batch_weight(self, examples: LabelledExamples, spec: TrainingSection) -> BatchWeight:
+        """Return the function that weighs batches whose gradients are added up, to go with the training loss."""
+        return make_batch_weight(spec, self.task, self.missing_labels_count_as, examples.labels)
 
     @cached_property
     def default_selection_criterion(self) -> Criterion:

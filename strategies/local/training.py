@@ -28,7 +28,7 @@ from polyclinic.common.models.state import ModelState, read_model_state, write_m
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.common.plugins import PLUGIN
 from polyclinic.strategies.local.early_stopping import EarlyStopping
-from polyclinic.strategies.local.losses import LossFunction
+from polyclinic.strategies.local.losses import BatchWeight, LossFunction, count_known_labels
 from polyclinic.strategies.local.objective import LabelledExamples, Losses, Objective
 from polyclinic.strategies.local.optimisation import make_gradient_scaler
 
@@ -75,6 +75,7 @@ class TrainingTask:
 
     Attributes:
         epoch: Function that trains one epoch; None for :func:`train_epoch`.
+        batch_weight: Function that weighs the batches whose gradients one optimiser step adds up.
     """
 
     examples: LabelledExamples
@@ -83,6 +84,7 @@ class TrainingTask:
     augmentation: AugmentationSpec
     frozen: FrozenNetworkParts
     epoch: "EpochTrainer | None" = None
+    batch_weight: BatchWeight = count_known_labels
 
 
 class EpochTrainer(Protocol):
@@ -115,6 +117,7 @@ def train_epoch(
     # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for
     # gradients summed over batches or stored by a plug-in's optimiser: the next batch's graph may overwrite them.
     steps = spec.gradient_accumulation_steps
+    shares = compute_batch_shares(task, parts) if steps > 1 else None
     as_graph = (
         device.type in GRAPH_DEVICES
         and steps == 1
@@ -134,7 +137,8 @@ def train_epoch(
             value = task.objective(network, batch)
             if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)
-            scaler.scale(value if steps == 1 else value / steps).backward()  # type: ignore[no-untyped-call]
+            added = value if shares is None else value * shares[number - 1]
+            scaler.scale(added).backward()  # type: ignore[no-untyped-call]
             if number % steps == 0 or number == len(parts):
                 if spec.clip_gradients is not None:
                     scaler.unscale_(optimizer)
@@ -143,6 +147,22 @@ def train_epoch(
                 scaler.update()
             losses.append(value.detach())
     return torch.stack(losses).cpu().numpy()
+
+
+def compute_batch_shares(task: TrainingTask, parts: Sequence[Tensor]) -> Tensor:
+    """Return each batch's share of the loss of its optimiser step, float32 ``(batches,)``; a step's shares sum to 1.
+
+    A batch's loss is a mean over its known labels. The mean over several batches weighs each by its known labels, so
+    that the step is that of one large batch. The last step of an epoch may have fewer batches than the others.
+    Batches without any known label have no gradient, whatever their share.
+
+    Args:
+        parts: Indices of the images of each batch, in the order of training.
+    """
+    examples, steps = task.examples, task.spec.gradient_accumulation_steps
+    weights = torch.stack([task.batch_weight(examples.labels[rows], examples.annotated) for rows in parts])
+    shares = [window / window.sum().clamp(min=torch.finfo(torch.float32).tiny) for window in weights.split(steps)]
+    return torch.cat(shares)
 
 
 @dataclass(frozen=True)

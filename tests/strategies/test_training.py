@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from polyclinic.common.config import TrainingSection
 from polyclinic.common.data.base.spec import AugmentationSpec
@@ -18,10 +19,18 @@ from polyclinic.common.models import network as networks
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import hash_model_state, read_model_state
 from polyclinic.common.models.state import make_model_layout as layout
-from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.zoo.spec import ModelSpec, Task
 from polyclinic.strategies.local import optimisation
 from polyclinic.strategies.local.early_stopping import EarlyStopping
-from polyclinic.strategies.local.losses import partial_loss
+from polyclinic.strategies.local.losses import (
+    PLAIN_LOSSES,
+    BatchWeight,
+    LossFunction,
+    count_known_labels,
+    make_batch_weight,
+    make_training_loss,
+    partial_loss,
+)
 from polyclinic.strategies.local.objective import LabelledExamples, plain
 from polyclinic.strategies.local.optimisation import (
     compute_learning_rate_factor,
@@ -207,10 +216,15 @@ def untrained() -> SplitNetwork:
     return build_network(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
 
 
-def trained_by(spec: TrainingSection, examples: LabelledExamples = EXAMPLES) -> SplitNetwork:
+def trained_by(
+    spec: TrainingSection,
+    examples: LabelledExamples = EXAMPLES,
+    loss: LossFunction = partial_loss,
+    batch_weight: BatchWeight = count_known_labels,
+) -> SplitNetwork:
     """One epoch without dropout or augmentation."""
     model = untrained()
-    task = TrainingTask(examples, plain(partial_loss), spec, AugmentationSpec(), NOTHING)
+    task = TrainingTask(examples, plain(loss), spec, AugmentationSpec(), NOTHING, batch_weight=batch_weight)
     with make_training_reproducible(3, threads=1) as generator:
         train_epoch(model, task, make_optimizer(model, spec, spec.lr), generator)
     return model
@@ -220,14 +234,37 @@ def sgd(**more: object) -> TrainingSection:
     return TrainingSection.model_validate({"optimizer": "sgd", "lr": 0.1, "batch_size": 8, **more})
 
 
-def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch_as_do_those_of_fewer_at_the_end() -> None:
-    # 32 images: batches of equal size, so that the mean of their means is the mean of all.
-    few = LabelledExamples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
-    specs = sgd(batch_size=32), sgd(batch_size=8, gradient_accumulation_steps=4)
-    states = [read_model_state(trained_by(spec, few)).trunk for spec in specs]
-    np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)
-    # A last group of fewer batches makes a step too.
-    assert sha256(trained_by(sgd(gradient_accumulation_steps=4096))) != sha256(untrained())
+@pytest.mark.parametrize("steps", [4, 4096])  # four batches fill a step, or are all that there are
+@pytest.mark.parametrize("settings", [{}, {"loss": "focal"}, {"class_weights": True}], ids=str)
+@pytest.mark.parametrize("task", ["multi_label", "multi_class"])
+def test_added_gradients_make_the_step_of_one_large_batch_where_labels_are_unknown(
+    task: Task, settings: dict[str, object], steps: int
+) -> None:
+    # 30 images are batches of 8, 8, 8 and 6, each with another number of known labels.
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 2, (30, 2)).astype(np.float32)
+    if task == "multi_class":
+        labels[:, 1] = 1 - labels[:, 0]
+    labels[draw.random(30) < 0.6] = np.nan
+    examples = LabelledExamples(EXAMPLES.images[:30], torch.from_numpy(labels), torch.ones(2, dtype=torch.bool))
+    plain_loss = PLAIN_LOSSES[task, "masked"]
+
+    def trunk_after(spec: TrainingSection) -> NDArray[np.float32]:
+        loss = make_training_loss(spec, plain_loss, task, "masked", examples.labels)
+        weight = make_batch_weight(spec, task, "masked", examples.labels)
+        return read_model_state(trained_by(spec, examples, loss, weight)).trunk
+
+    whole = trunk_after(sgd(batch_size=64, **settings))
+    added = trunk_after(sgd(batch_size=8, gradient_accumulation_steps=steps, **settings))
+    assert np.abs(whole - read_model_state(untrained()).trunk).max() > 1e-3
+    np.testing.assert_allclose(added, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_without_known_labels_changes_no_step() -> None:
+    unknown = torch.full_like(EXAMPLES.labels[:16], torch.nan)
+    few = LabelledExamples(EXAMPLES.images[:16], unknown, EXAMPLES.annotated)
+    trained = trained_by(sgd(batch_size=8, gradient_accumulation_steps=2), few)
+    assert sha256(trained) == sha256(untrained())
 
 
 def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> None:
