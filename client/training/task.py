@@ -311,7 +311,7 @@ def make_network_with_new_head(network: SplitNetwork, class_names: tuple[str, ..
     """Return a network with the same backbone and neck, and a new head of unset values with a row for each class."""
     rows, features = len(class_names), network.head.in_features
     head = make_dense_layer(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
-    return SplitNetwork(network.spec, class_names, backbone=network.backbone, neck=network.neck, head=head).to(device)
+    return network.with_head(class_names, head).to(device)
 
 
 def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> None:

@@ -25,7 +25,6 @@ from polyclinic.common.models.trained import (
     make_standardising_layers,
     refuse_unfit_train_setting,
     register_frozen_constants,
-    reset_running_statistics,
 )
 from polyclinic.common.models.weights import read_backbone_weights
 from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
@@ -140,13 +139,22 @@ class SplitNetwork(nn.Module):
             backbone the first layer of the neck standardises features.
         head: The last layer, one row for each class.
         frozen: Names of the tensors that are not trained, see :attr:`ModelSpec.train`.
+        initial_counters: Copies of the integer buffers of the new backbone and neck, by name. Training may change such
+            a buffer, for example the number of batches behind a running mean, but it is not averaged over sites.
+        needs_contiguous: True if the network's code fails on maps whose channels lie last in memory.
     """
 
     pixel_mean: Tensor
     pixel_std: Tensor
 
     def __init__(
-        self, spec: ModelSpec, class_names: Sequence[str], *, backbone: nn.Module, neck: nn.Module, head: nn.Linear
+        self,
+        spec: ModelSpec,
+        class_names: Sequence[str],
+        *,
+        backbone: nn.Module,
+        neck: nn.Module,
+        head: nn.Linear,
     ) -> None:
         super().__init__()
         assert head.out_features == len(class_names), (head.out_features, class_names)
@@ -156,10 +164,24 @@ class SplitNetwork(nn.Module):
         self.neck = neck
         self.head = head
         self.frozen = list_frozen_tensor_names(backbone, spec)
+        buffers = self.named_buffers()
+        self.initial_counters = {name: value.clone() for name, value in buffers if not value.is_floating_point()}
+        self.needs_contiguous = False
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
         self.register_buffer("pixel_mean", _make_pixel_scale_tensor(normalisation.mean), persistent=False)
         self.register_buffer("pixel_std", _make_pixel_scale_tensor(normalisation.std), persistent=False)
+
+    def with_head(self, class_names: Sequence[str], head: nn.Linear) -> "SplitNetwork":
+        """Return a network of the same backbone and neck, which are not copied, and another head.
+
+        Args:
+            class_names: Class names of the head's rows, in their order.
+        """
+        network = SplitNetwork(self.spec, class_names, backbone=self.backbone, neck=self.neck, head=head)
+        network.initial_counters = self.initial_counters
+        network.needs_contiguous = self.needs_contiguous
+        return network
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)`` of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``."""
@@ -226,14 +248,41 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     refuse_unfit_train_setting(_adapt_to_train_setting(backbone, spec), spec)
     rows = draw_initial_head(class_names, spec.neck or width, seed)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
+    network = SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head)
     # Most convolutions and poolings read channels last faster, on a CPU too.
-    return set_memory_format(SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head), "channels_last")
+    set_memory_format(network, "channels_last")
+    if is_external_network(spec.architecture) and not _works_on_channels_last(network):
+        network.needs_contiguous = True
+        set_memory_format(network, "contiguous")
+    return network
 
 
 def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
-    """Convert the weights of convolutions to a memory format, in place; torch then converts the images itself."""
-    torch_format = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
-    return network.to(memory_format=torch_format)
+    """Convert the weights of convolutions to a memory format, in place; torch then converts the images itself.
+
+    A network that fails on ``channels_last`` stays ``contiguous``.
+    """
+    channels_last = memory_format == "channels_last" and not network.needs_contiguous
+    return network.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def _works_on_channels_last(network: SplitNetwork) -> bool:
+    """Return False if the network's code calls ``view`` on maps whose channels lie last, for which torch raises.
+
+    Many networks flatten their maps by ``x.view(len(x), -1)``, which needs contiguous maps. Other errors are reported
+    elsewhere.
+    """
+    spec = network.spec
+    images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
+    was_training = network.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            network.eval().features(images)
+    except Exception as error:  # somebody else's code: it may raise anything
+        return "view size is not compatible" not in str(error)
+    finally:
+        network.train(was_training)
+    return True
 
 
 def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
@@ -277,11 +326,22 @@ def _adapt_to_train_setting(backbone: nn.Module, spec: ModelSpec) -> nn.Module:
 
 
 def unfreeze_network(network: SplitNetwork) -> None:
-    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; layers frozen by ``model.train`` stay frozen."""
+    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; layers frozen by ``model.train`` stay frozen.
+
+    Counters restart, so that a running mean over all batches is one over later batches only, whichever site the process
+    trained before.
+    """
     network.requires_grad_(True).train()
+    _reset_counters(network)
     if network.spec.train != "all":
-        reset_running_statistics(network)
         _disable_frozen_layer_training(network)
+
+
+def _reset_counters(network: SplitNetwork) -> None:
+    """Restore the initial values of the integer buffers."""
+    buffers = dict(network.named_buffers())
+    for name, initial in network.initial_counters.items():
+        buffers[name].copy_(initial)
 
 
 def _disable_frozen_layer_training(network: SplitNetwork) -> None:

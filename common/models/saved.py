@@ -145,7 +145,7 @@ def load_model(folder: Path) -> SplitNetwork:
         raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
     write_model_state(network, state.trunk, state.norm)
     head = make_dense_layer(torch.from_numpy(state.head.weight), torch.from_numpy(state.head.bias))
-    return SplitNetwork(saved.model, saved.class_names, backbone=network.backbone, neck=network.neck, head=head).eval()
+    return network.with_head(saved.class_names, head).eval()
 
 
 def _build_network_of_size(saved: SavedModelDescription, size: int, place: str) -> SplitNetwork:

@@ -1,8 +1,9 @@
 """The trained values of a network as three groups of numpy arrays, for messages, for aggregation and for hashes.
 
 The groups are ``trunk`` (backbone and neck), ``norm`` (batch normalisation), both flat, and ``head``. A
-:class:`ModelStateLayout` lists the tensors of the flat groups. BatchNorm's ``num_batches_tracked`` is left out, because
-our networks do not use it. Values that are not trained form a :class:`FrozenPart`, which each site receives once.
+:class:`ModelStateLayout` lists the tensors of the flat groups. Integer buffers, such as BatchNorm's
+``num_batches_tracked``, are left out: they restart in each round. Values that are not trained form a
+:class:`FrozenPart`, which each site receives once.
 """
 
 import hashlib

@@ -201,13 +201,6 @@ class StandardisingLayer(nn.BatchNorm1d):
         return super().forward(features)
 
 
-def reset_running_statistics(network: nn.Module) -> None:
-    """Restart the running statistics of each :class:`StandardisingLayer`: they become means over later batches only."""
-    for module in network.modules():
-        if isinstance(module, StandardisingLayer) and module.num_batches_tracked is not None:
-            module.num_batches_tracked.zero_()
-
-
 class ScalingLayer(nn.Module):
     """A layer that divides features by a constant."""
 

@@ -143,10 +143,14 @@ def make_training_loss(
         loss = load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
 
         def compute_plugin_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-            value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
+            targets = fill_missing_labels(labels, annotated, missing)
+            value = loss(logits, targets, annotated)
             if not isinstance(value, Tensor) or value.ndim != 0:
                 kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise BadInput([Fault("training.loss", f'"{spec.loss}" returned {kind}, not a scalar tensor.')])
+            # A mean over the known labels is 0 / 0 where no label of a batch is known. Such a batch teaches nothing.
+            if not value.isfinite() and bool(targets.isnan().all()):
+                return (logits * 0.0).sum()
             return value
 
         return compute_plugin_loss

@@ -161,7 +161,9 @@ def compute_batch_shares(task: TrainingTask, parts: Sequence[Tensor]) -> Tensor:
     """
     examples, steps = task.examples, task.spec.gradient_accumulation_steps
     weights = torch.stack([task.batch_weight(examples.labels[rows], examples.annotated) for rows in parts])
-    shares = [window / window.sum().clamp(min=torch.finfo(torch.float32).tiny) for window in weights.split(steps)]
+    shares = [
+        window / window.sum().clamp(min=torch.finfo(torch.float32).tiny) for window in torch.split(weights, steps)
+    ]
     return torch.cat(shares)
 
 

@@ -33,6 +33,19 @@ class Classifier(nn.Module):
         return scores
 
 
+class FlatteningByView(nn.Module):
+    """A network for beginners, which flattens its maps by ``view``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dense, self.out = nn.Conv2d(1, 8, 5, stride=4), nn.Linear(72, 12), nn.Linear(12, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.first(images).relu()
+        scores: Tensor = self.out(self.dense(maps.view(len(maps), -1)).relu())
+        return scores
+
+
 class LazyClassifier(Classifier):
     def __init__(self) -> None:
         super().__init__()
@@ -385,6 +398,24 @@ def test_under_fedbn_the_statistics_of_any_batch_normalisation_stay_at_the_site(
     assert {name for name in apart if name.startswith("backbone.")} == {
         f"backbone.1.{name}" for name in trunk[1].state_dict() if name != "num_batches_tracked"
     }
+
+
+def test_running_means_over_all_batches_are_those_of_the_round_at_every_number_of_sites(tmp_path: Path) -> None:
+    model = trunk_with(nn.Conv2d(1, 8, 5, stride=4), nn.BatchNorm2d(8, momentum=None))
+    settings = {"training.lr": 1e-9, "evaluation.checkpoint": "last"}
+    network = run(tmp_path / "run", model=model, head="new", settings=settings).network()
+    images = torch.from_numpy(pictures().images)[:, None]  # (120, 1, 16, 16)
+    maps = network.backbone[0](network.preprocess_images(images))  # type: ignore[index, operator]
+    ratio = network.backbone[1].running_var / maps.detach().var(dim=(0, 2, 3))  # type: ignore[index, union-attr]
+    assert ratio.median().item() == pytest.approx(1, rel=0.2)
+
+
+@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
+def test_a_network_that_flattens_by_view_trains_in_the_memory_that_it_needs(memory_format: str, tmp_path: Path) -> None:
+    settings = {"training.memory_format": memory_format}
+    network = run(tmp_path / "run", model=FlatteningByView(), head="out", settings=settings).network()
+    assert network.needs_contiguous
+    assert not run(tmp_path / "other", model=Classifier(), head="out", settings=settings).network().needs_contiguous
 
 
 class ConvolutionWithStatistics(OwnNormByHand):

@@ -187,6 +187,36 @@ def test_train_mode_and_unfreeze_undo_a_freeze(undo: Callable[[SplitNetwork], No
     assert all(module.training for module in network.modules())
 
 
+class CountingNorm(nn.Module):
+    """A running mean over all batches, which an integer buffer counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(()))
+        self.register_buffer("running_var", torch.ones(()))
+        self.register_buffer("batches", torch.tensor(3))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training:
+            self.batches += 1
+        return features
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.BatchNorm1d(4, momentum=None), CountingNorm])
+def test_counters_restart_in_each_round_and_under_each_head(norm: Callable[[], nn.Module]) -> None:
+    spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
+    neck = norm()
+    parts = nn.Sequential(nn.Linear(256, 4), neck)
+    first = SplitNetwork(spec, ["a"], backbone=nn.Flatten(), neck=parts, head=nn.Linear(4, 1))
+    (counter,) = (value for value in neck.buffers() if not value.is_floating_point())
+    initial = counter.item()
+    first.train()(pixels(1, 16, batch=2))
+    second = first.with_head(["b", "c"], nn.Linear(4, 2))
+    assert counter.item() == initial + 1
+    unfreeze_network(second)
+    assert counter.item() == initial
+
+
 def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_alone() -> None:
     network = build_network(ModelSpec(architecture="resnet18", image_size=32), ["a"], seed=0)
     set_train_mode(network)
