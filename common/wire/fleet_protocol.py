@@ -158,7 +158,7 @@ CONTENT_OF_PULL = _CLASSES["PullObjectResponse"].DESCRIPTOR.fields_by_name["obje
 
 
 MOST_FIELDS = 100
-"""Most fields of a message of which one is split off; ours have six."""
+"""Most fields beside the one that is split off a message; ours have five."""
 
 
 def extract_protobuf_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
@@ -168,13 +168,11 @@ def extract_protobuf_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
         The message without the field, and the field's content (empty if the field is absent).
 
     Raises:
-        ValueError: If the bytes are not a valid protobuf message, or have more than :data:`MOST_FIELDS` fields.
+        ValueError: If the bytes are not a valid protobuf message, or have more than :data:`MOST_FIELDS` other fields.
     """
     view, place, rest, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
     while place < len(data):
         begin = place
-        if len(rest) >= MOST_FIELDS:  # a view takes a hundred times the memory of the smallest field
-            raise ValueError(f"the message has more than {MOST_FIELDS} fields")
         tag, place = _read_varint(data, place)
         size, place = _read_varint(data, place)
         kind = tag & 7
@@ -185,8 +183,10 @@ def extract_protobuf_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
             raise ValueError("the message is cut off")
         if tag == field << 3 | LENGTH_DELIMITED:
             content = view[place:end]
-        else:
+        elif len(rest) < MOST_FIELDS:
             rest.append(view[begin:end])
+        else:  # a view takes a hundred times the memory of the smallest field
+            raise ValueError(f"the message has more than {MOST_FIELDS} other fields")
         place = end
     return b"".join(rest), content
 

@@ -60,3 +60,10 @@ def test_the_calls_are_flowers() -> None:
 
 def test_the_superlinks_own_number_is_flowers() -> None:
     assert flower_module("common.constant").SUPERLINK_NODE_ID == COORDINATOR
+
+
+def test_a_message_has_at_most_a_hundred_fields_beside_the_one_that_is_split_off() -> None:
+    others = b"\x08\x01" * 100
+    assert extract_protobuf_field(append_protobuf_field(others, 3, b"content"), 3) == (others, b"content")
+    with pytest.raises(ValueError, match="more than 100 other fields"):
+        extract_protobuf_field(others + b"\x08\x01", 3)
