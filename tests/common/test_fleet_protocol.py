@@ -7,7 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from polyclinic.client.connection.fleet_client import RESPONSES
 from polyclinic.common.wire import fleet_protocol
-from polyclinic.common.wire.fleet_protocol import COORDINATOR, MESSAGES
+from polyclinic.common.wire.fleet_protocol import COORDINATOR, MESSAGES, append_protobuf_field, extract_protobuf_field
 from tests.flower_internals import FLOWER, flower_module
 
 FLOWERS = ("fleet", "message", "node", "error", "run", "fab", "heartbeat", "recorddict")
