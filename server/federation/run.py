@@ -182,6 +182,7 @@ def _make_run_summary(
         "patients_known": setting.patients_known,
         "skipped_images": [asdict(skip) for skip in setting.skipped],
         "notes": list(setting.notes),
+        "reproducible": setting.reproducible,
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
         "drawn_to_test": coordinator.sites_drawn_for_test,

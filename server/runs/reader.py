@@ -154,6 +154,7 @@ class RunSummary(_LenientRunFileModel):
         patients_known: Whether the data names the patient of every image; None if only the sites know.
         skipped_images: Images of simulated sites that could not be read, with reasons.
         notes: Sentences about the label table of simulated sites.
+        reproducible: False if the same seed gave other pictures of a simulated site's data set.
         external: Results on external test images; None without them.
         drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty if not requested.
@@ -171,6 +172,7 @@ class RunSummary(_LenientRunFileModel):
     patients_known: bool | None = None
     skipped_images: tuple[SkippedImage, ...] = ()
     notes: tuple[str, ...] = ()
+    reproducible: bool = True
     best_round: int | None = None
     last_model_because: str | None = None
     criterion: Literal["auroc", "loss"] | None = None

@@ -194,6 +194,7 @@ class SimulationBackend:
             patients_known=data.patients_known,
             skipped=self._collect_skipped_images(),
             notes=self._collect_label_table_notes(),
+            reproducible=all(part.is_reproducible for part in data.splits.parts),
         )
 
     def _collect_label_table_notes(self) -> tuple[str, ...]:

@@ -105,10 +105,12 @@ class LazyPictures(ABC):
         shape: The shape of that array.
         draws: True if reading applies random transforms, which the ``seed`` of :meth:`read_pictures` determines. Only
             one thread may then read, because the process's global random generators are used.
+        reproducible: False if the same seed gave different pictures.
     """
 
     shape: tuple[int, ...]
     draws = False
+    reproducible = True
     dtype = np.dtype(np.uint8)
 
     @abstractmethod
@@ -205,6 +207,11 @@ class ImageSet:
         if self.places is not None:
             return self.stored[self.places]
         return self.stored[:] if isinstance(self.stored, LazyPictures) else self.stored
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Return False if the same seed gave different pictures of a user's data set."""
+        return not isinstance(self.stored, LazyPictures) or self.stored.reproducible
 
     @cached_property
     def picture_digests(self) -> NDArray[np.uint64]:

@@ -65,5 +65,31 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
     return values
 
 
+def convert_class_numbers(labels: NDArray[Any], classes: int) -> NDArray[Any]:
+    """Convert a vector of class numbers to one column a class; labels of another form are returned as they are.
+
+    Args:
+        labels: ``(n,)``, the number of each image's only class, from 0; NaN leaves all of an image's labels unknown.
+            With a single class, 1 and 0 are its labels.
+
+    Returns:
+        float32 ``(n, classes)``: 1 for the class of the image, 0 for the others.
+
+    Raises:
+        ValueError: If a number is none of a class.
+    """
+    if labels.ndim != 1:
+        return labels
+    if classes == 1:
+        return labels.reshape(-1, 1)
+    known = ~np.isnan(labels.astype(float))
+    numbers = labels[known].astype(float)
+    if wrong := sorted({number for number in numbers.tolist() if number not in range(classes)}):
+        raise ValueError(f"has the label {wrong[0]:g}, which is no number of one of {classes} classes.")
+    rows = np.full((len(labels), classes), np.nan, np.float32)
+    rows[known] = np.eye(classes, dtype=np.float32)[numbers.astype(int)]
+    return rows
+
+
 def _abbreviate_labels(labels: Any) -> str:
     return " ".join(repr(labels).split())[:60]

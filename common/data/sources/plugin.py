@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,13 @@ from polyclinic.common.data.base.splits import (
     hold_out_patients,
     split_images_by_patient,
 )
+from polyclinic.common.data.base.vocabulary import PART_NAMES
 from polyclinic.common.data.images.reading import resize_images
-from polyclinic.common.data.sources.label_array import convert_labels_to_array, has_consecutive_index
+from polyclinic.common.data.sources.label_array import (
+    convert_class_numbers,
+    convert_labels_to_array,
+    has_consecutive_index,
+)
 from polyclinic.common.data.tables.class_names import find_repeated_name_faults
 from polyclinic.common.data.tables.copies import (
     check_picture_copies,
@@ -43,6 +48,13 @@ from polyclinic.common.plugins import (
     load_plugin_entry_point,
 )
 
+if TYPE_CHECKING:
+    from polyclinic.common.data.sources.torch_dataset import TorchDatasetPictures
+
+NOT_REPRODUCIBLE = (
+    "This run is not reproducible: the same seed gives other pictures, because a random transform of the data set "
+    "has a generator that cannot be seeded."
+)
 _DARK = 12
 """Brightest value, of 255, of a data set that is refused as nearly black."""
 
@@ -60,18 +72,22 @@ class LabelledImages:
     """The images and labels that a data set plug-in returns; entry i of each field belongs to image i.
 
     Attributes:
-        images: A uint8 array ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style
-            torch data set or list, whose items are read when a batch needs them
+        images: An array ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style torch
+            data set or list, whose items are read when a batch needs them
             (:mod:`polyclinic.common.data.sources.torch_dataset`).
-        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown. A pandas table has a column per class, in any order;
-            masked entries of a masked array are unknown. None takes the labels from the items of the data set, each of
-            which is then read once at the start.
-        class_names: Column names of ``labels``; empty takes the names that the data set defines.
-        patients: ``(n,)`` names; all images of a patient go into the same part. None if unknown: then each image counts
-            as a patient.
-        parts: ``(n,)``, each ``"train"``, ``"validation"`` or ``"test"``. None splits 70/10/20 by patient.
+        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown; or ``(n,)``, the number of each image's only class.
+            A pandas table has a column per class, in any order; masked entries of a masked array are unknown. None
+            takes the labels from the items of the data set, each of which is then read once at the start.
+        class_names: Column names of ``labels``; empty takes the names that the data set, the table or the labels of
+            the items define, or else the numbers of the classes, from 0.
+        patients: ``(n,)`` names; all images of a patient go into the same part. None takes the patients that the items
+            name; if they name none, each image counts as a patient.
+        parts: ``(n,)``, each ``"train"``, ``"validation"`` (also ``"val"`` or ``"valid"``) or ``"test"``. None takes
+            the entry ``split`` of the items; if they have none, 70/10/20 of the patients are drawn.
         sources: ``(n,)`` names of the centres that the images came from; None if unknown.
-        value_range: The values of black and white if a data set returns floats; None means 0 and 1.
+        value_range: The values of black and white. None means 0 and 255 for uint8, and 0 and 1 for floats; other types
+            of number need it.
+        item: Function of an item of the data set that returns ``(image, labels)`` or a dictionary of known keys.
     """
 
     images: NDArray[np.uint8] | MapStyleDataset
@@ -81,10 +97,11 @@ class LabelledImages:
     parts: Sequence[str] | NDArray[np.str_] | None = None
     sources: Sequence[str] | NDArray[np.str_] | None = None
     value_range: tuple[float, float] | None = None
+    item: Callable[[Any], Any] | None = None
 
 
 ImageParts = Mapping[str, LabelledImages]
-"""Images of each part: ``"train"``, ``"test"`` and optionally ``"validation"``."""
+"""Images of each part: ``"train"``, ``"test"`` and optionally ``"validation"``, which may be called ``"val"``."""
 DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the configuration file, and with ``data.options``."""
 
@@ -118,11 +135,11 @@ def load_plugin_dataset(
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
-        everything = _make_plugin_image_set(spec, returned, where, tell)
+        everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
-        if returned.parts is None:
+        if given_parts is None:
             return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
-        parts = np.asarray(returned.parts)
+        parts = np.asarray(given_parts)
         raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
         return check_picture_copies(where, divide_images_into_splits(everything, parts))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
@@ -145,13 +162,15 @@ def _join_plugin_parts(
         BadInput: If a part is missing or not valid, or if parts have different classes or sizes, or share images or
             patients.
     """
-    if not {"train", "test"} <= set(images) <= set(PARTS):
+    names = [PART_NAMES.get(str(name).lower(), str(name)) for name in images]
+    if not {"train", "test"} <= set(names) <= set(PARTS) or len(set(names)) < len(names):
         problem = f"has the parts {quote_names(map(str, images))}."
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
+    images = dict(zip(names, images.values(), strict=True))
     opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
     for name, part in images.items():
         try:
-            opened[name] = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start)
+            opened[name], _ = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start)
             start += len(opened[name])
         except BadInput as bad:
             faults += bad.faults
@@ -162,7 +181,7 @@ def _join_plugin_parts(
         problem = f"has parts of different classes or sizes. {'; '.join(listed)}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
-        from polyclinic.common.data.sources.torch_dataset import find_shared_item_faults
+        from polyclinic.common.data.sources.shared_items import find_shared_item_faults
 
         raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
     raise_faults(
@@ -182,7 +201,7 @@ def _join_plugin_parts(
 
 def _make_plugin_image_set(
     spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
-) -> ImageSet:
+) -> tuple[ImageSet, Sequence[str] | NDArray[np.str_] | None]:
     """Check the images and labels of a plug-in, and convert them to an image set.
 
     Args:
@@ -190,14 +209,18 @@ def _make_plugin_image_set(
         tell: Prints a progress line while items are read.
         start: Number of the first placeholder patient, if the patients are unknown.
 
+    Returns:
+        The images, and the part of each; None if the parts are not given.
+
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
     stored: Any = pictures.images  # somebody else returned it: it may be anything
-    if not isinstance(stored, np.ndarray):
+    is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
+    if not is_plain_array or pictures.item is not None:
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     elif pictures.labels is not None:
-        pictures = replace(pictures, labels=_convert_plugin_labels(pictures.labels, pictures.class_names, where))
+        pictures = _name_given_labels(pictures, (), where, tell)
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     given = (pictures.patients, pictures.sources)
@@ -213,25 +236,52 @@ def _make_plugin_image_set(
         class_names=tuple(pictures.class_names),
         patients=make_placeholder_patient_names(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
+        notes=() if isinstance(stored, np.ndarray) or stored.reproducible else (NOT_REPRODUCIBLE,),
     )
     if patients is None and pictures.parts is None:
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
-    return images
+    parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
+    return images, parts
 
 
-def _convert_plugin_labels(labels: Any, class_names: Sequence[str], where: str) -> NDArray[Any]:
-    """Convert a user's labels to an array with columns in the order of the classes.
+def _name_given_labels(
+    pictures: LabelledImages, own_names: Sequence[str], where: str, tell: Callable[[str], object]
+) -> LabelledImages:
+    """Return images whose given labels are an array ``(n, classes)`` with class names.
 
     Args:
+        own_names: Class names that the data set defines.
         where: Name of the plug-in, with which the error message begins.
+        tell: Prints a line if the classes have no names.
 
     Raises:
         BadInput: If the labels are not numeric, or a table lacks a class.
     """
+    labels: Any = pictures.labels
+    names = pictures.class_names if len(pictures.class_names) else own_names
+    if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
+        return pictures  # reported with the other faults
+    if not len(names) and hasattr(labels, "columns"):
+        names = tuple(map(str, labels.columns))
     try:
-        return convert_labels_to_array(labels, class_names)
+        values = convert_labels_to_array(labels, names)
+        if not len(names):
+            names = _number_classes(values, tell)
+        values = convert_class_numbers(values, len(names))
     except ValueError as error:
         raise BadInput([Fault(where, str(error))]) from error
+    return replace(pictures, labels=values, class_names=names)
+
+
+def _number_classes(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names, and print a line about it.
+
+    Args:
+        labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
+    """
+    classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
+    tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
+    return tuple(map(str, range(classes)))
 
 
 def _open_torch_dataset(
@@ -244,14 +294,15 @@ def _open_torch_dataset(
         tell: Prints a progress line while items are read.
 
     Returns:
-        The images of the data set, and ``pictures`` with labels, class names and patients filled in from its items
-        where they were None or empty.
+        The images of the data set, and ``pictures`` with labels, class names, patients and parts filled in from its
+        items where they were None or empty.
 
     Raises:
-        BadInput: If the data set is not map-style, its items cannot be used, or class names are missing.
+        BadInput: If the data set is not map-style, or its items cannot be used.
     """
+    from polyclinic.common.data.sources.shared_items import find_repeated_item_faults
     from polyclinic.common.data.sources.torch_dataset import (  # imports torch
-        find_repeated_item_faults,
+        find_class_names_in_labels,
         open_torch_dataset,
         read_all_items,
         read_dataset_class_names,
@@ -260,31 +311,43 @@ def _open_torch_dataset(
     if spec.image_size is not None:
         problem = "cannot resize the images of a torch data set."
         raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
-    stored = open_torch_dataset(pictures.images, where, pictures.value_range)
-    names = pictures.class_names
-    if pictures.labels is None or not len(names):  # also checks that joined data sets have the same classes
-        own_names = read_dataset_class_names(pictures.images, where)
-        names = names if len(names) else own_names
-    if not len(names):
+    stored = open_torch_dataset(pictures.images, where, pictures.value_range, pictures.item)
+    reads_labels = pictures.labels is None
+    own_names = read_dataset_class_names(pictures.images, where)
+    if not reads_labels:
+        pictures = _name_given_labels(pictures, own_names, where, tell)
+    elif not len(pictures.class_names):
+        names = own_names or find_class_names_in_labels(stored) or _number_classes(_collect_raw_labels(stored), tell)
+        pictures = replace(pictures, class_names=names)
+    stored.class_names = tuple(map(str, pictures.class_names))
+    items = read_all_items(stored, tell, labels=reads_labels)
+    if reads_labels:
+        pictures = replace(pictures, labels=items.labels)
+    if pictures.patients is None:
+        pictures = replace(pictures, patients=items.patients)
+        if items.patients is None:
+            raise_faults(find_repeated_item_faults(where, pictures.images))
+    if pictures.parts is None:
+        pictures = replace(pictures, parts=items.parts)
+    return stored, pictures
+
+
+def _collect_raw_labels(stored: "TorchDatasetPictures") -> NDArray[Any]:
+    """Return the labels of all items as numbers, for a data set whose classes have no names.
+
+    Raises:
+        BadInput: If they are no numbers of one shape.
+    """
+    try:
+        rows = [convert_labels_to_array(stored.read_item(row, seed=None).labels, ()) for row in range(len(stored))]
+        labels = np.stack([row.squeeze() for row in rows])
+        if labels.ndim > 2:
+            raise ValueError
+    except ValueError:
         remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
-        raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
-    if pictures.labels is not None:
-        labels = _convert_plugin_labels(pictures.labels, names, where)
-        item = stored.first_item
-        if pictures.patients is None and (item.patient is not None or "patient" in item.unclear):
-            problem = "has items with patients, which are not read where labels are given."
-            raise BadInput([Fault(where, problem, "Give patients=[...] beside labels.")])
-        if item.mask is not None:
-            problem = "has a mask, or a third entry, which is not read where labels are given."
-            raise BadInput([Fault(f"{where}[0]", problem, "Return no mask; labels are NaN where they are unknown.")])
-    read_labels = pictures.labels is None
-    items = read_all_items(stored, names, tell, labels=read_labels, patients=read_labels and pictures.patients is None)
-    patients = items.patients if pictures.patients is None else pictures.patients
-    if patients is None:
-        raise_faults(find_repeated_item_faults(where, pictures.images))
-    if pictures.labels is not None:
-        items = replace(items, labels=labels)
-    return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
+        problem = f"{type(stored.dataset).__name__} names no classes."
+        raise BadInput([Fault(stored.name, problem, remedy)]) from None
+    return labels
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:
@@ -317,7 +380,8 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
     for name in ("patients", "parts", "sources"):
         if (entries := getattr(pictures, name)) is not None:
             yield from _find_name_list_problems(name, entries, len(images))
-    if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
+    parts = () if pictures.parts is None else pictures.parts
+    if other := sorted({str(part) for part in parts if str(part).lower() not in PART_NAMES}):
         yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
 

@@ -76,15 +76,15 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., o
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"images": np.zeros((6, 8, 8))}, "images must be a uint8 array, not float64"),
-        ({"images": [[1]]}, "has 1 entries"),
+        ({"images": np.zeros((6, 8, 8), np.int16)}, "is int16: which values are black and white is unknown"),
+        ({"images": [[1]]}, "is no image: int of shape ()"),
         ({"images": np.zeros((6, 8, 8, 4), np.uint8)}, "must have the shape (n, height, width)"),
         ({"images": np.zeros((0, 8, 8), np.uint8)}, "must have the shape (n, height, width)"),
         ({"labels": np.zeros((6, 3), np.float32)}, "labels must have the shape (6, 2) (images, classes), not (6, 3)"),
         ({"labels": np.full((6, 2), -1.0)}, "labels must be 1 (present), 0 (absent) or NaN"),
         ({"labels": np.full((6, 2), "1")}, "has labels that are no numbers"),
         ({"class_names": ("a", "a")}, '"a" stands there more than once'),
-        ({"class_names": ()}, "class_names must be non-empty texts"),
+        ({"class_names": ("a", "")}, "class_names must be non-empty texts"),
         ({"patients": ["x"] * 5 + [""]}, "patients must be a name for each image"),
         ({"patients": ["x"] * 5 + [float("nan")]}, "patients must be a name for each image"),
         ({"patients": ["x"] * 5}, "patients must have one entry an image, 6, not the shape (5,)"),

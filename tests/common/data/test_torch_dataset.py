@@ -5,10 +5,12 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import monai.transforms
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torchvision.transforms import v2
 
 from polyclinic.common.data.base.image_set import (
     GREY_DIGESTS,
@@ -143,6 +146,7 @@ def with_labels(form: Callable[[NDArray[np.float32]], tuple[Any, ...]]) -> Label
 FIRST_CLASS = np.eye(2, dtype=np.float32)[(LABELS[:, 0] == 1).astype(int)]
 """Labels of items that show one class."""
 MASKED = np.where(np.isnan(LABELS), np.nan, [1, 0])
+Triple = namedtuple("Triple", "image labels label_mask")
 SIZES = {"age": 50, "bbox": [1, 2, 3, 4], "file": "a.png", "lung_mask": GREY[0] > 9, "weight": 70.5}
 TEXTS = ("label_path", "mask_path", "labeler", "annotator", "labeled_by", "label_file")
 META = {"filename_or_obj": "a.png", "spatial_shape": np.array([12, 12]), "affine": np.eye(4), "0008|0060": "DX"}
@@ -157,10 +161,32 @@ LABELLED: dict[str, tuple[Any, NDArray[Any]]] = {
     "nan": (with_labels(lambda row: (row,)), LABELS),
     "list": (with_labels(lambda row: (row.tolist(),)), LABELS),
     "double tensor": (with_labels(lambda row: (torch.tensor(row).double(),)), LABELS),
-    "mask": (with_labels(lambda row: (np.nan_to_num(row), ~np.isnan(row))), LABELS),
-    "mask of numbers": (with_labels(lambda row: (np.nan_to_num(row), torch.tensor(1.0 - np.isnan(row)))), LABELS),
+    "named tuple with mask": (
+        of(lambda row: Triple(GREY[row], np.nan_to_num(LABELS[row]), torch.tensor(1.0 - np.isnan(LABELS[row])))),
+        LABELS,
+    ),
     "class": (with_labels(lambda row: (int(row[0] == 1),)), FIRST_CLASS),
-    "class and mask": (with_labels(lambda row: (int(row[0] == 1), [1, 0])), np.where([1, 0], FIRST_CLASS, np.nan)),
+    "class as float": (with_labels(lambda row: (float(row[0] == 1),)), FIRST_CLASS),
+    "class by name": (with_labels(lambda row: ("ab"[int(row[0] == 1)],)), FIRST_CLASS),
+    "classes by name": (with_labels(lambda row: (["ab"[int(row[0] == 1)]],)), FIRST_CLASS),
+    "no class by name": (with_labels(lambda row: (["a", "b"],)), np.ones_like(LABELS)),
+    "values by name": (with_labels(lambda row: (dict(zip("ab", row.tolist(), strict=True)),)), LABELS),
+    "values of some by name": (with_labels(lambda row: ({"a": 1, "b": None},)), np.array([[1, NAN]] * COUNT)),
+    "class and mask": (
+        of(lambda row: {"image": GREY[row], "label": int(LABELS[row, 0] == 1), "label_mask": [1, 0]}),
+        np.where([1, 0], FIRST_CLASS, np.nan),
+    ),
+    "mask of the classes": (entries(label=[1, 0], mask=lambda row: ~np.isnan(LABELS[row])), MASKED),
+    "mask of the pixels": (entries(mask=GREY[0] > 9), LABELS),
+    "one key a class": (of(lambda row: {"image": GREY[row], "a": LABELS[row, 0], "b": LABELS[row, 1]}), LABELS),
+    "a third entry": (with_labels(lambda row: (row, [0, 1])), LABELS),
+    "an index": (of(lambda row: (*plain(row), row)), LABELS),
+    "a path and more": (of(lambda row: (*plain(row), f"p{row}", {"sex": 1}, None)), LABELS),
+    "one row of labels": (with_labels(lambda row: (row[None],)), LABELS),
+    "a function of the item": (
+        LabelledImages(Items(lambda row: {"scan": GREY[row], "y": LABELS[row]}), item=lambda x: (x["scan"], x["y"])),
+        LABELS,
+    ),
     "masked array": (with_labels(lambda row: (np.ma.masked_invalid(row),)), LABELS),
     "half with gradient": (
         with_labels(lambda row: (torch.tensor(row, dtype=torch.bfloat16, requires_grad=True),)),
@@ -211,80 +237,232 @@ def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Open) -> None:
     assert splits.train.labels[:, 0].tolist() == [row % 2 for row in splits.train.places]
 
 
-UNREAD = ("valid", "valid_mask", "is_valid", "observed", "weight", "missing", "y_mask", "loss_mask", "has_label", "w")
+OTHER_ENTRIES: dict[str, Any] = {
+    "valid": torch.tensor([1, 0]),
+    "weight": [0.5, 1.0],
+    "box_labels": [[0, 1]],
+    "annotated": {"lines": 1, "bars": 0},
+    "finding": "Lines|other",
+    "meta": {"label_mask": [1, 0], "patient_id": 3},
+    "lines_present": True,
+    "hospital_number": "3",
+}
 
 
-@pytest.mark.parametrize("key", UNREAD)
-def test_an_unread_entry_of_one_value_a_class_is_refused_by_its_name(opened: Open, key: str) -> None:
-    with pytest.raises(BadInput, match=f'has "{key}" .*"label_mask".*leave (it|others) out'):
-        opened(entries(**{key: torch.tensor([1, 0])}))
-
-
-def test_unread_keys_are_named_once_where_patients_are_unknown(opened: Any) -> None:
+@pytest.mark.parametrize(("key", "entry"), OTHER_ENTRIES.items())
+def test_other_entries_are_not_read_and_named(opened: Any, key: str, entry: Any) -> None:
     lines = list[str]()
-    opened(entries(case_id="p", path="p/a.png"), DecodedImageStore(tell=lines.append))
-    assert [line for line in lines if "not read" in line] == [
-        '"case_id", "path" of the items are not read: a patient\'s name is called "patient"'
+    splits = opened(entries(("lines", "bars"), **{key: entry}), DecodedImageStore(tell=lines.append))
+    check_labels(splits)
+    assert not any(are_all_patients_known(part.patients) for part in splits.parts)
+    (line,) = (line for line in lines if "not read" in line)
+    assert line.startswith(f'"{key}" of the items is not read: a patient is called "patient"')
+
+
+def test_entries_of_a_tuple_after_the_labels_are_named(opened: Any) -> None:
+    lines = list[str]()
+    opened(of(lambda row: (*plain(row), row, "a.png")), DecodedImageStore(tell=lines.append))
+    assert [line[:44] for line in lines if "not read" in line] == ['"entry 3", "entry 4" of the items are not re']
+
+
+def test_patients_of_the_items_count_where_labels_are_given(opened: Open) -> None:
+    items = Items(lambda row: {"image": GREY[row], "patient": row // 2})
+    for part in opened(LabelledImages(items, LABELS)).parts:
+        assert part.patients.tolist() == [str(row // 2) for row in part.places]
+
+
+@pytest.mark.parametrize("words", [("train", "val", "test"), ("Training", "valid", "TEST")])
+def test_an_entry_split_divides_the_items(opened: Open, words: tuple[str, str, str]) -> None:
+    splits = opened(entries(split=lambda row: words[0 if row < 40 else 1 if row < 50 else 2]))
+    assert [sorted(part.places.tolist()) for part in splits.parts] == [
+        list(range(40)),
+        list(range(40, 50)),
+        list(range(50, 60)),
     ]
 
 
-OTHER_DOORS: dict[str, Any] = {
-    "known": ["lines"],
-    "valid": False,
-    "annotated": {"lines": 1, "bars": 0},
-    "w": np.array([1, 0]),
-    "certainty": [0.5, 1.0],
-    "ignored_classes": [1],
-    "annotations": [{"class": 0}],
-    "reader": ["lines"],
-    "finding": "Lines|other",
-    "bars": 1,
-    "lines_present": True,
-    "meta": {"label_mask": [1, 0]},
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "Val"])
+def test_a_validation_part_has_any_of_its_names(opened: Open, name: str) -> None:
+    third = {part: Items(lambda row, first=first: plain(first + row), 20) for part, first in (("train", 0), (name, 20))}
+    splits = opened({part: LabelledImages(items) for part, items in (*third.items(), ("test", last_third()))})
+    np.testing.assert_array_equal(splits.validation.images, GREY[20:40])
+    given_parts = ["train"] * 20 + [name] * 20 + ["test"] * 20
+    np.testing.assert_array_equal(opened(given(GREY, parts=given_parts)).validation.images, GREY[20:40])
+
+
+def last_third() -> Items:
+    return Items(lambda row: plain(40 + row), 20)
+
+
+# ---------------------------------------------------------------------- names of the classes
+
+
+class HuggingFace(Items):
+    features: ClassVar = {"image": None, "label": SimpleNamespace(names=["cat", "dog"])}
+    class_names = ()
+
+
+class MedMnist(Items):
+    info: ClassVar = {"label": {"1": "dog", "0": "cat"}, "task": "binary-class"}
+    class_names = ()
+
+
+def numbered(row: int) -> tuple[NDArray[np.uint8], int]:
+    return GREY[row], row % 2
+
+
+NAMED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "Hugging Face": (HuggingFace(numbered, COUNT, ()), ("cat", "dog")),
+    "MedMNIST": (MedMnist(lambda row: (GREY[row], np.array([row % 2])), COUNT, ()), ("cat", "dog")),
+    "texts": (Items(lambda row: (GREY[row], ("dog", "cat")[row % 2]), COUNT, ()), ("cat", "dog")),
+    "dictionaries": (Items(lambda row: (GREY[row], {"dog": 1, "cat": 0}), COUNT, ()), ("cat", "dog")),
+    "numbers": (Items(numbered, COUNT, ()), ("0", "1")),
+    "vectors": (Items(plain, COUNT, ()), ("0", "1")),
+    "table": (LabelledImages(GREY, pd.DataFrame(LABELS, columns=["cat", "dog"])), ("cat", "dog")),
+    "vector of numbers": (LabelledImages(GREY, np.arange(COUNT) % 3), ("0", "1", "2")),
 }
-INNER_DOORS = {"is_known": {"more": [{"is_known": np.array([1, 0])}]}, "other": {"other": "lines"}}
+
+
+@pytest.mark.parametrize(("images", "names"), NAMED.values(), ids=NAMED)
+def test_classes_have_the_names_that_the_data_hold(opened: Open, images: Any, names: tuple[str, ...]) -> None:
+    assert opened(images).class_names == names
+
+
+def test_a_vector_of_class_numbers_has_one_class_an_image(opened: Open) -> None:
+    for images in (GREY, Items(lambda row: GREY[row])):
+        splits = opened(LabelledImages(images, np.arange(COUNT) % 3, ("a", "b", "c")))
+        check_labels(splits, np.eye(3)[np.arange(COUNT) % 3])
+    with pytest.raises(BadInput, match="the label 2, which is no number of one of 2 classes"):
+        opened(LabelledImages(GREY, np.arange(COUNT) % 3, ("a", "b")))
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+PICTURE_MODES = {
+    "P": Image.fromarray(COLOR[0]).quantize(256).convert("RGB").quantize(256),
+    "CMYK": Image.fromarray(COLOR[0]).convert("CMYK"),
+    "1": Image.fromarray(GREY[0]).convert("1"),
+}
+
+
+@pytest.mark.parametrize("picture", PICTURE_MODES.values(), ids=PICTURE_MODES)
+def test_pictures_without_transparency_convert_by_themselves(opened: Open, picture: Image.Image) -> None:
+    splits = opened(of(lambda row: (picture, LABELS[row]), patients=[*"abc"] * 20, parts=[*THREE_PARTS] * 20))
+    mode = "L" if picture.mode == "1" else "RGB"
+    np.testing.assert_array_equal(splits.train.images[0], np.asarray(picture.convert(mode)))
+
+
+THREE_PARTS = ("train", "validation", "test")
+DEEP = GREY.astype(np.uint16) * 257
+"""The same pictures with 16 bits."""
 
 
 @pytest.mark.parametrize(
-    ("key", "entry"),
-    [*((key, {key: value}) for key, value in OTHER_DOORS.items()), *((k, {"meta": v}) for k, v in INNER_DOORS.items())],
-)
-def test_an_entry_that_may_say_what_is_known_is_refused_by_name(opened: Open, key: str, entry: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=rf'\[\d\]: has ("\S+" in )?"{key}"'):
-        opened(entries(("lines", "bars"), {"patients": PAIRS}, **entry))
-
-
-@pytest.mark.parametrize("key", ["class_name", "label_name", "finding", "folder"])
-def test_a_text_may_repeat_the_labels_and_not_contradict_them(opened: Open, key: str) -> None:
-    names = ("lines", "bars")
-    settings: dict[str, Any] = {"label": lambda row: row % 2, "patient": str}
-    assert len(opened(entries(names, **settings, **{key: lambda row: names[row % 2]})).train)
-    with pytest.raises(BadInput, match=rf'has "{key}", which names a class'):
-        opened(entries(names, **settings, **{key: lambda row: names[row // 7 % 2]}))
-
-
-NamedPatient = namedtuple("NamedPatient", "patient_id site")
-
-
-@pytest.mark.parametrize(
-    "entry",
+    "form",
     [
-        {"meta": NamedPatient(3, "east")},
-        {"meta": SimpleNamespace(study=SimpleNamespace(patient_id=3))},
-        {"meta": '{"patient_id": 3}'},
-        {"meta": '[{"patient_id": 3}]'},
-        {"meta": [("site", "east"), ("patient_id", 3)]},
-        {"meta": {"patient_id": 3}},
-        {"meta": [{"0010|0020": "3"}]},
-        {"hospital_number": "3"},
-        {"MedicalRecordNr": 3},
+        lambda row: Image.fromarray(DEEP[row]),
+        lambda row: DEEP[row],
+        lambda row: torch.tensor(DEEP[row].tolist()),
     ],
 )
-def test_an_entry_that_may_name_a_patient_is_refused_unless_all_are_named(opened: Open, entry: dict[str, Any]) -> None:
-    items = Items(lambda row: {"image": GREY[row], **entry})
-    with pytest.raises(BadInput, match="items with patients, which are not read"):
-        opened(LabelledImages(items, LABELS))
-    assert opened(LabelledImages(items, LABELS, patients=PAIRS))
+def test_pictures_of_16_bits_need_the_values_of_black_and_white(opened: Open, form: Callable[[int], Any]) -> None:
+    item = Items(lambda row: (form(row), LABELS[row]))
+    splits = opened(LabelledImages(item, value_range=(0, 65535)))
+    np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
+    with pytest.raises(BadInput, match=r"which values are black and white is unknown.*value_range="):
+        opened(item)
+
+
+@pytest.mark.parametrize("images", [GREY / 255, GREY.astype(np.float32) / 255], ids=["double", "float"])
+def test_an_array_of_floats_is_taken_as_pictures(opened: Open, images: NDArray[Any]) -> None:
+    splits = opened(given(images))
+    np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
+
+
+def test_a_range_of_values_applies_to_8_bits_too(opened: Open) -> None:
+    dim = GREY // 25  # 0 to 10
+    for images in (dim, Items(lambda row: (dim[row], LABELS[row]))):
+        splits = opened(given(images, value_range=(0, 10)))
+        assert splits.train.images.max() == 255
+
+
+# ---------------------------------------------------------------------- random transforms
+
+TRANSFORM = monai.transforms.Compose(
+    [
+        monai.transforms.RandRotate(0.4, prob=0.9),
+        monai.transforms.RandFlip(prob=0.5),
+        monai.transforms.RandZoom(prob=0.5),
+    ]
+)
+GENERATORS: dict[str, Callable[[], Callable[[NDArray[np.uint8]], Any]]] = {
+    "MONAI": lambda: monai.transforms.Compose(
+        [monai.transforms.RandRotate(0.4, prob=0.9), monai.transforms.RandGaussianNoise(prob=0.9, std=0.01)]
+    ),
+    "a global transform": lambda: lambda image: TRANSFORM(image),
+    "torchvision": lambda: v2.RandomAffine(40, scale=(0.5, 1)),
+    "numpy": lambda: partial(shift_rows, np.random.default_rng(3)),
+    "legacy numpy": lambda: partial(shift_rows, np.random.RandomState(3)),
+    "random": lambda: partial(brighten, random.Random(3)),
+    "torch": lambda: partial(add_noise, torch.Generator().manual_seed(4)),
+}
+
+
+def shift_rows(generator: Any, image: Any) -> Any:
+    return image * generator.uniform(0.5, 1)
+
+
+def brighten(generator: random.Random, image: Any) -> Any:
+    return image * (1 - generator.random() / 4)
+
+
+def add_noise(generator: torch.Generator, image: Any) -> Any:
+    return torch.as_tensor(image) * torch.rand((), generator=generator)
+
+
+@dataclass
+class Augmented(Items):
+    transform: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        image = torch.from_numpy(GREY[index][None].astype(np.float32) / 255)
+        return self.apply(image), LABELS[index]
+
+    def apply(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.transform(image)).clamp(0, 1)
+
+
+@pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
+def test_generators_of_transforms_are_seeded_for_each_item(opened: Open, make: Callable[[], Any]) -> None:
+    splits = opened(LabelledImages(Augmented(plain, transform=make()), patients=PAIRS))
+    stored = splits.train.stored
+    assert isinstance(stored, TorchDatasetPictures)
+    rows = np.arange(12)
+    first, again, other = (stored.read_pictures(rows, seed) for seed in (5, 5, 6))
+    backwards = stored.read_pictures(rows[::-1], 5)[::-1]
+    assert stored.reproducible
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, backwards)  # an item depends on the seed alone, not on those read before
+    assert not np.array_equal(first, other)
+
+
+def test_a_generator_out_of_reach_is_named_and_the_run_goes_on(opened: Any) -> None:
+    splits = opened(LabelledImages(Items(shuffled), patients=PAIRS))
+    for part in splits.parts:
+        assert not part.is_reproducible
+        assert part.notes == (plugin.NOT_REPRODUCIBLE,)
+    assert opened(LabelledImages(Items(noisy), patients=PAIRS)).train.is_reproducible
+
+
+def test_a_transform_that_leaves_the_range_now_and_then_is_cut_to_it(opened: Open) -> None:
+    def item(row: int) -> Any:
+        return float_tensor(GREY[row]) * (1.5 if row in (3, 17) else 1), LABELS[row]
+
+    splits = opened(of(item))
+    assert splits.train.images.max() <= 255
+    (read,) = load_pixels_on_device(splits.train, "cpu").iterate_batches(COUNT)
+    assert read.max() <= 255
 
 
 @pytest.mark.parametrize(("low", "other", "equal"), [(100.2, 100.8, False), (100.2, 100.2, True), (100, 100.0, True)])
@@ -448,66 +626,51 @@ def shuffled(row: int) -> Any:
 SHARED = Items(plain)
 TABLE = pd.DataFrame(LABELS, columns=["a", "b"])
 P = "data.name: plugin:stripes"
-DREW = "[0]: has another picture when it is read again with the same seed"
 EQUAL = 'has 60 equal pictures in "train" and "test"'
-NO_MASK, BLACK = "has a mask that is not 1", "is nearly black: its brightest value is"
+NO_MASK, BLACK = "has a label mask that is not 1", "is nearly black: its brightest value is"
 REFUSED: dict[str, tuple[Any, str]] = {
     "loader": (DataLoader(Items(lambda row: row)), "is a DataLoader"),
     "stream": (Stream(), "is Stream, whose items cannot be read by number"),
     "nothing": (Items(lambda row: row, 0), "holds no image"),
-    "no classes": (Items(lambda row: (GREY[row], 1), class_names=()), "Items names no classes"),
     "fails": (of(failing), f"{P}[0]: failed: FileNotFoundError: 0.png"),
     "later": (of(lambda row: failing(row) if row in (7, 9) else plain(row)), "2 of 60 items cannot"),
     "normalised": (of(lambda row: (float_tensor(GREY[row]) * 4 - 2, LABELS[row])), "Leave Normalize out"),
-    "wide": (of(lambda row: (GREY[row].astype(np.float32), LABELS[row])), "Floats go from 0, black, to 1, white"),
-    "nan": (of(lambda row: (np.full((4, 4), np.nan), LABELS[row])), "has values from nan to nan"),
-    "16 bits": (of(lambda row: (GREY[row].astype(np.int32), LABELS[row])), "is int32"),
-    "palette": (of(lambda row: (Image.fromarray(GREY[row]).convert("P"), 1)), "is a picture of mode P"),
+    "wide": (
+        of(lambda row: (GREY[row].astype(np.float32), LABELS[row])),
+        "in 60 of 60 items",
+    ),
+    "nan": (of(lambda row: (np.full((4, 4), np.nan), LABELS[row])), "has pixels that are no numbers (NaN)"),
+    "16 bits": (
+        of(lambda row: (GREY[row].astype(np.int32), LABELS[row])),
+        "is int32: which values",
+    ),
     "four channels": (of(lambda row: (torch.zeros(4, 6, 5), 1)), "is no image: Tensor of shape"),
-    "sizes": (of(lambda row: (GREY[row][: 6 - row % 2], LABELS[row])), f"{P}[1]: is uint8 (5, 5), and {P}[0] is"),
+    "sizes": (
+        of(lambda row: (GREY[row][: 6 - row % 2], LABELS[row])),
+        f"[1]: has the shape (5, 5), and {P}[0]",
+    ),
     "string": (of(lambda row: ("a.png", 1)), "is no image: str of shape ()"),
-    "four entries": (of(lambda row: (GREY[row], 1, 2, 3)), "has 4 entries"),
     "no image": (
         of(lambda row: {"picture": GREY[row], "label": 1}),
         'without an image; its keys are "picture", "label"',
     ),
     "no labels": (of(lambda row: {"image": GREY[row]}), "has no labels"),
-    "words": (of(lambda row: (GREY[row], "Effusion")), "has labels that are no numbers: 'Effusion'"),
     "width": (of(lambda row: (GREY[row], [1, 0, 1])), "has labels of shape (3,), and there are 2 classes"),
     "minus": (of(lambda row: (GREY[row], [1, -1])), "has labels [1.0, -1.0]; they are 1 (present), 0 (absent) or NaN"),
     "class number": (of(lambda row: (GREY[row], 2)), "has the label 2, which is no number of one of 2 classes"),
-    "float class": (of(lambda row: (GREY[row], 1.0)), "has the label 1.0, which is no number"),
-    "mask": (of(lambda row: (GREY[row], [1, 0], [1, 2])), NO_MASK),
-    "mask of an index": (of(lambda row: (*plain(row), row)), NO_MASK),
-    "mask of a name": (of(lambda row: (GREY[row], 1, f"p{row}")), NO_MASK),
     "mask of other width": (entries(label_mask=[1]), NO_MASK),
-    "bare mask": (entries(mask=[1, 0, 1]), NO_MASK),
-    "other mask": (entries(annotated=[1, 0]), 'has "annotated" beside "label"'),
-    "mask beside labels": (given(Items(lambda row: {"image": GREY[row], "label_mask": [1, 0]})), "has a mask"),
     "two labels": (entries(target=1), 'has "label", "target", which all name labels'),
-    "two images": (entries(img=GREY[0]), 'with the images "image", "img"'),
     "some patients": (
         of(lambda row: {"image": GREY[row], "label": LABELS[row], **({"patient": row} if row else {})}),
         "1 of 60 items name no patient",
     ),
     "half of the patients": (entries(patient=lambda row: row if row % 2 else NAN), "30 of 60 items name no patient"),
-    "like a patient": (entries(patient_nr=3), 'has "patient_nr", which may name its patient'),
-    "two patients": (entries(patient=3, pid=4), 'has "patient", "pid", which all name patient'),
+    "two patients": (entries(patient=3, pid=4), 'has "patient", "pid", which all name the patient'),
     "patient list": (entries(patient=["p"]), "names its patient by list"),
-    "patients beside labels": (
-        given(Items(lambda row: {"image": GREY[row], "patient": row})),
-        "has items with patients, which are not read where labels are given",
-    ),
-    "name beside labels": (
-        given(Items(lambda row: (GREY[row], 1, f"p{row}"))),
-        "has a mask, or a third entry, which is not read where labels are given",
-    ),
     "repeated items": (Subset(SHARED, [*range(COUNT), 3, 3]), "holds 2 items again, and names no patients"),
     "repeated in a wrapper": (given(ConcatDataset([Wrapper(SHARED), SHARED]), None), "holds 60 items again"),
     "repeated behind random transforms": (of(brightened), "holds 40 pictures again"),
     "repeated where labels are given": (given(Items(brightened)), "holds 40 pictures again"),
-    "drawn picture": (of(shuffled), DREW),
-    "drawn picture where labels are given": (given(Items(shuffled)), DREW),
     "drawn labels": (of(lambda row: plain(np.random.randint(COUNT))), "at first. An item always has the same labels"),
     "drawn row where labels are given": (
         given(Items(lambda row: plain(int(torch.randint(COUNT, ()))))),
@@ -516,10 +679,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "dark array": (given(GREY // 64), BLACK),
     "dark floats": (given(Items(lambda row: GREY[row] / 65535)), BLACK),
     "bits": (given(Items(lambda row: (GREY[row] > 9).astype(np.uint8))), BLACK),
-    "labels of another name": (
-        of(lambda row: {"image": GREY[row], "disease": 1}),
-        'has no labels among its keys, "image", "disease"',
-    ),
     "table": (given(SHARED, TABLE.rename(columns={"b": "c"})), 'without exactly one column for "b"'),
     "table index": (
         given(SHARED, TABLE.sample(frac=1, random_state=0)),
@@ -531,8 +690,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "system exit": (of(leaving), "failed: SystemExit: 0"),
     "length": (Endless(lambda row: row), "has no length: TypeError"),
-    "list": ([(GREY[row], 1) for row in range(COUNT)], "list names no classes"),
-    "wrapper": (Wrapper(SHARED), "Wrapper names no classes"),
     "joined": (
         given(ConcatDataset([SHARED, Items(plain, class_names=("b", "a"))]), None),
         'joins data sets of different classes: "a", "b"; "b", "a"',
@@ -564,6 +721,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "1 patient in both train and test",
     ),
     "part fails": (parts(train=of(failing), test=of(failing)), f'{P}["train"][0]: failed'),
+    "other channels": (of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)), 'image.convert("RGB") for all'),
+    "transparent": (of(lambda row: (Image.fromarray(GREY[row]).convert("LA"), 1)), "is a picture of mode LA"),
+    "empty tuple": (of(lambda row: ()), "is an empty tuple"),
+    "unknown word": (of(lambda row: (GREY[row], "A")), 'has a label for "A", which is no class'),
+    "unknown word in a dictionary": (of(lambda row: (GREY[row], {"aa": 1})), 'did you mean "a"?'),
+    "label of a word": (of(lambda row: (GREY[row], {"a": "yes"})), "has the label 'yes' for \"a\""),
+    "half a class": (of(lambda row: (GREY[row], 0.5)), "has the label 0.5, which is no number"),
+    "split": (entries(split="fold 3"), "has 'fold 3' as its \"split\""),
+    "some splits": (
+        of(lambda row: {"image": GREY[row], "label": LABELS[row], **({"split": "train"} if row else {})}),
+        "1 of 60 items name no split",
+    ),
+    "two images": (entries(img=GREY[0]), 'has "image", "img", which all name the image'),
+    "item function": (LabelledImages(Items(plain), item=lambda x: x["image"]), "failed: TypeError"),
+    "no numbers and no names": (Items(lambda row: (GREY[row], [[1], [0, 2]]), COUNT, ()), "Items names no classes"),
 }
 
 
