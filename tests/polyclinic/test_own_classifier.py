@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -338,6 +339,22 @@ def test_a_compiled_classifier_is_split_as_it_was_before(tmp_path: Path) -> None
     models = {"plain": plain, "compiled": torch.compile(plain)}
     hashes = {run(tmp_path / name, model=model, head="out").model_sha256 for name, model in models.items()}
     assert len(hashes) == 1
+
+
+class WithLogits(Classifier):
+    """A classifier whose output has a field ``logits``, as those of the transformers library."""
+
+    def forward(self, images: Tensor) -> Any:
+        return SimpleNamespace(logits=super().forward(images), loss=None)
+
+
+def test_an_output_with_logits_is_taken_as_the_logits(tmp_path: Path) -> None:
+    plain = Classifier()
+    wrapped = WithLogits()
+    wrapped.load_state_dict(plain.state_dict())
+    runs = {name: run(tmp_path / name, model=model, head="out") for name, model in (("a", plain), ("b", wrapped))}
+    weights = [done.network().head.weight for done in runs.values()]  # type: ignore[union-attr]
+    assert torch.equal(*weights)
 
 
 def broken(scores: Any, labels: Any) -> Any:

@@ -181,7 +181,13 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
                 raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)])
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         made = copy.deepcopy(made)
+    made.register_forward_hook(_take_logits)
     return made.float()
+
+
+def _take_logits(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """Return the attribute ``logits`` of an output that has one, as those of the transformers library."""
+    return getattr(output, "logits", output)
 
 
 def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
