@@ -119,7 +119,8 @@ def start_or_join_ray(settings: RayWorkerSettings) -> None:
         options |= {"address": settings.address, "runtime_env": {"env_vars": variables}}
     else:
         cores = max(len(os.sched_getaffinity(0)), max(settings.workers, 1) * settings.threads)
-        options |= {"num_cpus": cores, "_temp_dir": settings.scratch}
+        # "local" starts a Ray of its own, also where RAY_ADDRESS in the environment names a cluster.
+        options |= {"address": "local", "num_cpus": cores, "_temp_dir": settings.scratch}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         try:
