@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyclinic.client.cli_service import service_app
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
 from polyclinic.common.system.files import write_for_owner_only
 from polyclinic.common.system.plain_text import escape_for_terminal, format_as_json_text
@@ -50,6 +51,7 @@ app = make_command_line_program(
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
+app.add_typer(service_app, name="service")
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 _PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
