@@ -1,5 +1,6 @@
 """The commands ``flwr-client slurm``: for a hospital whose GPU is behind a queue."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +49,8 @@ def write_slurm_script(
         print(script, end="")
         return
     write_atomically(out, script.encode())
-    follow = f"sbatch {out}" if keep else f"flwr-client slurm watch {folder} --script {out}"
-    _console.print(f"wrote {out}; next: {follow}", soft_wrap=True, highlight=False, markup=False)
+    follow = ["sbatch", str(out)] if keep else ["flwr-client", "slurm", "watch", str(folder), "--script", str(out)]
+    _console.print(f"wrote {out}; next: {shlex.join(follow)}", soft_wrap=True, highlight=False, markup=False)
 
 
 @slurm_app.command("watch")
