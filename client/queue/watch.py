@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from polyclinic.client.connection.exit_codes import CoordinatorUnreachable
+from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
 from polyclinic.client.connection.fleet_client import (
     FleetClient,
     MessageContentGone,
@@ -25,7 +25,7 @@ from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import ProgramCannotContinue
 from polyclinic.common.security.identity import SiteConnectionKit, read_private_key
 from polyclinic.common.system.files import write_atomically
-from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S
+from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 
 JOB_LOOK_S = 15.0
 """Pause between two questions to the queue about a job."""
@@ -75,12 +75,17 @@ class QueueWatcher:
             ProgramCannotContinue: If several jobs in a row did not answer one message.
             BadInput: If the queue refuses a job.
         """
-        wait_s = FIRST_RETRY_S
+        wait_s, patience_ends = FIRST_RETRY_S, time.monotonic() + KEY_PATIENCE_S
         while True:
             try:
                 with self._open_connection() as link:
                     self._error, wait_s = "", FIRST_RETRY_S
                     self._watch_messages(link)
+            except ConnectionNotAccepted as refusal:
+                # A coordinator that has just opened its port is still registering the sites it has admitted.
+                if not refusal.may_pass or time.monotonic() > patience_ends:
+                    raise
+                time.sleep(FIRST_RETRY_S)
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # RunAlreadyEnded: the job signed off when it was stopped, and this program signs on again.
                 if isinstance(error, CoordinatorUnreachable) and str(error) != self._error:
@@ -88,6 +93,7 @@ class QueueWatcher:
                 self._error = str(error)
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
+                patience_ends = time.monotonic() + KEY_PATIENCE_S
 
     def _open_connection(self) -> FleetClient:
         check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
