@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class ServiceProgram:
-    """One of our programs that stays up, as a unit describes it.
+    """A program of ours that stays up, as a unit describes it.
 
     Attributes:
         name: Name of the program, such as ``flwr-client``.
