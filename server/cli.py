@@ -41,6 +41,7 @@ from polyclinic.common.system.terminal import (
     make_event_printer,
     run_command_line_program,
 )
+from polyclinic.server.cli_service import service_app
 from polyclinic.server.runs.tracking import TrackingService
 
 app = make_command_line_program(
@@ -49,6 +50,7 @@ app = make_command_line_program(
     "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given, 3 a run was stopped on request, "
     "70 it died again and again",
 )
+app.add_typer(service_app, name="service")
 console = EscapingConsole()
 WEB_PORT = 9443
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
