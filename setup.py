@@ -13,9 +13,9 @@ from setuptools.command.build_py import build_py
 from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).parent
-EXAMPLES = runpy.run_path(str(ROOT / "common" / "examples.py"))
+EXAMPLES = runpy.run_path(str(ROOT / "polyclinic" / "common" / "examples.py"))
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)\n*")
-LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)([^)]+)\)")
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)")
 
 
 def read_project_url(citation: Path) -> str:

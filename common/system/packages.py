@@ -75,7 +75,7 @@ def make_extras_command(*extras: str) -> str:
         version(_PROJECT)
         name = _PROJECT
     except PackageNotFoundError:
-        name = str(Path(__file__).parents[2])
+        name = str(Path(__file__).resolve().parents[2])
     return f"{make_pip_command()} install '{name}[{','.join(extras)}]'"
 
 
