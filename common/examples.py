@@ -32,27 +32,23 @@ def write_examples(folder: Path) -> list[Path]:
 def find_experiment_file(path: Path) -> Path:
     """Return the path of an experiment file, or of the example with this name, such as ``digits_surgical``.
 
-    The path of a file is returned as it is; of a missing one, too, unless more can be said than that it is missing.
+    A path with a folder or a suffix is returned as it is, also if there is no such file.
 
     Raises:
-        BadInput: If there is neither a file nor an example of this name, or if a missing file is one of the examples.
+        BadInput: If there is neither a file nor an example of this name.
     """
     from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 
-    if os.path.lexists(path):
+    if os.path.lexists(path) or path.suffix or len(path.parts) != 1:
         return path
-    examples = {
-        name: example for name in EXPERIMENT_NAMES if (example := _find_examples_folder() / f"{name}.toml").is_file()
-    }
-    if str(path) in examples:
-        return examples[str(path)]
-    if remedy := suggest_examples(path):
-        raise BadInput([Fault(str(path), "there is no such file.", remedy)])
-    if len(path.parts) == 1 and not path.suffix:
-        problem = f"is no file, and no example has this name. Examples are {quote_names(examples)}."
-        near = suggest_nearest_name(path.name, [*examples, *(file.name for file in Path().glob("*.toml"))])
-        raise BadInput([Fault(str(path), problem, near)])
-    return path
+    folder = _find_examples_folder()
+    # A hospital's image has no examples.
+    examples = {file.stem: file for file in sorted(folder.glob("*.toml")) if file.name in NAMES}
+    if path.name in examples:
+        return examples[path.name]
+    problem = f"is no file, and no example has this name. Examples are {quote_names(examples)}."
+    near = suggest_nearest_name(path.name, [*examples, *(file.name for file in Path().glob("*.toml"))])
+    raise BadInput([Fault(str(path), problem, near)])
 
 
 def suggest_examples(path: Path) -> str:

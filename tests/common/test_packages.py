@@ -177,3 +177,32 @@ def test_an_example_runs_by_its_name_in_any_folder_and_without_ray(
     assert ended.exit_code == 0, ended.output
     assert re.search(r"Ray is not installed: sites train one after the other.*'polyclinic\[sim\]'", ended.stderr)
     assert pc.load(tmp_path / "run").summary["backend"] == "inline"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("experiments/digits_surgical.toml", "give its name alone, digits_surgical, or .* with: flwr-sim examples$"),
+        ("mine/digits_vanilla.toml", "give its name alone, digits_vanilla, or .* with: flwr-sim examples mine$"),
+        ("experiments/nih_surgical.toml", "Run this in the project's checkout. Examples .* digits_surgical and"),
+        ("digits_surgicl", 'no example has this name. .* Did you mean "digits_surgical"?'),
+        ("other.toml", "other.toml: there is no such file.$"),
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("run", "{}", "--out", "run"),
+        ("compare", "digits_surgical", "{}", "--out", "run"),
+        ("sites", "{}", "--out", "run"),
+    ],
+    ids=lambda call: call[0],
+)
+def test_outside_a_checkout_a_missing_experiment_names_the_examples(
+    call: tuple[str, ...], path: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(polyclinic.studies.cli.app, [word.format(path) for word in call])
+    assert isinstance(ended.exception, BadInput)
+    assert re.search(answer, str(ended.exception), re.IGNORECASE)
+    assert list(tmp_path.iterdir()) == []
