@@ -6,11 +6,8 @@ The checks read metadata or import a package where it is used, so that no progra
 import importlib
 import importlib.util
 import re
-import shlex
-import shutil
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
@@ -71,16 +68,15 @@ def make_extras_command(*extras: str) -> str:
     The name alone is right for a wheel, a checkout and an editable installation: pip takes the installed release and
     adds what its extras need. A checkout that is only on the path is named by its folder.
     """
-    try:
-        version(_PROJECT)
-        name = _PROJECT
-    except PackageNotFoundError:
-        name = str(Path(__file__).resolve().parents[2])
+    name = _PROJECT if read_package_version(_PROJECT) else str(Path(__file__).resolve().parents[2])
     return f"{make_pip_command()} install '{name}[{','.join(extras)}]'"
 
 
 def make_pip_command() -> str:
     """Return the command of this environment's pip: ``pip`` if the shell finds that one, else with Python's path."""
+    import shlex
+    import shutil
+
     found = shutil.which("pip")
     if found and Path(found).parent == Path(sys.executable).parent:
         return "pip"
@@ -105,7 +101,7 @@ def import_torchvision(where: str) -> ModuleType:
 
 
 def _make_torchvision_fault(where: str, error: Exception) -> Fault:
-    torch_version, torchvision_version = (_read_version(name) for name in ("torch", "torchvision"))
+    torch_version, torchvision_version = (read_package_version(name) for name in ("torch", "torchvision"))
     if not torchvision_version:
         problem = "torchvision is not installed, and this network needs it."
     else:
@@ -131,8 +127,10 @@ def make_torchvision_command(torch_version: str, torchvision_version: str) -> st
     return f"install --upgrade --force-reinstall torch torchvision{index}"
 
 
-def _read_version(name: str) -> str:
+def read_package_version(name: str) -> str:
     """Return the version in an installed package's metadata; empty if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # here: every program would start 20 ms later
+
     try:
         return version(name)
     except PackageNotFoundError:
