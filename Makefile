@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python 3.11+, make and gcc: `make demo` and `make test`.
+# Two commands on a fresh machine with Python 3.11+ and make, without a compiler: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -25,7 +25,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install --quiet --no-compile --editable '.[sim,dev,weights,export]'
 	touch $@
 
-install: $(VENV)/installed  ## the environment alone: three to four minutes, 7 GB
+install: $(VENV)/installed  ## the environment alone, with all that the tests need: 7 GB
 
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo

@@ -117,6 +117,8 @@ REVIEWED = {
         "studies/benchmark_file.py: self.folder / f'{data}.toml'",
     },
     "a number, or a name that our code chooses among its own": {
+        "common/examples.py: folder / name",
+        "common/examples.py: source / name",
         "client/preview/attack/membership.py: at.folder / 'shadows' / str(number)",
         "client/preview/dry_run.py: out / f'{name}.json'",
         "client/preview/dry_run.py: out / f'{name}.record'",
