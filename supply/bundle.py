@@ -27,9 +27,9 @@ SOURCES = (
     *("polyclinic", "common", "strategies", "studies", "server", "client"),
 )
 """Files and folders of which the project's wheel is built."""
-GLIBC_TAGS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
-OLD_GLIBC_TAGS = ("manylinux_2_12", "manylinux2010", "manylinux_2_5", "manylinux1")
-"""Tags of wheels that run with glibc 2.28; the old ones exist for x86_64 only."""
+GLIBC_TAGS = (*(f"manylinux_2_{minor}" for minor in range(28, 16, -1)), "manylinux2014")
+OLD_GLIBC_TAGS = (*(f"manylinux_2_{minor}" for minor in range(16, 4, -1)), "manylinux2010", "manylinux1")
+"""Tags of wheels that run with glibc 2.28, newest first; the old ones exist for x86_64 only."""
 YEAR_1980 = "315532800"
 """The time of all files in a wheel and a bundle, in seconds since 1970: the same content has the same SHA-256."""
 
@@ -113,10 +113,10 @@ def fetch_wheels(wheels: Path, torch_index: str, *, gpu: bool) -> None:
         installer = Path(scratch, "pip.lock")
         locked = entries((HERE / "build.lock").read_text(encoding="utf-8"))
         installer.write_text("".join(text for key, text in locked.items() if key.startswith("pip==")), encoding="utf-8")
+        if not gpu:  # first, since this index may be out of reach; pip compares hashes where the lock has any
+            subprocess.run([*download, "--index-url", torch_index, "-r", HERE / "torch-cpu.lock"], check=True)
         for lock in (installer, HERE / "libraries.lock", *[HERE / "torch.lock"] * gpu):
             subprocess.run([*download, "--require-hashes", "-r", lock], check=True)
-        if not gpu:  # pip compares hashes where the lock has any
-            subprocess.run([*download, "--index-url", torch_index, "-r", HERE / "torch-cpu.lock"], check=True)
 
         source = Path(scratch, "source")  # a build takes what an earlier one left beside the sources
         copy_source(source)
