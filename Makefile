@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
+.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc quick torture endurance fuzz lint format tables weights smoke lock lock-age bundle licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -100,6 +100,12 @@ $(VENV)/supply-installed: $(VENV)/installed
 
 lock: $(VENV)/installed  ## versions and hashes of all that the images install: supply/*.lock
 	$(BIN)/python supply/lock.py
+
+lock-age: $(VENV)/installed  ## how old the locks are, and which libraries have newer releases
+	$(BIN)/python supply/lock.py --age
+
+bundle:  ## one tar file that installs without internet, in dist/; GPU=1: with CUDA. Needs Python alone
+	$(PYTHON) -m supply.bundle $(if $(filter 1,$(GPU)),--gpu) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 licences: $(VENV)/installed  ## docs/licences.md; fails where a licence is unknown or strong copyleft
 	$(BIN)/python supply/licences.py
