@@ -236,7 +236,9 @@ class PatientLedger:
         No other process can reserve or spend between the decision and the reservation.
 
         Args:
-            decide: Called with the costs so far, without that of the new reply.
+            decide: Called with the costs so far, without that of the new reply. It is called twice: first while other
+                folders can use the ledger, because computing an epsilon may take seconds; then under the lock, where it
+                meets new costs only if another folder reserved some in between. So it should remember what it computed.
 
         Returns:
             The reserved cost; an earlier one if a killed process of this folder reserved it for the same request, the
@@ -244,17 +246,27 @@ class PatientLedger:
         """
         cost = replace(cost, patients=self._present_group.name)
         self._files.store_group(self._present_group)
+        with self._open() as database:
+            reserved = self._find_reservation(database, cost)
+            costs = self._list_costs(database)
+        if reserved is not None:
+            return reserved
+        decide(costs)
         with self._open(write=True) as database:
-            again = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
-            again |= {"folder": self._holder, "state": RESERVED}
-            row = database.execute(
-                f"SELECT {_COST_COLUMNS} FROM costs WHERE {' AND '.join(f'{name} = :{name}' for name in again)}", again
-            ).fetchone()
-            if row is not None:
-                return PrivacyCostEntry(*row)
+            reserved = self._find_reservation(database, cost)
+            if reserved is not None:
+                return reserved
             decide(self._list_costs(database))
             self._insert(database, cost, RESERVED, self._present_group)
         return cost
+
+    def _find_reservation(self, database: sqlite3.Connection, cost: PrivacyCostEntry) -> PrivacyCostEntry | None:
+        """Return the cost that a killed process of this folder reserved for the same request; None if there is none."""
+        wanted = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
+        wanted |= {"folder": self._holder, "state": RESERVED}
+        conditions = " AND ".join(f"{name} = :{name}" for name in wanted)
+        row = database.execute(f"SELECT {_COST_COLUMNS} FROM costs WHERE {conditions}", wanted).fetchone()
+        return None if row is None else PrivacyCostEntry(*row)
 
     def release_cost(self, cost: PrivacyCostEntry) -> None:
         """Remove a reservation, because nothing that depends on the images has left or will leave."""
