@@ -412,15 +412,14 @@ def verify_audit_log(
     from cryptography import x509
 
     from polyclinic.client.gate.audit_report import make_audit_report
-    from polyclinic.client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
+    from polyclinic.client.site.key_renewal import read_own_public_keys
     from polyclinic.client.site.settings import read_site_settings
     from polyclinic.common.security.identity import read_connection_kit
 
     settings = read_site_settings(folder)
-    keys = dict(settings.file.policy.peers)
+    keys: dict[str, tuple[str, ...]] = {peer: (line,) for peer, line in settings.file.policy.peers.items()}
     if receipt:
-        site = settings.file.name
-        keys[site] = choose_key_of_receipt(read_own_public_keys(settings), receipt, site)
+        keys[settings.file.name] = read_own_public_keys(settings)
     kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = make_audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)

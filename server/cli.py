@@ -245,7 +245,10 @@ def verify_finished_run(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json of a run, or its folder.")],
     requests: Annotated[
         list[Path] | None,
-        typer.Option("--request", help="NAME.request of a site, as the hospital sent it: is this the receipt's key?"),
+        typer.Option(
+            "--request",
+            help="NAME.request of a site, as the hospital sent it: is this the receipt's key? After a renewal, both.",
+        ),
     ] = None,
 ) -> None:
     """Check a finished run's audit, receipt, model and signatures; also repeat its aggregation if updates were kept.
@@ -256,7 +259,9 @@ def verify_finished_run(
     from polyclinic.server.runs.folder import find_receipt_path_faults
 
     raise_faults(find_receipt_path_faults(receipt))  # before torch is imported
-    keys = {site.site: site.public_key for site in map(read_admission_request, requests or ())}
+    keys = dict[str, tuple[str, ...]]()
+    for request in map(read_admission_request, requests or ()):
+        keys[request.site] = (*keys.get(request.site, ()), request.public_key)
     from polyclinic.server.runs import verify as verification
 
     result = verification.verify_run(receipt, keys)

@@ -52,7 +52,7 @@ from polyclinic.strategies.engine.layers import (
 from polyclinic.strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
 from polyclinic.strategies.engine.secure_aggregation import SecureAggregationLayer
 from polyclinic.strategies.engine.state import (
-    FEWEST,
+    FEWEST_TO_OUTVOTE,
     FederationState,
     find_uncounted_sites,
     is_state_dict,
@@ -198,15 +198,16 @@ class Coordinator:
         """Return why the experiment's choice of the best model did not take place; empty if it did."""
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         members, judges = self._count_participants(), len(self.state.best_losses)
-        if not chooses or (self.state.best_round >= 0 and not judges < FEWEST <= members):
+        if not chooses or (self.state.best_round >= 0 and not judges < FEWEST_TO_OUTVOTE <= members):
             return ""
-        if members < FEWEST:
+        if members < FEWEST_TO_OUTVOTE:
             return "no hospital states validation figures, so the last model is the result"
         model = (
             "last model" if self.state.best_round in (-1, self.state.round) else f"model of round {self.result_round}"
         )
-        few = f"fewer than {FEWEST} of {members} hospitals state validation figures by which models can be compared"
-        return f"{few}, so the {model} is the result: otherwise one hospital alone could choose it"
+        few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals state validation figures"
+        consequence = f"so the {model} is the result: otherwise one hospital alone could choose it"
+        return f"{few} by which models can be compared, {consequence}"
 
     def _count_participants(self) -> int:
         """Return the number of members without those that are excluded, or of which no reply counts."""
