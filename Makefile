@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python 3.11+, make and gcc: `make demo` and `make test`.
+# Two commands on a fresh machine with Python 3.11+ and make, without a compiler: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -13,11 +13,12 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
+.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc test-flower-matrix quick torture endurance fuzz lint format tables weights smoke lock lock-age bundle licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
+# The package itself runs on 3.14; one library of the tests, pyjpegls, has no wheel for it (29 November 2026).
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
@@ -25,7 +26,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install --quiet --no-compile --editable '.[sim,dev,weights,export]'
 	touch $@
 
-install: $(VENV)/installed  ## the environment alone: three to four minutes, 7 GB
+install: $(VENV)/installed  ## the environment alone, with all that the tests need: 7 GB
 
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo
@@ -60,6 +61,11 @@ flower-%: $(VENV)/flower-%
 	PYTHONPATH=$(abspath $<) $(BIN)/pytest -n 2 -m "not torture and not network and not long" $(FLOWER_TESTS)
 	PYTHONPATH=$(abspath $<) $(BIN)/pytest -n 2 -m network tests/network/test_same_model.py
 	PYTHONPATH=$(abspath $<):. $(BIN)/python benchmarks/model_hashes.py --only surgical
+
+# Other interpreters need the dependencies and pytest: `python3.13 -m venv OTHER; OTHER/bin/pip install '.[sim]' pytest`.
+PYTHONS ?= $(BIN)/python
+test-flower-matrix: $(VENV)/flower-1.39.0 $(VENV)/flower-newest $(VENV)/flower-newest-without-grpc  ## one model hash with each pair of a Flower and a Python: in one process, on Ray, over the network
+	$(BIN)/python -m tests.network.flower_matrix --python $(PYTHONS) --flower $^
 
 quick: $(VENV)/installed  ## tests without whole federations
 	$(BIN)/pytest -m 'not slow and not torture and not network and not long'
@@ -100,6 +106,12 @@ $(VENV)/supply-installed: $(VENV)/installed
 
 lock: $(VENV)/installed  ## versions and hashes of all that the images install: supply/*.lock
 	$(BIN)/python supply/lock.py
+
+lock-age: $(VENV)/installed  ## how old the locks are, and which libraries have newer releases
+	$(BIN)/python supply/lock.py --age
+
+bundle:  ## one tar file that installs without internet, in dist/; GPU=1: with CUDA. Needs Python alone
+	$(PYTHON) -m supply.bundle $(if $(filter 1,$(GPU)),--gpu) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 licences: $(VENV)/installed  ## docs/licences.md; fails where a licence is unknown or strong copyleft
 	$(BIN)/python supply/licences.py

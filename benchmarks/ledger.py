@@ -6,13 +6,13 @@ PYTHONPATH=. python benchmarks/ledger.py 100000      # patients, one image each,
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from polyclinic.client.site.patient_ledger import PatientLedger, PrivacyCostEntry, make_cost_id
+from polyclinic.client.site.patient_ledger import PatientCosts, PatientLedger, PrivacyCostEntry, make_cost_id
 from polyclinic.client.training.privacy import compute_largest_patient_epsilon
 from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.data.images.pixel_cache import PixelCache
@@ -41,6 +41,20 @@ def report_seconds(what: str, work: Callable[[], object]) -> None:
     print(f"{what:60} {time.process_time() - began:8.3f} s", flush=True)
 
 
+class TimedDecision:
+    """Computes the epsilon of a round, and counts the processor time (s) of each call."""
+
+    def __init__(self, steps: Sequence[NoisySteps]) -> None:
+        self._steps = steps
+        self.seconds = list[float]()
+        self.epsilons = list[float]()
+
+    def __call__(self, costs: PatientCosts) -> None:
+        began = time.process_time()
+        self.epsilons.append(compute_largest_patient_epsilon(costs, 1e-5, self._steps))
+        self.seconds.append(time.process_time() - began)
+
+
 def main(patients: int) -> None:
     """Time the first and a later start, and one round, for so many patients."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -63,16 +77,17 @@ def main(patients: int) -> None:
                 other.spend_costs([replace(cost, request=cost.id)])
         report_seconds("first look at 1,000 costs of 10 groups", lambda: ledger.list_costs())
         costs = ledger.list_costs()
-        report_seconds("epsilon of the patient of whom most is spent", lambda: compute(costs, step))
-        cost = PrivacyCostEntry("run", 1, "request", 1.0, 0.01, 100, make_cost_id())
-        report_seconds("reserve a round", lambda: ledger.reserve_cost(cost, lambda costs: None))
+        report_seconds(
+            "epsilon of the patient of whom most is spent", lambda: compute_largest_patient_epsilon(costs, 1e-5, [step])
+        )
+        cost = PrivacyCostEntry("run", 1, "request", 1.0, 0.01, 99, make_cost_id())
+        decision = TimedDecision([cost.noisy_steps])
+        report_seconds("reserve a round, with the decision", lambda: ledger.reserve_cost(cost, decision))
+        print(f"{'of it the decision, before and under the lock':60} {decision.seconds[0]:8.3f} s", end="")
+        print(f" {decision.seconds[1]:8.3f} s")
+        assert decision.epsilons[0] == decision.epsilons[1]
         report_seconds("spend it", lambda: ledger.spend_cost(cost))
         print(f"{'file':60} {ledger.path.stat().st_size / 1e6:8.1f} MB")
-
-
-def compute(costs: object, step: NoisySteps) -> float:
-    """Account for all costs, as the decision about a round does."""
-    return compute_largest_patient_epsilon(costs, 1e-5, [step])  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,6 @@ from rich.table import Table
 
 from polyclinic.common.system.toml import read_toml
 from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
-from polyclinic.server.deployment.superlink.control_client import convert_openssh_key_to_pem
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
@@ -124,6 +123,18 @@ class Processes:
             )
         return self._started[name]
 
+    def typed(self, *arguments: object) -> None:
+        """A command that must succeed, in the same environment."""
+        typed(*arguments, environment=self._environment)
+
+    def name_superlink(self, address: str, authority: Path) -> None:
+        """Write the connection that ``flwr`` uses by default: the SuperLink at this address."""
+        home = Path(self._environment["FLWR_HOME"])
+        home.mkdir(exist_ok=True)
+        connection = f'address = "{address}"\nroot-certificates = "{authority}"\n'
+        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{connection}'
+        (home / "config.toml").write_text(text, encoding="utf-8")
+
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
@@ -207,9 +218,10 @@ def listens(port: int) -> bool:
         return each.connect_ex(("127.0.0.1", port)) == 0
 
 
-def typed(*arguments: object) -> None:
+def typed(*arguments: object, environment: Mapping[str, str] | None = None) -> None:
     """A command that must succeed."""
-    done = subprocess.run([str(each) for each in arguments], capture_output=True, text=True, check=False)
+    words = [str(each) for each in arguments]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{arguments}:\n{done.stdout}{done.stderr}")
 
@@ -307,9 +319,7 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
 
 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
-    """One repetition of Flower's stock deployment, with the same certificates and keys."""
-    from stock_deployment import StockControl  # here: a Flower without these modules can still run the others
-
+    """One repetition of Flower's stock deployment, with the same certificates and keys, by Flower's own commands."""
     coordinator, stamps = federation.coordinator, scratch / "stamps"
     authority = coordinator.authority_path
     options = [
@@ -322,21 +332,20 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flower-superlink", *options, "--database", scratch / "superlink.db")
         eventually(lambda: listens(CONTROL_PORT), these)
-        control = StockControl(f"127.0.0.1:{CONTROL_PORT}", coordinator.ca_certificate_path.read_bytes())
+        these.name_superlink(f"127.0.0.1:{CONTROL_PORT}", coordinator.ca_certificate_path)
         for number, site in enumerate(federation.sites):
-            request = read_toml(site / f"{site.name}.request")
-            control.register_node(site.name, convert_openssh_key_to_pem(str(request["public_key"])))
+            public_key = scratch / f"{site.name}.pub"
+            public_key.write_text(str(read_toml(site / f"{site.name}.request")["public_key"]), encoding="utf-8")
+            these.typed(BIN / "flwr", "supernode", "register", public_key, "--name", site.name)
             link = ("--superlink", f"127.0.0.1:{STOCK_PORT}", "--root-certificates", coordinator.ca_certificate_path)
             key = ("--auth-supernode-private-key", site / f"{site.name}.key")
             port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")
             these.start(site.name, BIN / "flower-supernode", *link, *key, *port)
-        app = HERE / "stock_flower"
-        files = {str(path.relative_to(app)): path.read_bytes() for path in (app / "pyproject.toml", *app.rglob("*.py"))}
-        control.start_run(files, {"model": federation.model, "rounds": rounds + 1, "stamps": str(stamps)})
+        settings = f'model="{federation.model}" rounds={rounds + 1} stamps="{stamps}"'
+        these.typed(BIN / "flwr", "run", HERE / "stock_flower", "--run-config", settings)
         ends, cpu = ends_of(stamps, rounds + 1, these)
         into.add(ends, cpu)
         into.peak_mb = these.peak_mb()
-        control.close()
 
 
 def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:

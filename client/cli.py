@@ -25,7 +25,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyclinic.client.cli_service import service_app
+from polyclinic.client.cli_slurm import slurm_app
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from polyclinic.common.errors import ProgramCannotContinue
 from polyclinic.common.system.files import write_for_owner_only
 from polyclinic.common.system.plain_text import escape_for_terminal, format_as_json_text
 from polyclinic.common.system.resources import exclude_imports_from_gc, reuse_large_buffers
@@ -50,6 +53,8 @@ app = make_command_line_program(
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
+app.add_typer(service_app, name="service")
+app.add_typer(slurm_app, name="slurm")
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 _PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
@@ -180,7 +185,15 @@ def _read_experiment_file(path: Path | None) -> "Experiment | None":
 
 
 @app.command("start")
-def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False) -> None:
+def start_client(
+    folder: Folder,
+    log_format: LogFormat = LogOutputFormat.text,
+    restarted: Restarted = False,
+    until_idle: Annotated[
+        float | None,
+        typer.Option("--until-idle", min=0, help="End after so many minutes without a request, as jobs of a queue do."),
+    ] = None,
+) -> None:
     """Connect to the coordinator and train when asked. Reconnects after a lost connection; runs until it is stopped.
 
     Example: flwr-client start north
@@ -197,16 +210,21 @@ def start_client(folder: Folder, log_format: LogFormat = LogOutputFormat.text, r
     try:
         with delay_failure_until_change(folder, tell, (BadInput, ConnectionNotAccepted), held=restarted):
             check_client_before_start(folder)  # before torch is imported
-            _load_site_and_run_message_loop(folder, tell)
+            _load_site_and_run_message_loop(folder, tell, until_idle)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
         raise
 
 
-def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -> None:
+def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], until_idle: float | None) -> None:
     with exclude_imports_from_gc():
         from polyclinic.client.connection.authority import describe_authority, refuse_other_authority
-        from polyclinic.client.connection.service import DROP_SIGNAL, HospitalMessageLoop, lock_site_folder
+        from polyclinic.client.connection.service import (
+            DROP_SIGNAL,
+            HospitalMessageLoop,
+            IdleLimitReached,
+            lock_site_folder,
+        )
         from polyclinic.client.connection.status import ClientStatus, keep_status_file_current
         from polyclinic.client.gate.gate import record_process_start
         from polyclinic.client.site.budget import describe_privacy_status
@@ -239,8 +257,11 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None]) -
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             service = HospitalMessageLoop(settings, kit, site, tell, status)
+            service.idle_limit_s = None if until_idle is None else until_idle * 60
             signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
             service.run_message_loop()
+        except IdleLimitReached:
+            tell(f"ends, because no request came for {until_idle:g} min")
         except ConnectionNotAccepted as refusal:
             status.record_last_error(str(refusal))
             raise
@@ -391,15 +412,14 @@ def verify_audit_log(
     from cryptography import x509
 
     from polyclinic.client.gate.audit_report import make_audit_report
-    from polyclinic.client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
+    from polyclinic.client.site.key_renewal import read_own_public_keys
     from polyclinic.client.site.settings import read_site_settings
     from polyclinic.common.security.identity import read_connection_kit
 
     settings = read_site_settings(folder)
-    keys = dict(settings.file.policy.peers)
+    keys: dict[str, tuple[str, ...]] = {peer: (line,) for peer, line in settings.file.policy.peers.items()}
     if receipt:
-        site = settings.file.name
-        keys[site] = choose_key_of_receipt(read_own_public_keys(settings), receipt, site)
+        keys[settings.file.name] = read_own_public_keys(settings)
     kit = read_connection_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = make_audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
@@ -433,14 +453,16 @@ def show_audit_log(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line of ``flwr-client`` and exit with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    stays_up = words[:1] == ["start"]
+    stays_up = words[:1] == ["start"] or words[:2] == ["slurm", "watch"]
     with contextlib.ExitStack() as stack:
         if words[:1] != [INIT]:
             stack.enter_context(write_for_owner_only())
         if stays_up:
             stack.enter_context(graceful_shutdown(int(ClientExitCode.STOPPED)))
         stack.enter_context(stop_on_signals())
-        run_command_line_program(app, arguments, (ConnectionNotAccepted,), prints_result=not stays_up)
+        run_command_line_program(
+            app, arguments, (ConnectionNotAccepted, ProgramCannotContinue), prints_result=not stays_up
+        )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ from polyclinic.common import plugins
 from polyclinic.common.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
 from polyclinic.common.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.examples import find_experiment_file
 from polyclinic.common.models.zoo.spec import ModelSpec, Sha256
 from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from polyclinic.common.system.files import is_file
+from polyclinic.common.system.packages import is_package_installed
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
@@ -220,6 +222,8 @@ class SimulationSection(TomlSection):
     """The ``[simulation]`` table: where simulated sites run.
 
     Attributes:
+        backend: Where sites train: in workers of Ray, or one after the other in this process. If an experiment does not
+            set it, and Ray is not installed, it is ``inline``.
         workers: Number of sites that train at the same time; 0 chooses by cores, memory and GPUs.
         gpus_per_site: GPUs of each site: a fraction of one, or several, across which each batch is split. ``auto``
             divides the GPUs evenly among the workers; 0 trains on the CPU.
@@ -428,7 +432,7 @@ def read_experiment(
         BadInput: With all faults of the files and the overrides.
     """
     tree, base_of_paths = read_experiment_tables(path)
-    return validate_experiment(tree, base_of_paths, overrides, method_faults, path.name)
+    return validate_experiment(tree, base_of_paths, overrides, method_faults, base_of_paths.name)
 
 
 def validate_experiment(
@@ -466,6 +470,7 @@ def validate_experiment(
         unknown = f'there is no scale "{scale}"; there are full and small.'
         faults.append(Fault(f"{name}: scale", "has no [small] table." if scale == "small" else unknown))
     faults += [fault for text in rest for fault in _apply_key_override(tree, text)]
+    _choose_backend_without_ray(tree)
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -476,23 +481,35 @@ def validate_experiment(
     return ExperimentFile(experiment, base_of_paths)
 
 
+def _choose_backend_without_ray(tree: dict[str, Any]) -> None:
+    """Set ``simulation.backend`` to ``inline``, in place, if it is not set and Ray, an optional package, is missing.
+
+    Both backends train the same model.
+    """
+    section = tree.get("simulation", {})
+    if isinstance(section, dict) and "backend" not in section and not is_package_installed("ray"):
+        tree["simulation"] = {**section, "backend": "inline"}
+
+
 def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
     """Read the tables of an experiment file, merged over those of the file that it extends, without validation.
 
     A command can call this function before it imports torch, so that a wrong path is reported at once.
 
     Args:
-        path: The experiment file.
+        path: The experiment file, or the name of an example.
         children: Files that extend this file, directly or by another file, to detect a cycle; empty for a caller.
 
     Returns:
-        The merged tables, and ``path``, in whose folder relative paths start.
+        The merged tables, and the file's path, in whose folder relative paths start.
 
     Raises:
         BadInput: If a file is missing, is not TOML, or extends itself.
     """
     if is_file(path) and path.resolve() in children:  # a loop of links has no end to resolve
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
+    if not children:
+        path = find_experiment_file(path)
     tree = read_toml(path)
     parent = tree.pop("extends", None)
     if parent is None:

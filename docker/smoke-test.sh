@@ -4,7 +4,8 @@
 #
 #   ENGINE        docker or podman; found by itself
 #   BASE_IMAGE    Debian or like it with python3 and venv; python:3.12-slim by default
-#   TORCH_INDEX   package index of torch; empty: the default one, for CPU and CUDA
+#   GPU           1: images with CUDA; 0 by default
+#   TORCH_INDEX   a copy of the index of torch for CPUs; download.pytorch.org by default
 #   ENGINE_ARGS   before every command, e.g. "--runtime runc"
 #   BUILD_ARGS    for the builds, e.g. "--secret id=pip.conf,src=..."
 #   RUN_ARGS      for every container, e.g. "--ulimit nofile=10000:10000"
@@ -110,10 +111,27 @@ for target in server client; do
     began=$SECONDS
     quietly engine build --file docker/Dockerfile --target $target --tag flwr-$target:smoke \
         ${BASE_IMAGE:+--build-arg BASE_IMAGE="$BASE_IMAGE"} ${TORCH_INDEX:+--build-arg TORCH_INDEX="$TORCH_INDEX"} \
+        --build-arg GPU="${GPU:-0}" \
         "${build_args[@]}" . || fail "flwr-$target is not built"
     size=$(engine image inspect --format '{{.Size}}' flwr-$target:smoke)
     step "built flwr-$target:smoke in $((SECONDS - began)) s, $((size / 1000000)) MB"
 done
+
+# What a hospital's image must not hold: the coordinator's code and commands, installers, compilers; CUDA unless asked.
+holds() {  # FIND'S EXPRESSION: what the image has of it; not all folders are open to its user
+    engine run --rm --label "smoke=$ID" --network none "${hardened[@]}" "${run_args[@]}" \
+        --entrypoint find flwr-client:smoke / -xdev -path /proc -prune -o \( "$@" \) -print 2>/dev/null || true
+}
+[[ -n $(holds -path '*/polyclinic/client/cli.py') ]] || fail "flwr-client:smoke cannot be looked into"
+unwanted=$(holds -path '*/polyclinic/server' -o -path '*/polyclinic/studies' -o -path '*/bin/flwr-server' \
+    -o -path '*/bin/flwr-sim' -o -path '*/bin/pip*' -o -path '*-packages/pip' -o -path '*/bin/uv' -o -name ensurepip \
+    -o -name 'pip-*.whl' -o -path '*/bin/*gcc*' -o -path '*/bin/cc' -o -path '*/bin/make' -o -path '*/torch/include')
+[[ -z $unwanted ]] || fail "flwr-client:smoke holds $unwanted"
+if [[ ${GPU:-0} != 1 ]]; then
+    cuda=$(holds -name 'libcudart*' -o -name 'libcublas*')
+    [[ -z $cuda ]] || fail "flwr-client:smoke holds CUDA: $cuda"
+fi
+step "flwr-client holds nothing of the coordinator's, no installer and no compiler"
 
 # ---------------------------------------------------------------- first day
 

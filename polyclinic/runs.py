@@ -44,6 +44,7 @@ from polyclinic.common.plugins import (
     is_local_plugin_name,
     register_local_plugin,
 )
+from polyclinic.common.system.packages import refuse_missing_packages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -360,7 +361,8 @@ def compare(
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    files = [_find_experiment_path(experiment) for experiment in experiments]
+    pandas = _import_pandas()  # before hours of training
+    files = [Path(experiment) for experiment in experiments]
     overrides, console = _convert_settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
     readable = list[ExperimentFile]()
     for path in files:
@@ -375,7 +377,7 @@ def compare(
         groups = {"all": test, "shared": test["shared_classes"], "unique": test["unique_classes"]}
         means = {key: group and group["mean_auroc"] for key, group in groups.items()}
         rows.append({"experiment": stem, "seed": seed, **means, "model_sha256": run.model_sha256})
-    return _import_pandas().DataFrame(rows).set_index(["experiment", "seed"])
+    return pandas.DataFrame(rows).set_index(["experiment", "seed"])
 
 
 def _wrap_as_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
@@ -420,15 +422,7 @@ def _read_experiment(
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
-    return read_experiment(_find_experiment_path(experiment), overrides, find_method_faults)
-
-
-def _find_experiment_path(experiment: str | Path) -> Path:
-    """Return the path of an experiment file, or of the example with this name."""
-    from polyclinic.examples import example
-
-    path = Path(experiment)
-    return path if path.suffix == ".toml" or path.exists() else example(path.name)
+    return read_experiment(Path(experiment), overrides, find_method_faults)
 
 
 def _convert_settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
@@ -451,11 +445,9 @@ def _format_toml_value(value: Any) -> str:
 
 
 def _import_pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        problem = "is not installed, and tables are pandas frames."
-        raise BadInput([Fault("pandas", problem, "pip install 'polyclinic[notebook]'")]) from None
+    refuse_missing_packages("tables", "pandas")
+    import pandas
+
     return pandas
 
 

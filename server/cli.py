@@ -41,6 +41,7 @@ from polyclinic.common.system.terminal import (
     make_event_printer,
     run_command_line_program,
 )
+from polyclinic.server.cli_service import service_app
 from polyclinic.server.runs.tracking import TrackingService
 
 app = make_command_line_program(
@@ -49,6 +50,7 @@ app = make_command_line_program(
     "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given, 3 a run was stopped on request, "
     "70 it died again and again",
 )
+app.add_typer(service_app, name="service")
 console = EscapingConsole()
 WEB_PORT = 9443
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
@@ -243,7 +245,10 @@ def verify_finished_run(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json of a run, or its folder.")],
     requests: Annotated[
         list[Path] | None,
-        typer.Option("--request", help="NAME.request of a site, as the hospital sent it: is this the receipt's key?"),
+        typer.Option(
+            "--request",
+            help="NAME.request of a site, as the hospital sent it: is this the receipt's key? After a renewal, both.",
+        ),
     ] = None,
 ) -> None:
     """Check a finished run's audit, receipt, model and signatures; also repeat its aggregation if updates were kept.
@@ -254,7 +259,9 @@ def verify_finished_run(
     from polyclinic.server.runs.folder import find_receipt_path_faults
 
     raise_faults(find_receipt_path_faults(receipt))  # before torch is imported
-    keys = {site.site: site.public_key for site in map(read_admission_request, requests or ())}
+    keys = dict[str, tuple[str, ...]]()
+    for request in map(read_admission_request, requests or ()):
+        keys[request.site] = (*keys.get(request.site, ()), request.public_key)
     from polyclinic.server.runs import verify as verification
 
     result = verification.verify_run(receipt, keys)

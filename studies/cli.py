@@ -76,12 +76,15 @@ RESUMABLE = ("run", "compare", "study", "benchmark")
 ModelFolder = Annotated[
     Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
 ]
-Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
+Backend = Annotated[
+    str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default, inline without Ray.")
+]
+ExperimentPath = Annotated[Path, typer.Argument(help="Experiment file (TOML), or the name of an example.")]
 
 
 @app.command("run")
 def run_simulated_experiment(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    experiment: ExperimentPath,
     out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     backend: Backend = None,
@@ -109,6 +112,7 @@ def run_simulated_experiment(
         (find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out))
         or find_folder_write_faults(out)
     )
+    _tell_about_missing_ray(backend)
     raise_faults(find_port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from polyclinic.server.outbound_hosts import ask_for_experiments
     from polyclinic.server.simulation.backends.ray_process import start_ray_driver
@@ -173,7 +177,9 @@ def init_experiment_from_table(
 
 @app.command("compare")
 def compare_experiments(
-    experiments: Annotated[list[Path], typer.Argument(help="Experiment files; the first is the reference.")],
+    experiments: Annotated[
+        list[Path], typer.Argument(help="Experiment files, or names of examples; the first is the reference.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 0, 1, ... for every experiment.")] = 3,
     jobs: Jobs = None,
@@ -285,7 +291,7 @@ def run_reference_benchmark(
 
 @app.command("sites")
 def export_site_folders(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    experiment: ExperimentPath,
     out: Annotated[Path, typer.Option("--out", help="Folder; each site gets its own in it.")],
     overrides: Overrides = [],  # noqa: B006
     yes: Yes = False,
@@ -356,7 +362,9 @@ def export_trained_model(
 @app.command("demo")
 def run_offline_demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the two runs; made anew.")] = Path("runs/demo"),
-    backend: Annotated[str, typer.Option("--backend", help="ray or inline.")] = "ray",
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="ray or inline; ray by default, inline without Ray.")
+    ] = None,
 ) -> None:
     """Show in under two minutes, offline, why hospitals that label different findings need more than FedAvg.
 
@@ -369,6 +377,7 @@ def run_offline_demo(
 
     read_experiment_without_torch(DEMO, _add_backend_override([], backend))  # before torch is imported
     raise_faults(find_demo_folder_faults(out) or find_folder_write_faults(out))
+    _tell_about_missing_ray(backend)
     run_demo(out, backend, console)
 
 
@@ -509,7 +518,7 @@ def write_examples(
 
     Example: flwr-sim examples experiments
     """
-    from polyclinic.examples import write_examples
+    from polyclinic.common.examples import write_examples
 
     for path in write_examples(folder):
         console.print(str(path), markup=False, soft_wrap=True)
@@ -517,6 +526,17 @@ def write_examples(
 
 def _add_backend_override(overrides: list[str], backend: str | None) -> list[str]:
     return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
+
+
+def _tell_about_missing_ray(backend: str | None) -> None:
+    """Print on standard error why sites train one after the other, if nobody chose that and Ray is not installed."""
+    from polyclinic.common.system.packages import is_package_installed, make_extras_command
+
+    if backend is None and not is_package_installed("ray"):
+        line = "Ray is not installed: sites train one after the other, to the same model. Several at a time:"
+        EscapingConsole(stderr=True).print(
+            f"{line} {make_extras_command('sim')}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

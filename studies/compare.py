@@ -93,8 +93,11 @@ def run_comparison(
     console.print(f"Report: {report}", soft_wrap=True)
 
 
-def run_demo(out: Path, backend: str, console: Console) -> None:
+def run_demo(out: Path, backend: str | None, console: Console) -> None:
     """Train surgical aggregation and vanilla federated learning on synthetic radiographs, and print both results.
+
+    Args:
+        backend: ``ray`` or ``inline``; None for the default.
 
     Raises:
         BadInput: If ``out`` exists and is not a folder of the demo.
@@ -114,7 +117,8 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     console.print(INTRODUCTION)
     for method in METHODS:
         console.print(f"Training [bold]{method}[/] ...")
-        overrides = [f'run.method="{method}"', f'run.name="{method}"', f'simulation.backend="{backend}"']
+        overrides = [f'run.method="{method}"', f'run.name="{method}"']
+        overrides += [f'simulation.backend="{backend}"'] if backend else []
         simulate(read_experiment(DEMO, overrides), out / method, console)
     runs = {method: read_run(out / method) for method in METHODS}
     comparison = compare_methods(list(runs.values()))

@@ -1,4 +1,4 @@
-"""``make licences``: under which licence each library of the images is, as its own metadata say: docs/licences.md."""
+"""``make licences``: the licence of each library of the images and bundles, as its metadata say: docs/licences.md."""
 
 import re
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ NOTES = {
     "tqdm": "MPL-2.0 beside MIT, as certifi.",
     **dict.fromkeys(
         ("nvidia", "cuda"),
-        "NVIDIA's own terms: may be passed on with an application, not changed. Only in images with CUDA; "
-        "not in those built with TORCH_INDEX for CPUs.",
+        "NVIDIA's own terms: may be passed on with an application, not changed. Only in images and bundles "
+        "made with GPU=1.",
     ),
 }
 """By name, or by its first word."""
@@ -55,8 +55,9 @@ class Library:
 
 
 def locked() -> list[tuple[str, str]]:
-    """Name and version of every library of the images."""
-    text = "".join((HERE / name).read_text(encoding="utf-8") for name in ("torch.lock", "libraries.lock"))
+    """Name and version of every library of the images and of the bundles, which hold pip too."""
+    locks = ("torch.lock", "libraries.lock", "build.lock")
+    text = "".join((HERE / name).read_text(encoding="utf-8") for name in locks)
     return sorted(set(re.findall(r"^([a-z0-9-]+)==([^ ]+)", text, re.MULTILINE)))
 
 
@@ -76,7 +77,7 @@ def licence_of(name: str) -> str:
 
 def page(libraries: list[Library]) -> str:
     """The page."""
-    head = """# Licences of what the images hold
+    head = """# Licences of what the images and the offline bundles hold
 
 Made by `make licences` from the metadata of the installed libraries, for the versions in `supply/*.lock`.
 This project is under Apache-2.0 itself. The words of its phrases (`common/security/phrase_words.txt`) are a part of the

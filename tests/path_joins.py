@@ -69,6 +69,7 @@ def _last_name(node: ast.AST) -> str:
 REVIEWED = {
     "a path that this machine's own account wrote into its file or command line, or that its system names": {
         "client/check/data.py: settings.folder / spec.labels",
+        "client/service.py: settings.folder / place",
         "client/site/site_file.py: self.folder / self.file.key",
         "client/site/site_file.py: self.folder / self.file.kit",
         "common/config.py: path.parent / parent",
@@ -79,6 +80,9 @@ REVIEWED = {
         "common/data/tables/files.py: Path(self.folder, self.names[row])",
         "common/data/tables/files.py: os.path.join(folder, parent or slash)",
         "common/data/tables/files.py: os.path.join(os.path.relpath(place, folder), file)",
+        "common/system/service_files.py: Path('/etc') / below",
+        "common/system/service_files.py: Path(os.environ.get('XDG_RUNTIME_DIR', '/nowhere'), 'systemd')",
+        "common/system/service_files.py: Path(sys.executable).with_name(program.name)",
         "common/data/tables/files.py: os.path.join(place, entry)",
         "common/data/tables/files.py: os.path.join(place, part if entry is None else entry)",
         "common/data/tables/files.py: os.path.join(root, path)",
@@ -113,6 +117,8 @@ REVIEWED = {
         "studies/benchmark_file.py: self.folder / f'{data}.toml'",
     },
     "a number, or a name that our code chooses among its own": {
+        "common/examples.py: folder / name",
+        "common/examples.py: source / name",
         "client/preview/attack/membership.py: at.folder / 'shadows' / str(number)",
         "client/preview/dry_run.py: out / f'{name}.json'",
         "client/preview/dry_run.py: out / f'{name}.record'",

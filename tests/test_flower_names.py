@@ -13,17 +13,15 @@ import pytest
 from polyclinic.strategies.methods.base import Method
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client", "common", "polyclinic", "server", "strategies", "studies")
-FILES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-OTHER = ("benchmarks", "docs", "experiments", "tests")
-OTHER_FILES = [path for folder in OTHER for path in (ROOT / folder).rglob("*.py")]
+PRODUCT = ("client", "common", "polyclinic", "server", "strategies", "studies", "benchmarks", "docs", "experiments")
+FILES = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+TESTS = list((ROOT / "tests").rglob("*.py"))
 MAY = {
-    "benchmarks/stock_deployment.py": "registers nodes and starts a run at a stock SuperLink, for the comparison",
     "tests/flower_internals.py": "imports what is compared, and stands in for Flower's runtime",
     "tests/common/test_flower_bytes.py": "compares our bytes with those of the installed Flower; skips where it cannot",
     "tests/common/test_fleet_protocol.py": "compares our protobuf messages with Flower's; skips where it cannot",
 }
-"""File that may use what is private in Flower -> why; no program of the product is among them."""
+"""File that may use what is private in Flower -> why; no part of the product and no benchmark is among them."""
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
 UNDERSCORED = re.compile(r"[\"']_(chunks|message_id|src_node_id|run_id)[\"']")
 """Attributes of Flower's messages and arrays that are its own business."""
@@ -46,16 +44,16 @@ def used(path: Path) -> Iterator[str]:
             yield ast.unparse(node.args[0])
 
 
-def test_the_product_uses_no_private_name_of_flower() -> None:
+def test_product_benchmarks_and_examples_use_no_private_name_of_flower() -> None:
     assert [(name, str(path.relative_to(ROOT))) for path in FILES for name in used(path)] == []
     reaches = [path for path in FILES if UNDERSCORED.search(path.read_text(encoding="utf-8"))]
     assert [str(path.relative_to(ROOT)) for path in reaches] == []
 
 
-def test_tests_and_benchmarks_use_private_names_only_where_they_are_compared_with_flower() -> None:
-    users = {str(path.relative_to(ROOT)) for path in OTHER_FILES if any(used(path))}
+def test_tests_use_private_names_only_where_they_compare_with_flower() -> None:
+    users = {str(path.relative_to(ROOT)) for path in TESTS if any(used(path))}
     assert users == MAY.keys()
-    reaches = [path for path in OTHER_FILES if UNDERSCORED.search(path.read_text(encoding="utf-8"))]
+    reaches = [path for path in TESTS if UNDERSCORED.search(path.read_text(encoding="utf-8"))]
     assert [str(path.relative_to(ROOT)) for path in reaches] == []
 
 

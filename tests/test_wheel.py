@@ -65,6 +65,9 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
     (facts,) = installed.glob("*.dist-info")
     assert list(facts.rglob("LICENSE"))
     assert {path.name for path in installed.iterdir()} == {"polyclinic", facts.name}
+    about = (facts / "METADATA").read_text(encoding="utf-8")
+    assert "Description-Content-Type: text/markdown" in about
+    assert "](docs/" not in about  # tests/test_package_page.py has the rest
     assert (facts / "top_level.txt").read_text(encoding="utf-8").split() == ["polyclinic"]
 
 

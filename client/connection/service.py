@@ -3,6 +3,7 @@
 import _thread
 import contextlib
 import datetime as dt
+import os
 import secrets
 import signal
 import threading
@@ -46,6 +47,7 @@ from polyclinic.client.site.statements import SiteRecordSigner
 from polyclinic.client.training.privacy import make_privacy_status
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, WireError, WireVersionError
+from polyclinic.common.security.call_signatures import PROCESS_VARIABLE
 from polyclinic.common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
 from polyclinic.common.system.files import (
     is_disk_full,
@@ -90,6 +92,10 @@ LONGEST_PHASE = 60
 Tell = Callable[[str], None]
 
 
+class IdleLimitReached(Exception):
+    """Raised if no message has come for the time that ``--until-idle`` allows."""
+
+
 class RunWorkInterrupted(BaseException):
     """Raised in the main thread to stop its computation, because the run has ended."""
 
@@ -102,6 +108,7 @@ class HospitalMessageLoop:
         tell: Prints one line for the hospital's staff.
         status: The site's status, which ``flwr-client status`` shows.
         make_app: Builds the ClientApp that answers messages; benchmarks pass an app that does not train.
+        idle_limit_s: Time without a message after which the loop ends; None for a loop without end.
     """
 
     settings: SiteSettings
@@ -110,6 +117,7 @@ class HospitalMessageLoop:
     tell: Tell
     status: ClientStatus
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = make_client_app
+    idle_limit_s: float | None = None
     _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
     _hello: HelloAnswer | None = None  # what the coordinator said of itself when this site connected
@@ -132,7 +140,8 @@ class HospitalMessageLoop:
         self._set_aside = SetAsideMessages(self.settings.state_folder / "set-aside")
         self._node_id_file = self.settings.state_folder / "node-id"
         self._key = read_private_key(self.settings.key_path)
-        self._process = secrets.token_hex(8)
+        self._process = os.environ.get(PROCESS_VARIABLE) or secrets.token_hex(8)
+        self._last_work = time.monotonic()
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = SiteRecordSigner(self.settings.state_folder, self.site.name, self._key, authority)
         self.site = replace(self.site, identity=SiteSigningIdentity(self._key, format_public_key_line(self._key, "")))
@@ -143,6 +152,7 @@ class HospitalMessageLoop:
         """Connect, answer messages, and reconnect after each lost connection; never return.
 
         Raises:
+            IdleLimitReached: If no message has come for :attr:`idle_limit_s`.
             ConnectionNotAccepted: If the coordinator does not accept this site, or this site the coordinator.
         """
         with notify_of_stop_request(self._pending.count_no_death):
@@ -167,6 +177,7 @@ class HospitalMessageLoop:
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
                 self.status.record_last_error(str(error))
+                self._end_if_idle()
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
 
@@ -292,6 +303,7 @@ class HospitalMessageLoop:
             else:
                 self.tell("taking up again the work that was interrupted")
                 self._answer_message(link, unfinished, attempts)
+                self._last_work = time.monotonic()
         wait_s = POLL_S
         while True:
             if self._refusal:
@@ -301,6 +313,7 @@ class HospitalMessageLoop:
             received = link.receive_message(WAIT_S)
             self.status.last_contact = time.time()
             if received is None:
+                self._end_if_idle()
                 if time.monotonic() - began < WAIT_S / 2:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
@@ -309,7 +322,11 @@ class HospitalMessageLoop:
                 self._refuse_unread_message(link, received, SET_ASIDE, "it ended this site's program before")
             else:
                 self._answer_message(link, received)
-            wait_s = POLL_S
+            wait_s, self._last_work = POLL_S, time.monotonic()
+
+    def _end_if_idle(self) -> None:
+        if self.idle_limit_s is not None and time.monotonic() - self._last_work >= self.idle_limit_s:
+            raise IdleLimitReached
 
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0) -> None:
         """Fetch the content of a received message, do the requested work, and send the reply.

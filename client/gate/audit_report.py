@@ -15,6 +15,7 @@ from polyclinic.common.security.authorship import (
     AuthorshipCheckResult,
     OwnReplyRecord,
     SentReply,
+    TrustedKeys,
     check_receipt_authorship,
 )
 from polyclinic.common.security.signatures import (
@@ -33,14 +34,14 @@ def make_audit_report(
     state: Path,
     site: str,
     receipt: Path | None,
-    keys: Mapping[str, str] = MappingProxyType({}),
+    keys: TrustedKeys = MappingProxyType({}),
     authority: x509.Certificate | None = None,
 ) -> tuple[list[str], bool]:
     """Verify a site's audit log; return lines for a person, and True if there is no fault.
 
     Args:
         receipt: The coordinator's file of the replies that it received; None to verify the audit log alone.
-        keys: Site name -> public key as an OpenSSH line, of this site and of the sites listed in its policy.
+        keys: The public keys of this site and of the sites listed in its policy.
         authority: The coordinator's certificate in the site's kit, to verify its signatures; None without a kit.
 
     Raises:
@@ -131,7 +132,7 @@ def _list_replies_in_receipt(content: Mapping[str, Any], site: str) -> dict[str,
 
 
 def _check_receipt_authorship(
-    content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path
+    content: Mapping[str, Any], site: str, keys: TrustedKeys, state: Path
 ) -> AuthorshipCheckResult:
     """Check that the sites signed the replies in the receipt, and that all accepted replies of this site are in it."""
     try:

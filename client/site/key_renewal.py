@@ -5,9 +5,7 @@ record of what the site has sent, and would compute the masks of secure aggregat
 """
 
 import contextlib
-import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from polyclinic.client.site.site_file import (
@@ -24,7 +22,6 @@ from polyclinic.common.security.identity import (
     compute_public_key_fingerprint,
     create_private_key,
     format_public_key_line,
-    is_same_public_key,
     read_connection_kit,
     read_private_key,
     write_commented_toml_file,
@@ -88,26 +85,16 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
     ]
 
 
-def read_own_public_keys(settings: SiteSettings) -> list[str]:
+def read_own_public_keys(settings: SiteSettings) -> tuple[str, ...]:
     """Return the site's public keys as OpenSSH lines: the present one first, then earlier ones.
+
+    Receipts of runs before a renewal, or of one with a renewal in it, have signatures of the earlier keys.
 
     Raises:
         BadInput: If the present key cannot be read.
     """
     present = format_public_key_line(read_private_key(settings.key_path), "")
-    return [present, *read_old_public_keys(settings.state_folder)]
-
-
-def choose_key_of_receipt(keys: Sequence[str], receipt: Path, site: str) -> str:
-    """Return the one of the site's public keys that a receipt names; the first key if it names none of them.
-
-    A receipt of a run before a renewal has signatures of the key of that time.
-    """
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        # A receipt that cannot be read is reported by the check itself.
-        named = json.loads(receipt.read_text(encoding="utf-8"))["sites"][site]["public_key"]
-        return next((key for key in keys if is_same_public_key(key, named)), keys[0])
-    return keys[0]
+    return (present, *read_old_public_keys(settings.state_folder))
 
 
 def _read_present_public_key(settings: SiteSettings) -> str:

@@ -120,7 +120,8 @@ class PatientCosts:
     Attributes:
         charged: Each cost that was charged to at least one of the patients, in the order in which they were reserved.
         members: Group of patients -> mask ``(patients,)`` of the present patients that are in it.
-        by_name: The same, of those whose name is in the group; of the others a picture is.
+        by_name: Group of patients -> mask ``(patients,)`` of the present patients whose name is in it. Of the other
+            members a picture is.
         patients: Number of the present patients.
     """
 
@@ -138,10 +139,11 @@ class PatientCosts:
         groups = sorted({charged.group for charged in self.charged})
         if not groups:
             return [[]]
-        table = np.unique(np.stack([self.members[group] for group in groups], axis=1), axis=0)  # (lists, groups)
-        sets = [frozenset(np.array(groups)[row].tolist()) for row in table]
-        largest = [own for own in sets if not any(own < other for other in sets)]
-        return [[charged for charged in self.charged if charged.group in own] for own in largest]
+        membership = np.stack([self.members[group] for group in groups], axis=1)  # (patients, groups)
+        distinct = np.unique(membership, axis=0)  # (lists, groups)
+        groups_of_lists = [frozenset(np.array(groups)[row].tolist()) for row in distinct]
+        largest = [names for names in groups_of_lists if not any(names < others for others in groups_of_lists)]
+        return [[charged for charged in self.charged if charged.group in names] for names in largest]
 
     def select_costs(self, condition: Callable[[ChargedCost], bool]) -> "PatientCosts":
         """Return the costs that meet a condition, for the same patients."""
@@ -184,8 +186,8 @@ class PatientLedger:
         self._key = b""
         self._present = dict[bytes, PatientFingerprints]()  # key of a ledger -> the present patients' fingerprints
         self._group: ChargedGroup | None = None  # the present patients
-        self._members = dict[str, NDArray[np.bool_]]()  # group -> mask of the present patients in it
-        self._by_name = dict[str, NDArray[np.bool_]]()  # the same, of those whose name is in it
+        self._members = dict[str, NDArray[np.bool_]]()  # group -> mask of the present patients that are in it
+        self._by_name = dict[str, NDArray[np.bool_]]()  # group -> mask of those whose name is in it, not only a picture
 
     @property
     def path(self) -> Path:
@@ -210,14 +212,14 @@ class PatientLedger:
         """
         with self._open(identified=False) as database:
             (key,) = database.execute("SELECT key FROM about").fetchone()
-            others = [other for (other,) in database.execute("SELECT DISTINCT key FROM groups")]
+            keys_of_groups = [group_key for (group_key,) in database.execute("SELECT DISTINCT key FROM groups")]
         if key != self._key:
             self._parts, self._key = parts, key
             self._present, self._members, self._by_name = {}, {}, {}
             present = self._get_fingerprints(key)
             self._group = ChargedGroup(key, present.patients, np.unique(present.values).astype("<u8").tobytes())
-        for other in others:
-            self._get_fingerprints(other)  # now, because it may take seconds, and nothing is locked
+        for group_key in keys_of_groups:
+            self._get_fingerprints(group_key)  # now, because it may take seconds, and nothing is locked
 
     def _get_fingerprints(self, key: bytes) -> PatientFingerprints:
         """Return the present patients' fingerprints by the key of this ledger, or by one that it has groups of."""
@@ -236,7 +238,9 @@ class PatientLedger:
         No other process can reserve or spend between the decision and the reservation.
 
         Args:
-            decide: Called with the costs so far, without that of the new reply.
+            decide: Called with the costs so far, without that of the new reply. It is called twice: first while other
+                folders can use the ledger, because computing an epsilon may take seconds; then under the lock, where it
+                meets new costs only if another folder reserved some in between. So it should remember what it computed.
 
         Returns:
             The reserved cost; an earlier one if a killed process of this folder reserved it for the same request, the
@@ -244,17 +248,27 @@ class PatientLedger:
         """
         cost = replace(cost, patients=self._present_group.name)
         self._files.store_group(self._present_group)
+        with self._open() as database:
+            reserved = self._find_reservation(database, cost)
+            costs = self._list_costs(database)
+        if reserved is not None:
+            return reserved
+        decide(costs)
         with self._open(write=True) as database:
-            again = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
-            again |= {"folder": self._holder, "state": RESERVED}
-            row = database.execute(
-                f"SELECT {_COST_COLUMNS} FROM costs WHERE {' AND '.join(f'{name} = :{name}' for name in again)}", again
-            ).fetchone()
-            if row is not None:
-                return PrivacyCostEntry(*row)
+            reserved = self._find_reservation(database, cost)
+            if reserved is not None:
+                return reserved
             decide(self._list_costs(database))
             self._insert(database, cost, RESERVED, self._present_group)
         return cost
+
+    def _find_reservation(self, database: sqlite3.Connection, cost: PrivacyCostEntry) -> PrivacyCostEntry | None:
+        """Return the cost that a killed process of this folder reserved for the same request; None if there is none."""
+        wanted = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
+        wanted |= {"folder": self._holder, "state": RESERVED}
+        conditions = " AND ".join(f"{name} = :{name}" for name in wanted)
+        row = database.execute(f"SELECT {_COST_COLUMNS} FROM costs WHERE {conditions}", wanted).fetchone()
+        return None if row is None else PrivacyCostEntry(*row)
 
     def release_cost(self, cost: PrivacyCostEntry) -> None:
         """Remove a reservation, because nothing that depends on the images has left or will leave."""
@@ -268,9 +282,9 @@ class PatientLedger:
     def spend_costs(self, costs: Sequence[PrivacyCostEntry]) -> None:
         """Mark costs as spent, before the reply leaves; insert those that the ledger does not have.
 
-        A ledger lacks costs of this folder if it is another one than at that time, or was restored from an older copy.
-        They are charged to the patients of that time; to the present ones if the folder does not know those, because it
-        is older than the ledger of patients.
+        The ledger lacks a cost of this folder if it is not the ledger in which the cost was reserved, or was restored
+        from an older copy. Such a cost is charged to the patients that the folder had when it replied. A folder of a
+        release before the ledger of patients does not know them; then the present patients are charged.
         """
         with self._open() as database:
             spent = {name for (name,) in database.execute("SELECT id FROM costs WHERE state = ?", (SPENT,))}
@@ -295,11 +309,12 @@ class PatientLedger:
         """
         with self._open() as database:
             costs = self._list_costs(database)
-        own = (run, self._holder, RESERVED, self._present_group.name, steps)
+        reservation_of_request = (run, self._holder, RESERVED, self._present_group.name, steps)
 
         def is_used_again(charged: ChargedCost) -> bool:
             cost = charged.cost
-            return (cost.run, charged.folder, charged.state, charged.group, cost.noisy_steps) == own
+            reservation = (cost.run, charged.folder, charged.state, charged.group, cost.noisy_steps)
+            return reservation == reservation_of_request
 
         return costs.select_costs(lambda charged: not is_used_again(charged))
 
@@ -334,11 +349,13 @@ class PatientLedger:
 
     def _list_costs(self, database: sqlite3.Connection) -> PatientCosts:
         for (group,) in database.execute("SELECT name FROM groups").fetchall():
-            if group not in self._members:
-                query = "SELECT key, fingerprints FROM groups WHERE name = ?"
-                key, content = database.execute(query, (group,)).fetchone()
-                matches = self._get_fingerprints(key).match_fingerprints(np.frombuffer(content, "<u8"))
-                self._members[group], self._by_name[group] = matches
+            if group in self._members:
+                continue
+            query = "SELECT key, fingerprints FROM groups WHERE name = ?"
+            key, content = database.execute(query, (group,)).fetchone()
+            in_group, in_group_by_name = self._get_fingerprints(key).match_fingerprints(np.frombuffer(content, "<u8"))
+            self._members[group] = in_group
+            self._by_name[group] = in_group_by_name
         columns = f"{_COST_COLUMNS}, federation, site, folder, state"
         rows = database.execute(f"SELECT {columns} FROM costs ORDER BY rowid").fetchall()
         charged = [ChargedCost(PrivacyCostEntry(*row[:-4]), *row[-4:]) for row in rows]
@@ -451,18 +468,20 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
         BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
     place = settings.file.policy.ledger
-    own = settings.state_folder / "privacy"
-    folder = settings.folder / _expand_home(place) if place else find_account_ledger_folder() or own
+    if place:
+        folder = settings.folder / _expand_home(place)
+    else:
+        folder = find_account_ledger_folder() or settings.state_folder / "privacy"
     federation = ""
     with contextlib.suppress(BadInput):
         federation = read_connection_kit(settings.kit_path).coordinator
-    inside = folder.resolve().is_relative_to(settings.folder.resolve())
+    is_inside_site_folder = folder.resolve().is_relative_to(settings.folder.resolve())
     return PatientLedger(
         folder.resolve(),
         settings.state_folder,
         site=settings.file.name,
         federation=federation,
-        shared=not inside,
+        shared=not is_inside_site_folder,
         named=bool(place),
     )
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import RunName, join_plain_name
-from polyclinic.common.wire.records import is_valid_run_name
 
 
 class RunEntryFolder:
@@ -31,7 +30,7 @@ class RunEntryFolder:
 
     def read_entry(self, run: str) -> dict[str, Any] | None:
         """Return the entry of a run; None if it has none, or one that cannot be read."""
-        if not is_valid_run_name(run):
+        if RunName.pattern.fullmatch(run) is None:
             return None
         entry = _read_json_object(join_plain_name(self._folder, RunName(run), ".json"))
         if entry is None and self._earlier.exists():

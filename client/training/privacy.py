@@ -246,10 +246,7 @@ def compute_largest_patient_epsilon(costs: PatientCosts, delta: float, more: Seq
     Args:
         more: Noisy steps to count in addition, for each patient.
     """
-    histories = [
-        merge_equal_steps([*(charged.cost.noisy_steps for charged in charges), *more])
-        for charges in costs.list_costs_of_patients()
-    ]
+    histories = _list_patient_histories(costs, more)
     largest = 0.0
     # The quick bound of each history is the larger one: histories below the largest epsilon so far need no other.
     bounds = [compute_epsilon(steps, delta, "rdp") for steps in histories]
@@ -257,6 +254,22 @@ def compute_largest_patient_epsilon(costs: PatientCosts, delta: float, more: Seq
         if bound > largest:
             largest = max(largest, compute_epsilon(steps, delta, "prv"))
     return largest
+
+
+def _is_largest_patient_epsilon_within(
+    budget: float, costs: PatientCosts, delta: float, more: Sequence[NoisySteps]
+) -> bool:
+    """Return True if :func:`compute_largest_patient_epsilon` is at most ``budget``, by its quick bound if possible."""
+    quick_bounds = (compute_epsilon(steps, delta, "rdp") for steps in _list_patient_histories(costs, more))
+    return max(quick_bounds) <= budget or compute_largest_patient_epsilon(costs, delta, more) <= budget
+
+
+def _list_patient_histories(costs: PatientCosts, more: Sequence[NoisySteps]) -> list[list[NoisySteps]]:
+    """Return the noisy steps of single patients, as in :meth:`PatientCosts.list_costs_of_patients`, and ``more``."""
+    return [
+        merge_equal_steps([*(charged.cost.noisy_steps for charged in charges), *more])
+        for charges in costs.list_costs_of_patients()
+    ]
 
 
 def make_privacy_status(site: Site) -> dict[str, Any]:
@@ -354,25 +367,31 @@ def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: Noisy
         return
     if costs is None:
         after = open_privacy_ledger(site).compute_total_epsilon(delta, [cost])
-    else:
-        after = compute_largest_patient_epsilon(costs, delta, [cost])
-    if after <= budget:
-        return
-    if costs is None:
+        if after <= budget:
+            return
         problem = f"another round would bring what all runs have cost to epsilon {after:.2f}; "
         problem += f"this site allows {budget:g}."
     else:
-        assert site.ledger is not None, "the costs come from it"
-        parts = describe_costs_by_federation(_list_costs_by_federation(costs, delta), costs.patients)
-        spent = compute_largest_patient_epsilon(costs, delta)
-        site.tell(
-            f"declined for the privacy budget: epsilon {spent:.2f} of {budget:g} is spent, another round would bring "
-            f"it to {after:.2f}; counted in {site.ledger.path}: {'; '.join(parts) or 'nothing'}"
-        )
-        if sentence := _describe_patients_known_by_picture(site, costs):
-            site.tell(sentence)
+        if _is_largest_patient_epsilon_within(budget, costs, delta, [cost]):
+            return
+        _tell_refused_cost(site, costs, cost, budget)
         problem = f"another round would cost its patients more than this site allows, epsilon {budget:g}."
     raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
+
+
+def _tell_refused_cost(site: Site, costs: PatientCosts, cost: NoisySteps, budget: float) -> None:
+    """Write the numbers behind a refusal to the site's own log."""
+    assert site.ledger is not None, "the costs come from it"
+    delta = site.policy.delta
+    spent = compute_largest_patient_epsilon(costs, delta)
+    after = compute_largest_patient_epsilon(costs, delta, [cost])
+    parts = describe_costs_by_federation(_list_costs_by_federation(costs, delta), costs.patients)
+    site.tell(
+        f"declined for the privacy budget: epsilon {spent:.2f} of {budget:g} is spent, another round would bring "
+        f"it to {after:.2f}; counted in {site.ledger.path}: {'; '.join(parts) or 'nothing'}"
+    )
+    if sentence := _describe_patients_known_by_picture(site, costs):
+        site.tell(sentence)
 
 
 def _describe_patients_known_by_picture(site: Site, costs: PatientCosts) -> str:

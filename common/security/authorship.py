@@ -27,6 +27,8 @@ TRAINED = "TrainReply"
 MOST_NUMBERS = 10
 """Most replies that a fault names one by one."""
 Reply = Mapping[str, Any]
+TrustedKeys = Mapping[str, tuple[str, ...]]
+"""Site -> its public keys as OpenSSH lines, in any order: the present one, and those that it had before a renewal."""
 
 
 @dataclass
@@ -68,13 +70,13 @@ class OwnReplyRecord:
 
 
 def check_receipt_authorship(
-    receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnReplyRecord = OwnReplyRecord()
+    receipt: Mapping[str, Any], keys: TrustedKeys, own: OwnReplyRecord = OwnReplyRecord()
 ) -> AuthorshipCheckResult:
     """Check every signature in a receipt, and that no site's reply is missing.
 
     Args:
         receipt: The content of ``receipt.json``.
-        keys: Site -> public key from a trusted source, as an OpenSSH line.
+        keys: The sites' public keys from a trusted source.
         own: If a site runs the check: its own record of its replies.
     """
     findings = AuthorshipCheckResult()
@@ -84,16 +86,15 @@ def check_receipt_authorship(
         findings.notes.append("signatures: none, as in every simulation: the receipt does not prove who sent what")
         return findings
     names: dict[str, str] = {}  # no two sites have one key
-    for site, entry in receipt["sites"].items():
-        key = " ".join(entry["public_key"].split()[:2])
-        if key and key in names:
-            problem = (
-                f"{make_printable_line(names[key])} and {make_printable_line(site)} have the same public key: forged."
-            )
-            findings.faults.append(Fault(f"{FILE}: sites", problem))
-        names[key] = site
     for site in receipt["sites"]:
-        _check_site_signatures(findings, receipt, site, keys.get(site, ""), own)
+        for line in _list_site_keys(receipt, site):
+            key = " ".join(line.split()[:2])
+            if key and names.get(key, site) != site:
+                sites = f"{make_printable_line(names[key])} and {make_printable_line(site)}"
+                findings.faults.append(Fault(f"{FILE}: sites", f"{sites} have the same public key: forged."))
+            names[key] = site
+    for site in receipt["sites"]:
+        _check_site_signatures(findings, receipt, site, keys.get(site, ()), own)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
         findings.faults.append(
             Fault(f"{FILE}: replies", f"names {make_printable_line(site)}, which does not take part: forged.")
@@ -108,18 +109,49 @@ def check_receipt_authorship(
     return findings
 
 
+def _list_site_keys(receipt: Mapping[str, Any], site: str) -> list[str]:
+    """Return the public keys that a receipt names for a site, in the order in which the site had them."""
+    entry = receipt["sites"][site]
+    return [*entry.get("old_public_keys", ()), entry["public_key"]]  # older receipts have no old keys
+
+
+def _explain_untrusted_keys(stated: Sequence[str], trusted: Sequence[str]) -> str:
+    """Return why a receipt's keys of a site are not all its own; empty if they are, or if no key of it is trusted.
+
+    Args:
+        stated: The keys that the receipt names, the last one in force first to last.
+        trusted: The site's keys from another source; empty if there are none.
+    """
+    is_own = [bool(key) and (not trusted or any(is_same_public_key(key, own) for own in trusted)) for key in stated]
+    if not is_own[-1]:
+        return "the receipt does not name this site's own public key: forged."
+    if not all(is_own):
+        return (
+            "the receipt names a public key that this site had earlier in the run, and that key is not among the keys "
+            "of this site that this check was given: forged, or the site renewed its key. To tell: flwr-server verify "
+            "RECEIPT, with --request for its request file of before the renewal and for the one of after it."
+        )
+    return ""
+
+
 def _check_site_signatures(
-    findings: AuthorshipCheckResult, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnReplyRecord
+    findings: AuthorshipCheckResult,
+    receipt: Mapping[str, Any],
+    site: str,
+    trusted_keys: Sequence[str],
+    own: OwnReplyRecord,
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
-    where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
-    if not key or (known_key and not is_same_public_key(key, known_key)):
-        findings.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
+    where, keys = f"{FILE}: {site}", _list_site_keys(receipt, site)
+    if problem := _explain_untrusted_keys(keys, trusted_keys):
+        findings.faults.append(Fault(where, problem))
         return
     statements: list[ReplyStatement] = []
     for reply in replies:
         try:
-            statements.append(_verify_reply_signature(receipt["run"], reply, key))
+            statement, place = _verify_reply_signature(receipt["run"], reply, keys)
+            statements.append(statement)
+            keys = keys[place:]  # the coordinator took nothing signed with an earlier key any more: it was revoked
         except SignatureFault as fault:
             what = f"{reply['record']} of round {reply['round']} ({reply['sha256'][:12]}...)"
             findings.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
@@ -147,20 +179,39 @@ def _check_site_signatures(
             findings.faults.append(Fault(f"{FILE}: rounds", problem))
 
 
-def _verify_reply_signature(run: str, reply: Reply, key: str) -> ReplyStatement:
-    """Verify the signature of a reply in a receipt; return the site's statement.
+def _verify_reply_signature(run: str, reply: Reply, keys: Sequence[str]) -> tuple[ReplyStatement, int]:
+    """Verify the signature of a reply in a receipt; return the site's statement, and the place of its key in ``keys``.
+
+    Args:
+        keys: The public keys that the site may have signed with: the one in force, and later ones.
 
     Raises:
         SignatureFault: If the site did not sign this reply, or signed it for another run, round, record or content.
     """
     if not reply["statement"]:
         raise SignatureFault("it is not signed")
-    statement = verify_reply_signature(SignedStatement(statement=reply["statement"], signature=reply["signature"]), key)
+    signed = SignedStatement(statement=reply["statement"], signature=reply["signature"])
+    statement, place = _find_signing_key(signed, keys)
     server_round = 0 if reply["record"] == CHAINED[0] else reply["round"]
     stated = (statement.site, statement.run, statement.round, statement.record, statement.sha256)
     if stated != (reply["site"], run, server_round, reply["record"], reply["sha256"]):
         raise SignatureFault("its site signed it for another run, round, record or content: swapped")
-    return statement
+    return statement, place
+
+
+def _find_signing_key(signed: SignedStatement, keys: Sequence[str]) -> tuple[ReplyStatement, int]:
+    """Return a signed statement, and the place of the key that signed it.
+
+    Raises:
+        SignatureFault: If none of the keys signed it.
+    """
+    for place, key in enumerate(keys):
+        try:
+            return verify_reply_signature(signed, key), place
+        except SignatureFault:
+            if place == len(keys) - 1:
+                raise
+    raise SignatureFault("no key of its site is known")
 
 
 def _check_reply_gaps(

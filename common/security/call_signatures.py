@@ -21,6 +21,8 @@ PUBLIC_KEY, SIGNATURE, TIME = "flwr-public-key-bin", "flwr-signature-bin", "flwr
 PROCESS, LONGEST_PROCESS = "polyclinic-process", 64
 """Header with the calling process, because two processes with one key must not both take part. It is not signed: TLS
 protects it on the way. Flower's own programs do not send it."""
+PROCESS_VARIABLE = "POLYCLINIC_SITE_PROCESS"
+"""Environment variable: id under which a site's process calls, as the program that submitted it to a queue."""
 WAIT, LONGEST_WAIT_S = "polyclinic-wait", 20.0
 """Header of a call for a message: the number of seconds that the caller would wait for one."""
 ANOTHER_PROCESS = "another process has signed on with this site's key since"

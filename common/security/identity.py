@@ -275,7 +275,8 @@ def format_public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str
 
 def is_same_public_key(line: str, other: str) -> bool:
     """Return True if two OpenSSH lines hold the same public key; their comments may differ."""
-    return line.split()[1] == other.split()[1]
+    key = line.split()[1:2]  # empty if the line holds none
+    return bool(key) and key == other.split()[1:2]
 
 
 def compute_public_key_fingerprint(line: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, overload
 
 from polyclinic.common.errors import BadInput, Fault, suggest_nearest_name
+from polyclinic.common.examples import suggest_examples
 from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -93,6 +94,8 @@ def make_missing_input_fault(path: Path) -> Fault:
         pass
     if problem:
         return Fault(str(path), problem, "Name a file.")
+    if remedy := suggest_examples(path):
+        return Fault(str(path), "there is no such file.", remedy)
     beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
     hint = suggest_nearest_name(path.stem, (each.stem for each in beside))
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))

@@ -1,6 +1,5 @@
 """``flwr-sim export``: write a trained model as ONNX or TorchScript, and check that its probabilities are the same."""
 
-import importlib.util
 import io
 import json
 import warnings
@@ -31,6 +30,7 @@ from polyclinic.common.system.files import (
     remove_outputs_on_failure,
     write_atomically,
 )
+from polyclinic.common.system.packages import find_missing_package_faults
 from polyclinic.server.export.pictures import read_unlabelled_pictures
 from polyclinic.server.export.prediction import choose_model_image_format
 from polyclinic.server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
@@ -92,9 +92,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
         BadInput: If the folder holds no model, a library is missing, or the destination exists.
         ExportedOutputsDiffer: If a probability differs by more than ``TOLERANCE``; the new file is removed.
     """
-    missing = [name for name in REQUIRED_PACKAGES[form] if importlib.util.find_spec(name) is None]
-    problem = f"needs {', '.join(missing)}, not installed here."
-    faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
+    faults = find_missing_package_faults(f"--to {form}", *REQUIRED_PACKAGES[form])
     saved = read_model_description(folder)
     raise_faults([*faults, *find_output_file_faults(destination)])
     network = load_model(folder)

@@ -40,12 +40,15 @@ class ReceiptSite(_StrictReceiptModel):
         answer_sha256: Hash of the site's answer to the roll call.
         joined: First round of the site; 0 if it took part from the start.
         public_key: Public key of the admitted site, as an OpenSSH line; empty in simulation.
+        old_public_keys: Keys that the site had earlier in the run, oldest first. It signed with them until they were
+            revoked.
         release: The site's Polyclinic release in its last answer to the roll call; empty if unknown.
     """
 
     answer_sha256: str
     joined: int
     public_key: str = ""
+    old_public_keys: tuple[str, ...] = ()
     release: str = ""
 
 
@@ -188,10 +191,7 @@ class ReceiptDraft:
                     self.fields["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
                     self.resumed += 1
             case "enrolled":
-                before = self.sites.get(entry["site"])
-                joined = min(entry["round"], before.joined) if before else entry["round"]
-                texts = {name: entry.get(name, "") for name in ("public_key", "release")}
-                self.sites[entry["site"]] = ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **texts)
+                self._enrol_site(entry)
                 self._add_receipt_reply({**entry, "record": RollCallAnswer.__name__, "counts": True})
             case "received":
                 self._add_receipt_reply(entry)
@@ -209,6 +209,20 @@ class ReceiptDraft:
                     self._add_receipt_absence(site, entry["round"], reason)
             case "result":
                 self.fields |= _select_entry_specific_fields(entry)
+
+    def _enrol_site(self, entry: AuditEntry) -> None:
+        """Add a site that answered a roll call, or answered again: after a resume, or with a renewed key."""
+        before, key = self.sites.get(entry["site"]), entry.get("public_key", "")
+        old_keys = before.old_public_keys if before else ()
+        if before and before.public_key != key:
+            old_keys = (*old_keys, before.public_key)
+        self.sites[entry["site"]] = ReceiptSite(
+            answer_sha256=entry["sha256"],
+            joined=min(entry["round"], before.joined) if before else entry["round"],
+            public_key=key,
+            old_public_keys=old_keys,
+            release=entry.get("release", ""),
+        )
 
     def _add_receipt_reply(self, entry: AuditEntry) -> None:
         """Add a reply to the receipt if sites sign this kind of reply, even if its signature is missing."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.packages import refuse_missing_packages
 
 if TYPE_CHECKING:  # a program that only names a tracker does not wait for these
     from tensorboardX.proto.event_pb2 import Event
@@ -211,11 +212,10 @@ def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
         return None
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    try:
-        import mlflow
-    except ModuleNotFoundError:
-        remedy = "pip install 'polyclinic[mlflow]', or leave --track out: TensorBoard's files are always written."
-        raise BadInput([Fault("--track mlflow", "MLflow is not installed here.", remedy)]) from None
+    otherwise = "Leave --track out, for TensorBoard's files are always written"
+    refuse_missing_packages("--track mlflow", "mlflow", otherwise=otherwise)
+    import mlflow
+
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
     try:
         client = mlflow.MlflowClient()

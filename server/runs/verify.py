@@ -30,7 +30,7 @@ from polyclinic.common.models.zoo.spec import DESCRIPTION
 from polyclinic.common.plugins import identify_plugin
 from polyclinic.common.security.audit import FILE as AUDIT
 from polyclinic.common.security.audit import AuditLog, check_audit_log
-from polyclinic.common.security.authorship import check_receipt_authorship
+from polyclinic.common.security.authorship import TrustedKeys, check_receipt_authorship
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.canonical_bytes import hash_record, parse_canonical_record
@@ -67,12 +67,12 @@ class VerificationReport:
     faults: list[Fault] = field(default_factory=list)
 
 
-def verify_run(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> VerificationReport:
+def verify_run(path: Path, keys: TrustedKeys = MappingProxyType({})) -> VerificationReport:
     """Verify a finished run by its receipt.
 
     Args:
         path: The receipt, or the folder of the run.
-        keys: Site -> its public key as an OpenSSH line, from a source other than the run.
+        keys: The sites' public keys, from a source other than the run.
     """
     path = path / FILE if path.is_dir() else path
     report = VerificationReport()

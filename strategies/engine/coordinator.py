@@ -5,13 +5,11 @@ trains. So the validation loss of round *t* arrives with the replies of round *t
 round evaluates the last model. Flower's own loop needs two exchanges in each round.
 """
 
-import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -54,7 +52,7 @@ from polyclinic.strategies.engine.layers import (
 from polyclinic.strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
 from polyclinic.strategies.engine.secure_aggregation import SecureAggregationLayer
 from polyclinic.strategies.engine.state import (
-    FEWEST,
+    FEWEST_TO_OUTVOTE,
     FederationState,
     find_uncounted_sites,
     is_state_dict,
@@ -200,15 +198,16 @@ class Coordinator:
         """Return why the experiment's choice of the best model did not take place; empty if it did."""
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         members, judges = self._count_participants(), len(self.state.best_losses)
-        if not chooses or (self.state.best_round >= 0 and not judges < FEWEST <= members):
+        if not chooses or (self.state.best_round >= 0 and not judges < FEWEST_TO_OUTVOTE <= members):
             return ""
-        if members < FEWEST:
+        if members < FEWEST_TO_OUTVOTE:
             return "no hospital states validation figures, so the last model is the result"
         model = (
             "last model" if self.state.best_round in (-1, self.state.round) else f"model of round {self.result_round}"
         )
-        few = f"fewer than {FEWEST} of {members} hospitals state validation figures by which models can be compared"
-        return f"{few}, so the {model} is the result: otherwise one hospital alone could choose it"
+        few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals state validation figures"
+        consequence = f"so the {model} is the result: otherwise one hospital alone could choose it"
+        return f"{few} by which models can be compared, {consequence}"
 
     def _count_participants(self) -> int:
         """Return the number of members without those that are excluded, or of which no reply counts."""
@@ -231,7 +230,7 @@ class Coordinator:
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float | None = None,
-        should_stop: Callable[..., bool] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Train ``num_rounds`` rounds from the initial model, or continue from the state given to
         :meth:`set_resume_state`.
@@ -244,9 +243,9 @@ class Coordinator:
                 network from :func:`polyclinic.common.models.network.build_network` for the run's classes.
             num_rounds: Total number of rounds, including those before a resumed state.
             timeout: Seconds for each exchange, instead of ``participation.round_deadline_s``.
-            should_stop: Called after each round with the round's number and the result so far, or with as many of these
-                two as it takes. If it returns True, the run ends as after its last round: the sites still validate
-                the model.
+            should_stop: Called after each round with the round's number and the result so far, as by Flower's own
+                strategies since 1.43. If it returns True, the run ends as after its last round: the sites still
+                validate the model. The result so far has the rounds' training losses and no model yet.
 
         Returns:
             Flower's result; its ``arrays`` hold the result model in the same form as ``initial_arrays``.
@@ -273,7 +272,7 @@ class Coordinator:
                     loss = self._train_round(server_round).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
-                    if should_stop is not None and _call_with_accepted_arguments(should_stop, server_round, result):
+                    if should_stop is not None and should_stop(server_round, result):
                         break
                 if self._newest_validated_round < self.state.round:
                     messages = self.configure_evaluate()
@@ -628,12 +627,3 @@ class Coordinator:
         """Send requests for an evaluation; return the validation figures in the accepted replies."""
         replies = self.exchange_messages(messages, "evaluate", server_round)
         return FederationValidation.from_replies(self.collect_checked_replies(replies, EvaluateReply).accepted)
-
-
-def _call_with_accepted_arguments(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with the first of these positional arguments, as many as it accepts."""
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return function(*arguments)
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return function(*arguments[: sum(kind in positional for kind in kinds)])

@@ -53,7 +53,7 @@ from polyclinic.strategies.methods.base import Method, RoundContext
 
 SHOWN_AFTER_S = 1.0
 """Seconds until the missing sites are reported to the callbacks."""
-FEW = 100
+FEWEST_EVALUATING_SITES = 100
 """Up to this number all sites evaluate a model; of more sites, this many or as many as train in a round."""
 EVALUATION = 1
 """Part of an evaluation's seed, so that its sample differs from the sample that trains."""
@@ -64,12 +64,12 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
 
     Args:
         configured: The number in the experiment. If it is None, all sites evaluate if all train in each round;
-            otherwise as many as train, and at least :data:`FEW`.
+            otherwise as many as train, and at least :data:`FEWEST_EVALUATING_SITES`.
         sites_per_round: Number of sites that train in a round; 0 for all.
     """
     if configured is not None:
         return configured
-    return max(FEW, sites_per_round) if sites_per_round else 0
+    return max(FEWEST_EVALUATING_SITES, sites_per_round) if sites_per_round else 0
 
 
 def draw_random_site_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
@@ -98,14 +98,15 @@ def draw_sites_covering_classes(
     names = sorted(annotated)
     places = np.random.default_rng(seed).permutation(len(names)).tolist()
     classes = {name: frozenset(annotated[name]) for name in names if name not in set(excluded)}
-    order, needed = [names[place] for place in places if names[place] in classes], list[str]()
-    every = frozenset[str]().union(*classes.values())
+    random_order = [names[place] for place in places if names[place] in classes]
+    all_classes = frozenset[str]().union(*classes.values())
+    needed = list[str]()
     while True:
-        chosen = [*needed, *(site for site in order if site not in needed)][:size]
-        missing = every.difference(*(classes[site] for site in chosen))
-        if not missing or len(needed) == len(chosen):
-            return sorted(chosen)
-        needed.append(max(order, key=lambda site: len(classes[site] & missing)))
+        sample = [*needed, *(site for site in random_order if site not in needed)][:size]
+        missing = all_classes.difference(*(classes[site] for site in sample))
+        if not missing or len(needed) == len(sample):
+            return sorted(sample)
+        needed.append(max(random_order, key=lambda site: len(classes[site] & missing)))
 
 
 # ---------------------------------------------------------------------- the roll call
@@ -157,8 +158,8 @@ class RollCaller:
     processes: SiteProcesses | None = None
     members: dict[int, RunMember] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    _away: set[int] = field(default_factory=set)  # of the refused, those that have left since
-    _process: dict[int, str] = field(default_factory=dict)  # the one that was asked last
+    _away: set[int] = field(default_factory=set)  # refused nodes that have disconnected since they were refused
+    _process: dict[int, str] = field(default_factory=dict)  # node -> its process when it was asked last
     _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
 
     def __post_init__(self) -> None:
@@ -315,30 +316,43 @@ class RollCaller:
             BadInput: If two sites use the same name.
         """
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
-        shown: tuple[str, ...] | None = None
-        while (left := deadline - time.monotonic()) > 0:
-            self.send_roll_call(left)
-            members = self.receive_roll_call_answers()
-            heard = len(self.members) + len(self.refused)
-            if len(self.members) >= expected or (heard >= expected and not self._asked):
+        reported: tuple[str, ...] | None = None
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            self.send_roll_call(remaining_s)
+            new_members = self.receive_roll_call_answers()
+            answers = len(self.members) + len(self.refused)
+            if len(self.members) >= expected or (answers >= expected and not self._asked):
                 self._asked.clear()  # the others are asked again as late joiners
                 break
-            if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := self.missing_site_names):
-                on_wait(MissingReplyStatus("roll call", 0, missing, (), left))
-                shown = missing
-            if not members:
+            if deadline_s - remaining_s >= SHOWN_AFTER_S:
+                missing = self.missing_site_names
+                if missing != reported:
+                    on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s))
+                reported = missing
+            if not new_members:
                 pause_s = sleep_between_polls(pause_s)
         self.stop_waiting_for_answers(deadline_s)
         if len(self.members) < needed:
-            named = [(self.get_registered_site_name(node), why) for node, why in sorted(self.refused.items())]
-            reasons = "; ".join(f"{site}: {why}" for site, why in named)
-            present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
-            absent = f" Not there: {quote_names(self.missing_site_names)}." if self.missing_site_names else ""
-            answered = f"{len(self.members)} of {needed} sites answered the roll call ({present})."
-            raise TooFewSites(f"{answered}{absent} {reasons}".strip())
-        names = Counter(member.answer.site for member in self.members.values())
-        twice, remedy = sorted(name for name, count in names.items() if count > 1), "Give each a name of its own."
-        raise_faults([Fault(f"site {name}", "two sites use this name.", remedy) for name in twice])
+            raise TooFewSites(self._describe_missing_answers(needed))
+        counts = Counter(member.answer.site for member in self.members.values())
+        raise_faults(
+            [
+                Fault(f"site {name}", "two sites use this name.", "Give each a name of its own.")
+                for name, count in sorted(counts.items())
+                if count > 1
+            ]
+        )
+
+    def _describe_missing_answers(self, needed: int) -> str:
+        """Return sentences that say which sites answered, which are not there, and why others were refused."""
+        present = quote_names(sorted(member.answer.site for member in self.members.values())) or "none"
+        sentences = [f"{len(self.members)} of {needed} sites answered the roll call ({present})."]
+        if self.missing_site_names:
+            sentences.append(f"Not there: {quote_names(self.missing_site_names)}.")
+        if self.refused:
+            reasons = [f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())]
+            sentences.append("; ".join(reasons))
+        return " ".join(sentences)
 
 
 def find_model_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
@@ -379,17 +393,17 @@ def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
 
 
 @dataclass(frozen=True)
-class _SettledSpelling:
-    """The spellings of a class that may stay in the run.
+class _RunSpelling:
+    """The spelling of a class that counts in the run.
 
     Attributes:
-        names: One spelling; several only if the coordinator itself names the class in several ways.
-        whose: Who writes the first one so.
-        reason: Clause that says why it counts.
+        names: The spelling; several only if the coordinator itself names the class in several ways.
+        author: Who spells it like the first one, for the message to a site with another spelling.
+        reason: Clause that says why this spelling counts.
     """
 
     names: tuple[str, ...]
-    whose: str
+    author: str
     reason: str
 
 
@@ -404,54 +418,56 @@ def find_class_spelling_faults(declarations: Sequence[LabelDeclaration], listed:
         declarations: The sites' labels, in the order in which the sites were admitted.
         listed: The class names that the coordinator has written for any site (``flwr-server admit --classes``).
     """
-    by_list = dict[str, _SettledSpelling]()
+    by_list = dict[str, _RunSpelling]()
     for key, names in _group_class_spellings(sorted(listed)).items():
-        by_list[key] = _SettledSpelling(names, "the coordinator's list of classes", "the list counts")
+        by_list[key] = _RunSpelling(names, "the coordinator's list of classes", "the list counts")
     fitting, faults = _separate_unlike_spellings(declarations, by_list)
-    by_majority, writers = dict[str, _SettledSpelling](), dict[str, str]()
+    authors = dict[str, str]()  # spelling -> the first site that has it
     for declaration in fitting:
         for name in declaration.canonical_names:
-            writers.setdefault(name, f"site {declaration.site}")
+            authors.setdefault(name, f"site {declaration.site}")
+    by_majority = dict[str, _RunSpelling]()
     for key, spellings in _count_class_spellings(fitting).items():
-        if usual := _find_strict_majority(spellings):
-            by_majority[key] = _SettledSpelling((usual,), writers[usual], "most sites write the first")
-    fitting, outvoted = _separate_unlike_spellings(fitting, by_majority)
-    by_admission = dict[str, _SettledSpelling]()
+        if name_of_most := _find_strict_majority(spellings):
+            by_majority[key] = _RunSpelling((name_of_most,), authors[name_of_most], "most sites write the first")
+    fitting, faults_of_minority = _separate_unlike_spellings(fitting, by_majority)
+    faults += faults_of_minority
+    by_admission = dict[str, _RunSpelling]()
     for declaration in fitting:
-        _, unlike = _separate_unlike_spellings([declaration], by_admission)
-        outvoted += unlike
-        if not unlike:
+        _, faults_of_site = _separate_unlike_spellings([declaration], by_admission)
+        faults += faults_of_site
+        if not faults_of_site:
             first = declaration.site
             for key, names in _group_class_spellings(declaration.canonical_names).items():
-                spelling = _SettledSpelling(names, f"site {first}", f"{first} was admitted first")
+                spelling = _RunSpelling(names, f"site {first}", f"{first} was admitted first")
                 by_admission.setdefault(key, spelling)
-    return faults + outvoted
+    return faults
 
 
 def _separate_unlike_spellings(
-    declarations: Iterable[LabelDeclaration], settled: Mapping[str, _SettledSpelling]
+    declarations: Iterable[LabelDeclaration], run_spellings: Mapping[str, _RunSpelling]
 ) -> tuple[list[LabelDeclaration], list[Fault]]:
-    """Return the declarations that keep to the settled spellings, and the faults of the others.
+    """Return the declarations that spell each class as the run does, and the faults of the others.
 
     Args:
-        settled: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling in the run.
+        run_spellings: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling in the run.
     """
     fitting, faults = list[LabelDeclaration](), list[Fault]()
     for declaration in declarations:
-        site, unlike = declaration.site, list[Fault]()
+        site, faults_of_site = declaration.site, list[Fault]()
         for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
-            spelling = settled.get(make_class_spelling_key(name))
+            spelling = run_spellings.get(make_class_spelling_key(name))
             if spelling is None or name in spelling.names:
                 continue
-            usual = spelling.names[0]
-            both = f'"{usual}" ({spelling.whose}) and "{name}" (site {site})'
+            run_name = spelling.names[0]
+            both = f'"{run_name}" ({spelling.author}) and "{name}" (site {site})'
             problem = f"{both} look like one class; {spelling.reason}."
             remedy = f"This line under [data.synonyms] in site.toml of {site} settles it:\n"
-            remedy += f'    "{local}" = "{usual}"\n'
+            remedy += f'    "{local}" = "{run_name}"\n'
             remedy += f'If they are two classes, give this one a name of its own there: "{local}" = "{name} of {site}"'
-            unlike.append(Fault("label contract", problem, remedy, site))
-        faults += unlike
-        if not unlike:
+            faults_of_site.append(Fault("label contract", problem, remedy, site))
+        faults += faults_of_site
+        if not faults_of_site:
             fitting.append(declaration)
     return fitting, faults
 
@@ -459,7 +475,7 @@ def _separate_unlike_spellings(
 def find_class_coverage_faults(
     method: Method, declarations: Sequence[LabelDeclaration], listed: Collection[str] = ()
 ) -> list[Fault]:
-    """Return a fault for each site that annotates other classes than the run's, if the method needs the same at all.
+    """Return a fault for each site that annotates other classes than the run's, if the method needs equal classes.
 
     The run's classes are those of the coordinator's lists, if any site annotates exactly these; else the choice of most
     sites; on a tie that of the site that was admitted first.
@@ -471,21 +487,23 @@ def find_class_coverage_faults(
     if not method.site.full_coverage or not declarations:
         return []
     choices = [frozenset(declaration.canonical_names) for declaration in declarations]
-    usual, whose = _find_strict_majority(Counter(choices)), "most sites annotate"
+    choice_of_most = _find_strict_majority(Counter(choices))
     if frozenset(listed) in choices:
-        usual, whose = frozenset(listed), "the coordinator's list has"
-    elif usual is None:
-        usual, whose = choices[0], f"{declarations[0].site}, which was admitted first, annotates"
+        run_classes, reason = frozenset(listed), "the coordinator's list has"
+    elif choice_of_most is not None:
+        run_classes, reason = choice_of_most, "most sites annotate"
+    else:
+        run_classes, reason = choices[0], f"{declarations[0].site}, which was admitted first, annotates"
     return [
         Fault(
             f"site.toml of {declaration.site}: data.annotates",
-            f"{method.site.name} needs the same classes at every site: {whose} {quote_names(sorted(usual))}, "
+            f"{method.site.name} needs the same classes at every site: {reason} {quote_names(sorted(run_classes))}, "
             f"this one {quote_names(sorted(declaration.canonical_names))}.",
             "",
             declaration.site,
         )
         for declaration, choice in zip(declarations, choices, strict=True)
-        if choice != usual
+        if choice != run_classes
     ]
 
 
@@ -556,7 +574,7 @@ class RunMembership:
     bytes_up: Counter[str] = field(default_factory=Counter)
     _roll: RollCaller = field(init=False)
     _layout: str = ""
-    _ends: float = 0.0  # when the roll call is over, on the monotonic clock
+    _roll_call_end: float = 0.0  # on the monotonic clock, in seconds
     _expected: int = 0
     _begun_classes: tuple[str, ...] = ()  # of a run that is resumed
 
@@ -587,7 +605,7 @@ class RunMembership:
         """
         call = RollCall(self.run, self.plan.model_dump_json())
         self._roll = RollCaller(grid, call, self.registered, self.processes)
-        self._ends = time.monotonic() + self.participation.roll_call_deadline_s
+        self._roll_call_end = time.monotonic() + self.participation.roll_call_deadline_s
         self._expected, self._begun_classes = expected, begun_classes
         self._gather_fitting_sites([])
         return self.contract
@@ -609,7 +627,7 @@ class RunMembership:
         while len(roll.members) < needed:
             if faults and not (self.participation.min_sites and roll.has_sites_to_ask):
                 raise_faults(faults)
-            seconds = max(self._ends - time.monotonic(), 0.0)
+            seconds = max(self._roll_call_end - time.monotonic(), 0.0)
             roll.wait_for_sites(self._expected, needed, seconds, self.callbacks.on_waiting_for_sites)
             faults = faults + self._leave_out_unlike_sites()
         if not self.participation.min_sites:  # every site is needed
@@ -621,7 +639,7 @@ class RunMembership:
     def _leave_out_unlike_sites(self) -> list[Fault]:
         """Refuse the sites whose claims or labels do not fit; return their faults.
 
-        A site that one rule leaves out has no say in the next one.
+        The labels of a site that one rule leaves out do not count in the next rule.
         """
         roll, faults = self._roll, list[Fault]()
         for rule in self.admission:
@@ -632,8 +650,8 @@ class RunMembership:
             faults += self._refuse_faulty_sites(foreign)
         limits = self.claims() if self.claims else {}
         listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
-        unlike = find_class_spelling_faults(self._order_declarations_by_admission(limits), listed)
-        faults += self._refuse_faulty_sites(unlike)
+        spelling_faults = find_class_spelling_faults(self._order_declarations_by_admission(limits), listed)
+        faults += self._refuse_faulty_sites(spelling_faults)
         if self.participation.min_sites:  # else the method's own fault says it, which names what else could be done
             ordered = self._order_declarations_by_admission(limits)
             # A list for a single site may be meant as its limit; lists for all of them say what the run's classes are.

@@ -10,8 +10,8 @@ The rule of the paper's code is the lowest unweighted mean (specs 1.4). With thi
 model: a site that states 0 for one model, or a huge loss for all others, moves the mean at will. So each site's loss is
 also divided by the lowest loss that the same site ever stated. This ratio is the site's *regret* for a model; it is 1
 for the site's own best model. A model's regret is the smallest value that more than half of the sites do not exceed, so
-a single site has little influence on it. If both models have a regret of at most :data:`TOLERATED`, the lower mean
-decides, as in the paper. Otherwise the smaller regret decides.
+a single site has little influence on it. If both models have a regret of at most :data:`LARGEST_REGRET_OF_NOISE`,
+the lower mean decides, as in the paper. Otherwise the smaller regret decides.
 
 Influence of one lying site, if n sites validated both models:
 
@@ -60,13 +60,13 @@ from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.engine.events import FederationValidation
 from polyclinic.strategies.local.site_method import Criterion, SiteMethod
 
-FEWEST = 3
+FEWEST_TO_OUTVOTE = 3
 """Smallest number of sites of which a majority can outvote one."""
 FEWEST_TO_OBJECT = 2
-"""Of fewer than three judges in a larger run, the number that together may keep the earlier model."""
-TOLERATED = 1.25
-"""Honest losses near their lowest vary by some percent from round to round; then the mean decides."""
-SMALL = 0.02
+"""Where fewer than three sites validated both models in a larger run: how many together may keep the earlier model."""
+LARGEST_REGRET_OF_NOISE = 1.25
+"""Honest losses near their lowest vary by some percent from round to round; up to this regret the mean decides."""
+LOSS_OFFSET = 0.02
 """Added to both losses of a ratio, because ratios of smaller losses are noise."""
 
 Losses = Mapping[str, float]
@@ -215,7 +215,7 @@ def find_uncounted_sites(
     """
     uncounted = {site: why for site, why in state.uncounted.items() if site not in counted}
     for site, why in absent.items():
-        # One whose reply is merely missing still counts if an earlier reply did.
+        # A site whose reply is merely missing still counts if an earlier reply of it did.
         if site in refused or not state.counted.get(site):
             uncounted[site] = f"round {server_round}: {why}"
     return MappingProxyType(dict(sorted(uncounted.items())))
@@ -247,29 +247,31 @@ def record_model_validation(
 def update_best_model(state: FederationState, losses: Losses, members: int) -> FederationState:
     """Return the state with the sites' losses of the current model, which becomes the best model if it is better.
 
-    Only sites that validated both models count. If both models are equally good, the earlier model stays the best; see
-    :func:`is_better_model`. In a run of three sites or more where fewer than three validated both, the current model is
-    the best one unless :func:`do_both_judges_object`. There is then no best model if fewer than two validated the
-    current one, so that the last model is the result. In a run of one or two sites, the earlier model stays the best if
-    no site validated both.
+    Only sites that validated both models, the earlier best one and the current one, are judges of the two.
+
+    - A run of one or two sites, or at least three judges: :func:`is_better_model` decides. The earlier model stays the
+      best if both are equally good, or if nobody validated the current one.
+    - Fewer than three judges in a larger run: the current model is the best one unless :func:`do_both_judges_object`.
+      If fewer than two sites validated it, there is no best model, so that the last model is the result.
 
     Args:
         losses: Site -> loss of the current model, by the run's criterion.
         members: Number of sites that take part in the run, whether they state figures or not.
     """
+    lowest_losses = _lower_losses(state.lowest_losses, losses)
+    state = replace(state, lowest_losses=lowest_losses)
     judges = losses.keys() & state.best_losses.keys() if state.best else losses.keys()
-    judged = replace(state, lowest_losses=_lower_losses(state.lowest_losses, losses))
-    if len(judges) < FEWEST <= members:
+    if len(judges) < FEWEST_TO_OUTVOTE <= members:
         if len(losses) < FEWEST_TO_OBJECT:
-            return replace(judged, best=None, best_round=-1, best_losses=MappingProxyType({}))
-        stays = do_both_judges_object(losses, state.best_losses, judged.lowest_losses)
+            return replace(state, best=None, best_round=-1, best_losses=MappingProxyType({}))
+        earlier_stays_best = do_both_judges_object(losses, state.best_losses, lowest_losses)
+    elif state.best is None:
+        earlier_stays_best = not losses
     else:
-        stays = not losses or (
-            state.best is not None and not is_better_model(losses, state.best_losses, judged.lowest_losses)
-        )
-    if stays:
-        return judged
-    return replace(judged, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))
+        earlier_stays_best = not losses or not is_better_model(losses, state.best_losses, lowest_losses)
+    if earlier_stays_best:
+        return state
+    return replace(state, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))
 
 
 def _lower_losses(lowest: Losses, losses: Losses) -> Losses:
@@ -281,51 +283,60 @@ def _lower_losses(lowest: Losses, losses: Losses) -> Losses:
 
 
 def do_both_judges_object(now: Losses, before: Losses, lowest: Losses) -> bool:
-    """Return True if two sites validated both models, and each holds the current one to be clearly worse.
+    """Return True if at least two sites validated both models, and the current one is clearly worse to each of them.
 
-    Clearly worse: a higher loss than that of the previous best model, and above :data:`TOLERATED` times its lowest.
-    The arguments are those of :func:`is_better_model`.
+    A model is clearly worse to a site if its loss is higher than that of the previous best model, and its regret is
+    above :data:`LARGEST_REGRET_OF_NOISE`. The arguments are those of :func:`is_better_model`.
     """
     judges = now.keys() & before.keys()
-    objecting = [
-        site for site in judges if now[site] > before[site] and (now[site] + SMALL) / (lowest[site] + SMALL) > TOLERATED
+    objectors = [
+        site
+        for site in judges
+        if now[site] > before[site] and _compute_regret(now[site], lowest[site]) > LARGEST_REGRET_OF_NOISE
     ]
-    return len(objecting) == len(judges) >= FEWEST_TO_OBJECT
+    return len(objectors) == len(judges) >= FEWEST_TO_OBJECT
 
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return True if the current model is better than the previous best one, over the sites that validated both.
 
     The model with the lower mean loss is better (specs 1.4). There is one exception: if at least three sites validated
-    both models, and one of the models has a :func:`compute_median_regret` above :data:`TOLERATED` (1.25), the model
-    with the lower median regret is better.
+    both models, and one of the models has a :func:`compute_median_regret` above :data:`LARGEST_REGRET_OF_NOISE` (1.25),
+    the model with the lower median regret is better.
 
     Args:
         now, before: Site -> validation loss of the current and of the previous best model.
         lowest: Site -> the lowest loss that it stated for any model so far.
     """
     judges = sorted(now.keys() & before.keys())
-    now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
-    before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
-    regrets = compute_median_regret(now, lowest), compute_median_regret(before, lowest)
-    if len(judges) >= FEWEST and max(regrets) > TOLERATED:
-        return regrets[0] < regrets[1]
-    return sum_in_order(now.values()) < sum_in_order(before.values())
+    losses_now = {site: now[site] for site in judges}
+    losses_before = {site: before[site] for site in judges}
+    regret_now = compute_median_regret(losses_now, lowest)
+    regret_before = compute_median_regret(losses_before, lowest)
+    if len(judges) >= FEWEST_TO_OUTVOTE and max(regret_now, regret_before) > LARGEST_REGRET_OF_NOISE:
+        return regret_now < regret_before
+    # Both sums are over the same sites, so that the lower one has the lower mean.
+    return sum_in_order(losses_now.values()) < sum_in_order(losses_before.values())
 
 
 def compute_median_regret(losses: Losses, lowest: Losses) -> float:
-    """Return the median over sites of a site's loss divided by its lowest loss; 1 without sites.
+    """Return the median over sites of a site's regret for a model; 1 without sites.
 
-    With an even number of sites it is the upper median. :data:`SMALL` is added to both losses before the division.
+    With an even number of sites it is the upper median.
 
     Args:
         losses: Site -> loss of the model.
         lowest: Site -> the lowest loss that it stated for any model so far.
     """
-    ratios = list[float]()
-    for site, loss in losses.items():
-        ratios.append((loss + SMALL) / (lowest[site] + SMALL))
-    return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+    if not losses:
+        return 1.0
+    regrets = sorted(_compute_regret(loss, lowest[site]) for site, loss in losses.items())
+    return regrets[len(regrets) // 2]
+
+
+def _compute_regret(loss: float, lowest_loss: float) -> float:
+    """Return a site's regret for a model: its loss over its lowest one, with :data:`LOSS_OFFSET` added to both."""
+    return (loss + LOSS_OFFSET) / (lowest_loss + LOSS_OFFSET)
 
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON

@@ -181,7 +181,7 @@ class Method(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-        should_stop: Callable[..., bool] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Train all rounds; see :meth:`polyclinic.strategies.engine.coordinator.Coordinator.start`.
 
@@ -193,8 +193,8 @@ class Method(Strategy):
             train_config: Ignored, with a warning, as are ``evaluate_config`` and ``evaluate_fn``.
             evaluate_config: Ignored.
             evaluate_fn: Ignored.
-            should_stop: Ends the run early, as in Flower 1.43: called after each round, it returns True to make this
-                round the last.
+            should_stop: Ends the run early, as in Flower 1.43: called after each round with the round's number and the
+                result so far, it returns True to make this round the last.
         """
         if train_config or evaluate_config or evaluate_fn:
             warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)

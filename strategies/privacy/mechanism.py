@@ -69,7 +69,9 @@ def compute_epsilon(sequence: Sequence[NoisySteps], delta: float, accountant: Ac
     return max(safe, 0.0)  # with a large delta an accountant can come out below
 
 
-@lru_cache(maxsize=256)  # it takes 0.1 s, and a ledger asks for the same steps several times a round
+# It takes up to seconds. A ledger asks for the same steps several times a round, once while it is locked, and has as
+# many sequences of steps as there are patients with different histories.
+@lru_cache(maxsize=4096)
 def _compute_cached_epsilon(sequence: tuple[NoisySteps, ...], delta: float, accountant: Accountant) -> float:
     from opacus.accountants import create_accountant
 

@@ -1,6 +1,5 @@
 """``flwr-client init --renew-key``: a new key in the same folder, and nothing else begins anew."""
 
-import json
 import shutil
 import stat
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.client.gate.audit_report import describe_audit_entry
-from polyclinic.client.site.key_renewal import choose_key_of_receipt, read_own_public_keys
+from polyclinic.client.site.key_renewal import read_own_public_keys
 from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.errors import Fault
 from polyclinic.common.security.audit import AuditLog, check_audit_log
@@ -97,18 +96,6 @@ def test_a_revoked_hospital_is_admitted_with_the_new_key_and_not_with_the_old_on
     assert flwr_server("admit", trial, request, "--yes").code == 0
     request.write_bytes(old)
     assert flwr_server("admit", trial, request, "--yes").code == 2
-
-
-def test_a_receipt_of_an_earlier_run_is_checked_by_the_key_of_that_time(north: Path, tmp_path: Path) -> None:
-    old = public_key(north)
-    flwr_client("init", north, "--renew-key")
-    keys = read_own_public_keys(read_site_toml_without_data(north))
-    receipt = tmp_path / "receipt.json"
-    for named, place in ((old, 1), (keys[0], 0), ("ecdsa-sha2-nistp256 AAAA", 0)):
-        receipt.write_text(json.dumps({"sites": {"north": {"public_key": named}}}), encoding="utf-8")
-        assert choose_key_of_receipt(keys, receipt, "north") == keys[place]
-    receipt.write_text("[]", encoding="utf-8")
-    assert choose_key_of_receipt(keys, receipt, "north") == keys[0]
 
 
 @pytest.mark.parametrize("lost", [False, True])

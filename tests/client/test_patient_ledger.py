@@ -18,6 +18,7 @@ import pytest
 
 from polyclinic.client.app import answer_roll_call
 from polyclinic.client.connection.service import describe_error_for_coordinator
+from polyclinic.client.site import patient_ledger
 from polyclinic.client.site.budget import describe_ledger
 from polyclinic.client.site.patient_ledger import (
     LedgerUnusable,
@@ -387,6 +388,55 @@ def test_of_folders_that_ask_at_the_same_time_no_more_are_allowed_than_the_budge
     for process in processes:
         process.join(60)
     assert sorted(allowed) == [False] * 4 + [True] * 2
+
+
+def test_other_folders_use_the_ledger_while_a_cost_is_computed_and_the_decision_under_the_lock_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patient_ledger, "LOCK_PATIENCE_S", 1.0)
+    here, elsewhere = (hospital(tmp_path, name).ledger for name in ("here", "elsewhere"))
+    assert here is not None
+    assert elsewhere is not None
+    for ledger in (here, elsewhere):
+        ledger.identify_patients(images(1, 40))
+    numbers_of_costs: list[int] = []
+
+    def reserve_elsewhere_meanwhile(costs: PatientCosts) -> None:
+        numbers_of_costs.append(len(costs.charged))
+        if costs.charged:
+            raise BadInput([Fault("policy.epsilon", "no.")])
+        elsewhere.reserve_cost(replace(COST, id=make_cost_id()), lambda costs: None)
+
+    with pytest.raises(BadInput):
+        here.reserve_cost(replace(COST, id=make_cost_id()), reserve_elsewhere_meanwhile)
+    assert numbers_of_costs == [0, 1]
+    assert len(here.list_costs().charged) == 1
+
+
+COST = PrivacyCostEntry("run", 1, "request", 2.0, 0.2, 5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_allowed"),
+    [
+        (cost_of(3), True),
+        (np.nextafter(cost_of(3), 0), False),
+        (compute_epsilon([NoisySteps(2.0, 0.2, 15)], 1e-5, "rdp"), True),
+        (compute_epsilon([NoisySteps(2.0, 0.2, 15)], 1e-5, "rdp") - 1e-9, True),
+    ],
+    ids=["the exact epsilon", "a digit less", "the quick bound", "less than the quick bound"],
+)
+def test_the_exact_epsilon_decides_also_where_the_quick_bound_is_tried_first(
+    budget: float, is_allowed: bool, tmp_path: Path
+) -> None:
+    at = replace(hospital(tmp_path, "a"), policy=SitePolicy(smallest_count=0, epsilon=budget))
+    for server_round in (1, 2):
+        train(at, server_round=server_round)
+    if is_allowed:
+        train(at, server_round=3)
+        assert spent(at) == cost_of(3)
+    else:
+        declines(at)
 
 
 def test_the_ledger_names_nobody_and_no_other_account_may_read_it(tmp_path: Path, lax_umask: None) -> None:

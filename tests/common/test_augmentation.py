@@ -230,3 +230,16 @@ def test_the_generator_alone_decides() -> None:
     first, other = (augment_images_strongly(noise(), seeded(seed)) for seed in (5, 6))
     torch.testing.assert_close(first, augment_images_strongly(noise(), seeded(5)))
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 16, 16), (2, 3, 7, 5), (1, 1, 1, 1), (2, 3, 90, 64)])
+def test_equalized_images_are_those_of_torchvision(shape: tuple[int, int, int, int]) -> None:
+    from torchvision.transforms.v2.functional import equalize  # here: the import takes seconds
+
+    generator = seeded(5)
+    evenly = torch.rand(shape, generator=generator) * 255
+    few_values = torch.randint(0, 3, shape, generator=generator).float() * 100
+    mostly_black = (torch.rand(shape, generator=generator) < 0.05) * 255.0
+    for pixels in (evenly, few_values, mostly_black, torch.full(shape, 9.0)):
+        ours = CHANGES["equalized"](pixels, torch.zeros(len(pixels)))
+        assert torch.equal(ours, equalize(pixels.round().to(torch.uint8)).to(pixels))

@@ -18,6 +18,7 @@ from tests.receipts import message_of, signed_reply, the_receipt
 
 KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}
 LINES = {site: format_public_key_line(key, "") for site, key in KEYS.items()}
+TRUSTED = {site: (line,) for site, line in LINES.items()}
 FORGER = ec.generate_private_key(ec.SECP256R1())
 SCHEDULE = [("RollCallAnswer", 0), ("TrainReply", 1), ("TrainReply", 2), ("TrainReply", 3), ("EvaluateReply", 3)]
 RunReceipt = dict[str, Any]
@@ -59,12 +60,12 @@ def replace(receipt: RunReceipt, old: dict[str, Any], new: dict[str, Any] | None
                 line["sites"][old["site"]] = new["sha256"]
 
 
-def problems(receipt: RunReceipt, keys: dict[str, str] | None = None) -> str:
+def problems(receipt: RunReceipt, keys: dict[str, tuple[str, ...]] | None = None) -> str:
     return " ".join(map(str, check_receipt_authorship(receipt, keys or {}).faults))
 
 
 def test_a_receipt_whose_sites_signed_everything_is_right(receipt: RunReceipt) -> None:
-    verdict = check_receipt_authorship(receipt, LINES)
+    verdict = check_receipt_authorship(receipt, TRUSTED)
     assert (verdict.faults, verdict.notes) == ([], [])
     assert verdict.right == ["signatures: 10 replies, each signed by its site"]
 
@@ -187,7 +188,7 @@ def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_kn
     ]
     forged = the_receipt({site: format_public_key_line(key, "") for site, key in keys.items()}, replies)
     assert problems(forged) == ""
-    assert "north: the receipt does not name this site's own public key: forged." in problems(forged, LINES)
+    assert "north: the receipt does not name this site's own public key: forged." in problems(forged, TRUSTED)
 
 
 @pytest.mark.parametrize(
@@ -197,16 +198,16 @@ def test_the_coordinators_own_word_excuses_no_reply_that_it_took(excuse: dict[st
     """It writes absences and resumptions itself, without anybody's signature."""
     withheld(receipt)
     receipt |= excuse
-    (fault,) = check_receipt_authorship(receipt, LINES).faults
+    (fault,) = check_receipt_authorship(receipt, TRUSTED).faults
     assert fault.site == "north"
     assert "TrainReply of round 2" in fault.problem
-    assert check_receipt_authorship(receipt, LINES).notes == []
+    assert check_receipt_authorship(receipt, TRUSTED).notes == []
 
 
 def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks_it(receipt: RunReceipt) -> None:
     withheld(receipt)
     replace(receipt, reply(receipt, "east", "RollCallAnswer", 0), None)
-    faults = {fault.site: fault.problem for fault in check_receipt_authorship(receipt, LINES).faults if fault.site}
+    faults = {fault.site: fault.problem for fault in check_receipt_authorship(receipt, TRUSTED).faults if fault.site}
     assert "between its TrainReply of round 1 and its TrainReply of round 3" in faults["north"]
     assert "no TrainReply of round 2" in faults["north"]
     assert "before its TrainReply of round 1" in faults["east"]
@@ -215,11 +216,11 @@ def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks
 def test_a_site_names_what_it_sent_last(receipt: RunReceipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
     sent = [SentReply(record, 3, sha(f"north {record} 3")) for record in ("TrainReply", "EvaluateReply")]
-    assert check_receipt_authorship(receipt, LINES).faults == []
-    (fault,) = check_receipt_authorship(receipt, LINES, OwnReplyRecord("north", 5, sent)).faults
+    assert check_receipt_authorship(receipt, TRUSTED).faults == []
+    (fault,) = check_receipt_authorship(receipt, TRUSTED, OwnReplyRecord("north", 5, sent)).faults
     assert "after its TrainReply of round 3" in fault.problem
     assert "EvaluateReply of round 3" in fault.problem
-    assert check_receipt_authorship(receipt, LINES, OwnReplyRecord("east", 5)).faults == []
+    assert check_receipt_authorship(receipt, TRUSTED, OwnReplyRecord("east", 5)).faults == []
 
 
 def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fault(receipt: RunReceipt) -> None:
@@ -231,6 +232,58 @@ def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fau
     number_five = reply(receipt, "north", "EvaluateReply", 3)
     replace(receipt, number_five, signed_reply(KEYS["north"], "north", "EvaluateReply", 3, 4, number_five["sha256"]))
     assert problems(receipt) == ""
+
+
+RENEWED = ec.generate_private_key(ec.SECP256R1())
+"""The key that ``north`` has from round 3 on."""
+NORTHS_KEYS = (format_public_key_line(RENEWED, ""), LINES["north"])
+LATER_REPLIES = (("RollCallAnswer", 0, 4), ("TrainReply", 3, 5), ("EvaluateReply", 3, 6))
+"""Kind, round and number of what ``north`` signs after the renewal."""
+
+
+@pytest.fixture
+def renewed(receipt: RunReceipt) -> RunReceipt:
+    """The receipt of a run in which a site renewed its key before round 3, and answered the roll call again."""
+    kept = [old for old in receipt["replies"] if old["site"] == "east" or (old["round"] < 3)]
+    later = [
+        signed_reply(RENEWED, "north", record, server_round, number, sha(f"north {record} {server_round} again"))
+        for record, server_round, number in LATER_REPLIES
+    ]
+    receipt = the_receipt({"east": LINES["east"], "north": NORTHS_KEYS[0]}, [*kept, *later])
+    receipt["sites"]["north"]["old_public_keys"] = [LINES["north"]]
+    return receipt
+
+
+def test_a_reply_that_was_signed_before_a_renewal_in_the_run_is_checked_by_the_key_of_that_time(
+    renewed: RunReceipt,
+) -> None:
+    assert problems(renewed) == ""
+    assert problems(renewed, {"north": NORTHS_KEYS}) == ""
+    del renewed["sites"]["north"]["old_public_keys"]
+    assert "north: the TrainReply of round 2" in problems(renewed)
+
+
+def test_an_old_key_in_a_receipt_must_be_one_of_the_sites_own(renewed: RunReceipt) -> None:
+    """Else a coordinator that makes up a key signs replies of early rounds in the site's name."""
+    forged = signed_reply(FORGER, "north", "TrainReply", 2, 3, sha("poison"))
+    replace(renewed, norths_second(renewed), forged)
+    renewed["sites"]["north"]["old_public_keys"] = [LINES["north"], format_public_key_line(FORGER, "")]
+    assert "had earlier in the run" in problems(renewed, {"north": NORTHS_KEYS})
+    assert "had earlier in the run" in problems(renewed, {"north": NORTHS_KEYS[:1]})
+
+
+def test_a_revoked_key_signs_nothing_after_the_renewal(renewed: RunReceipt) -> None:
+    """Keys are revoked because somebody else may have them."""
+    third = reply(renewed, "north", "TrainReply", 3)
+    replace(renewed, third, signed_reply(KEYS["north"], "north", "TrainReply", 3, 5, sha("stolen")))
+    assert "north: the TrainReply of round 3" in problems(renewed, {"north": NORTHS_KEYS})
+
+
+@pytest.mark.parametrize("keys", [[""], ["x"], "abc", [LINES["east"]]])
+def test_old_keys_that_are_none_are_faults(keys: Any, renewed: RunReceipt) -> None:
+    renewed["sites"]["north"]["old_public_keys"] = keys
+    assert problems(renewed) != ""
+    assert problems(renewed, {"north": NORTHS_KEYS}) != ""
 
 
 def test_a_simulation_has_no_signatures_and_says_so(receipt: RunReceipt) -> None:
@@ -247,18 +300,18 @@ def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: RunRecei
     assert "no reply of that round: swapped" in problems(receipt)
     for site in receipt["sites"].values():
         site["public_key"] = ""
-    assert "forged" in problems(receipt, LINES)
+    assert "forged" in problems(receipt, TRUSTED)
 
 
 @pytest.mark.parametrize("count", [-1, 1e308, float("nan"), "9", None, True])
 def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: RunReceipt) -> None:
     receipt["resumed"] = count
     with pytest.raises(ValueError, match="resumed is no count"):
-        check_receipt_authorship(receipt, LINES)
+        check_receipt_authorship(receipt, TRUSTED)
 
 
 def test_a_reason_is_cut(receipt: RunReceipt) -> None:
     withheld(receipt)
     receipt["absences"].append({**ABSENCE, "reason": "A" * 3000})
-    (fault,) = check_receipt_authorship(receipt, LINES).faults
+    (fault,) = check_receipt_authorship(receipt, TRUSTED).faults
     assert len(str(fault)) < 700

@@ -1,4 +1,4 @@
-"""Over the network: what one hospital says of its labels costs no other hospital its program, nor the run its end."""
+"""Over the network: what one hospital states costs no other hospital its program, the run its end, or the model."""
 
 import itertools
 import json
@@ -198,3 +198,25 @@ def test_a_late_hospital_that_is_refused_joins_the_same_run_once_it_is_corrected
     run.says(f"{late.name} joins in round")
     run.stop()
     assert owner.program.runs
+
+
+A_BILLION_POSITIVE_IMAGES = (
+    "train_samples=10**9, positives=(10**9,) * len(names), negatives=(0,) * len(names)"  # its replies have the truth
+)
+
+
+def test_a_hospital_whose_replies_never_count_leaves_the_model_as_if_it_were_not_there(
+    joins: Joins, trial: Trial, tmp_path: Path
+) -> None:
+    honest = [joins("first", EAST), joins("second", NORTH), joins("third", SOUTH)]
+    options = ("run.method=fedsld", "method.heads=own", "participation.min_sites=3", "run.rounds=2")
+    trial.coordinator.run(trial.experiment, tmp_path / "without", *options, sites=3).succeeds()
+    liar = joins("aaa", NORTH, says=A_BILLION_POSITIVE_IMAGES)
+    trial.coordinator.run(trial.experiment, tmp_path / "with", *options, sites=4).succeeds()
+    without, beside_it = (summary_of(tmp_path / name) for name in ("without", "with"))
+    assert beside_it["model_sha256"] == without["model_sha256"]
+    assert beside_it["statistics"]["counted"] == sorted(site.name for site in honest)
+    absent = {event["round"]: event["reason"] for event in events(tmp_path / "with", "absent")}
+    assert absent.keys() == {1, 2}
+    assert all("trained on" in reason for reason in absent.values())
+    assert liar.program.runs

@@ -241,6 +241,8 @@ def test_a_site_that_is_revoked_and_renews_its_key_takes_part_in_the_run_under_w
     assert trial.coordinator.revoke(renews).code == 0
     assert renews.program.ends() == ClientExitCode.KEY
     run.says(GONE)
+    new_request = renews.folder / f"{renews.name}.request"
+    old_request = shutil.copy(new_request, tmp_path / "old.request")
     renewed = flwr_client("init", renews.folder, "--renew-key")
     assert renewed.code == 0, renewed.err
     trial.coordinator.admit(renews).connect()
@@ -252,3 +254,14 @@ def test_a_site_that_is_revoked_and_renews_its_key_takes_part_in_the_run_under_w
     run.stop()
     (joined,) = [event for event in lines_of(out / "events.jsonl") if event["event"] == "joined"]
     assert joined["site"] == renews.name
+    # The receipt of this run has replies that were signed with either key.
+    rounds = len(lines_of(out / "rounds.jsonl")) + 1
+    options = (f"run.rounds={rounds}", "participation.min_sites=1", SLOW)
+    trial.coordinator.run(trial.experiment, out, *options, sites=2, options=["--resume"], once=True).succeeds()
+    requests = [option for path in (old_request, new_request) for option in ("--request", path)]
+    verified = flwr_server("verify", out, *requests)
+    assert verified.code == 0, verified.out
+    assert flwr_server("verify", out, *requests[2:]).code == 1  # the old key might be anybody's
+    renews.end()
+    own = flwr_client("audit", "verify", renews.folder, "--receipt", out / "receipt.json")
+    assert own.code == 0, own.out

@@ -65,7 +65,7 @@ def start(home: Path) -> Iterator[Starts]:
 def flwr_run(home: Path, *words: str) -> dict[str, float]:
     """Type ``flwr run``; return the AUROC of each digit and their mean, from its last line."""
     done = subprocess.run(
-        [BIN / "flwr", "run", ".", *words, "--stream"], cwd=home / "app", capture_output=True, text=True, timeout=400
+        [BIN / "flwr", "run", ".", *words, "--stream"], cwd=home / "app", capture_output=True, text=True, timeout=1200
     )
     aurocs = re.findall(r"(\w+): (\d\.\d{3})", next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), ""))
     assert len(aurocs) == 11, done.stdout[-3000:] + done.stderr[-3000:]

@@ -17,9 +17,9 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, save_model
 from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, Task
-from polyclinic.server.export import exported_model
 from polyclinic.server.export.exported_model import METADATA, ExportedOutputsDiffer, ExportFormat, export_model
 from tests.federations import DIGITS
+from tests.missing_packages import hide_packages
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT, needs_real_data
 
@@ -148,8 +148,8 @@ def test_nothing_is_written_over(tiny: Path) -> None:
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(exported_model.REQUIRED_PACKAGES, ExportFormat.onnx, ("onnx", "no_such_thing"))
-    with pytest.raises(BadInput, match=r"no_such_thing.*pip install 'polyclinic\[export\]'"):
+    hide_packages(monkeypatch, "onnxscript")
+    with pytest.raises(BadInput, match=r"onnxscript is not installed here\..*pip install 'polyclinic\[export\]'"):
         export_model(tiny, ExportFormat.onnx, tiny / "model.onnx", [pixels(1, 32, 32)])
 
 

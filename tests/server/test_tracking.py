@@ -7,7 +7,6 @@ import posixpath
 import re
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from polyclinic.server.runs.tracking import (
 )
 from polyclinic.server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
+from tests.missing_packages import hide_packages
 from tests.network.real import WITHIN_S, eventually, flwr_server, flwr_sim, lines_of, ready_to_lead, warm
 
 
@@ -145,7 +145,7 @@ def test_the_coordinators_own_training_and_accuracies_are_figures_too() -> None:
 @pytest.fixture
 def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which ``import mlflow`` finds nothing."""
-    monkeypatch.setitem(sys.modules, "mlflow", None)
+    hide_packages(monkeypatch, "mlflow")
 
 
 @pytest.mark.usefixtures("without_mlflow")
@@ -171,7 +171,7 @@ def test_a_coordinator_without_mlflow_asks_no_hospital(digits: Path, tmp_path: P
     with ready_to_lead(tmp_path) as folder:
         ended = flwr_server("run", folder, digits, "--out", tmp_path / "out", "--track", "mlflow", "--once")
     assert ended.code == 2
-    assert "MLflow is not installed here." in ended.err
+    assert "mlflow is not installed here." in ended.err
     assert not (tmp_path / "out").exists()
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from polyclinic.common.wire.bounds import MOST_LOSS
 from polyclinic.strategies.engine.events import FederationValidation
 from polyclinic.strategies.engine.state import (
-    SMALL,
-    TOLERATED,
+    LARGEST_REGRET_OF_NOISE,
+    LOSS_OFFSET,
     FederationState,
     compute_median_regret,
     deserialize_federation_state,
@@ -27,7 +27,7 @@ from tests.strategies.states import TINY
 
 NOISE = 1.05
 """Honest sites judge a round alike, up to this factor."""
-BOUND = TOLERATED * NOISE**3
+BOUND = LARGEST_REGRET_OF_NOISE * NOISE**3
 """Of the chosen round's honest mean loss over the lowest: the tolerated regret; noise in the chosen loss, in the lowest
 one that it is held against, and in the lowest mean."""
 Judgements = Sequence[Mapping[str, float]]
@@ -96,7 +96,7 @@ def test_no_course_of_lies_has_a_bad_round_chosen(sites: int, lie: str) -> None:
     honest = falling(sites - 1)
     best = min(map(honest_mean, honest))
     round_chosen = chosen(with_liar(honest, [LIES[lie](n) for n in range(len(honest))]))
-    assert honest_mean(honest[round_chosen]) <= TOLERATED * best + SMALL
+    assert honest_mean(honest[round_chosen]) <= LARGEST_REGRET_OF_NOISE * best + LOSS_OFFSET
 
 
 def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
@@ -124,7 +124,7 @@ def test_a_liar_costs_no_more_than_the_stated_bound(data: st.DataObject, sites: 
     ]
     stated = data.draw(st.lists(st.one_of(st.none(), lies), min_size=rounds, max_size=rounds), label="lies")
     judged = [losses if lie is None else {**losses, "liar": lie} for losses, lie in zip(honest, stated, strict=True)]
-    assert honest_mean(honest[chosen(judged)]) <= BOUND * min(map(honest_mean, honest)) + SMALL
+    assert honest_mean(honest[chosen(judged)]) <= BOUND * min(map(honest_mean, honest)) + LOSS_OFFSET
 
 
 @given(st.integers(1, 6), st.integers(0, 2**16), st.integers(1, 20), st.floats(0, 0.1))
@@ -213,7 +213,7 @@ def test_no_course_of_stated_aurocs_has_a_bad_round_chosen(sites: int, lie: str)
         for n, losses in enumerate(honest)
     ]
     wrong = [0.6 * honest_mean(losses) for losses in honest]
-    assert wrong[judged(rounds).best_round] <= TOLERATED * min(wrong) + SMALL
+    assert wrong[judged(rounds).best_round] <= LARGEST_REGRET_OF_NOISE * min(wrong) + LOSS_OFFSET
 
 
 def test_by_the_mean_alone_one_stated_auroc_would_choose_the_worst_round() -> None:

@@ -185,8 +185,8 @@ OWN = ("(Effusion", "Nodule")
 @pytest.mark.parametrize("names", [("north", "aaa"), ("north", "zzz")], ids=["before it by name", "after it"])
 @pytest.mark.parametrize(
     "spelling",
-    ["(Effusion", "EFFUSION", "Effusi\u00f6n", "\u0415ffusion", "Effusion.", " effusion", "E ffusion"],
-    ids=["bracket", "case", "accent", "cyrillic", "stop", "space", "gap"],
+    ["(Effusion", "EFFUSION", "Effusi\u00f6n", "\u0415ffusion", "Effus\u0131on", "Effusion.", " effusion", "E ffusion"],
+    ids=["bracket", "case", "accent", "cyrillic", "dotless i", "stop", "space", "gap"],
 )
 def test_on_a_tie_the_site_that_was_admitted_first_stays(names: tuple[str, str], spelling: str, clock: Clock) -> None:
     owner, liar = names

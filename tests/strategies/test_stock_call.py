@@ -73,21 +73,13 @@ def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run
     assert list(result.train_metrics_clientapp) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "should_stop",
-    [
-        lambda: True,
-        lambda server_round: server_round == 1,
-        lambda server_round, result: list(result.train_metrics_clientapp) == [server_round],
-        lambda *arguments: arguments[0] == 1 and len(arguments) == 2,
-    ],
-    ids=["of nothing", "of the round", "of round and result", "of anything"],
-)
-def test_a_run_ends_after_the_round_at_which_should_stop_says_so(
-    should_stop: Callable[..., bool], tmp_path: Path
-) -> None:
+def test_a_run_ends_after_the_round_at_which_should_stop_returns_true(tmp_path: Path) -> None:
     for name in ("stopped", "one"):
         (tmp_path / name).mkdir()
+
+    def should_stop(server_round: int, result: Result) -> bool:
+        return list(result.train_metrics_clientapp) == [server_round]
+
     _, stopped = started(tmp_path / "stopped", rounds=9, should_stop=should_stop)
     _, one = started(tmp_path / "one", rounds=1)
     assert list(stopped.train_metrics_clientapp) == [1]
@@ -95,10 +87,15 @@ def test_a_run_ends_after_the_round_at_which_should_stop_says_so(
         assert stopped.arrays[name].numpy().tobytes() == array.numpy().tobytes()
 
 
-def test_a_run_goes_on_while_should_stop_says_no(tmp_path: Path) -> None:
-    asked = list[int]()
-    _, result = started(tmp_path, should_stop=asked.append)
-    assert asked == list(result.train_metrics_clientapp) == [1, 2]
+def test_a_run_goes_on_while_should_stop_returns_false(tmp_path: Path) -> None:
+    rounds = list[int]()
+
+    def should_stop(server_round: int, result: Result) -> bool:
+        rounds.append(server_round)
+        return False
+
+    _, result = started(tmp_path, should_stop=should_stop)
+    assert rounds == list(result.train_metrics_clientapp) == [1, 2]
 
 
 def test_a_model_of_other_classes_is_refused_with_the_classes_of_the_run(tmp_path: Path) -> None:

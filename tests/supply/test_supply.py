@@ -1,48 +1,104 @@
 """What the images are made of: pinned, hashed, under licences that allow it; and no code of ours runs data."""
 
 import ast
+import datetime
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from supply.audit import verdict
 from supply.licences import Library, licence_of, locked, on_page
-from supply.lock import entries
+from supply.lock import LOCKS, entries, lock_torch_for_cpus, made_on, newer_releases, text_of
 
 ROOT = Path(__file__).parents[2]
-LOCKS = [ROOT / "supply" / name for name in ("build.lock", "torch.lock", "libraries.lock")]
+TEXTS = {name: (ROOT / "supply" / name).read_text(encoding="utf-8") for name in LOCKS}
 PACKAGES = ("common", "strategies", "server", "client")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_every_line_of_a_lock_is_a_version_with_its_hashes_and_names_no_host(lock: Path) -> None:
-    text = lock.read_text(encoding="utf-8")
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_line_of_a_lock_is_a_version_and_it_names_no_host(lock: str) -> None:
+    text = TEXTS[lock]
     assert "://" not in text
-    assert "index" not in text
     lines = entries(text)
     assert lines
-    for name, entry in lines.items():
-        assert re.match(r"[a-z0-9-]+==[\w.]+( ;.*)?$", name)
-        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), name
+    assert all(re.match(r"[a-z0-9-]+==[\w.+]+( ;.*)?$", name) for name in lines)
     assert "".join(lines[name] for name in sorted(lines)) == text.partition("\n")[2]
 
 
-def test_every_dependency_of_the_project_is_locked() -> None:
+@pytest.mark.parametrize("lock", ["build.lock", "libraries.lock", "torch.lock"])
+def test_every_version_of_a_lock_has_its_hashes(lock: str) -> None:
+    lines = entries(TEXTS[lock])
+    assert [name for name, entry in lines.items() if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
+
+
+def test_torch_for_cpus_is_of_the_releases_of_torch_with_cuda_and_has_all_hashes_or_says_that_it_has_none() -> None:
+    for_cpus = entries(TEXTS["torch-cpu.lock"])
+    with_cuda = {key.split(" ")[0] for key in entries(TEXTS["torch.lock"])}
+    assert {key.partition("+")[0] for key in for_cpus} == {key for key in with_cuda if key.startswith("torch")}
+    hashed = ["--hash" in entry for entry in for_cpus.values()]
+    assert all(hashed) or not any(hashed)
+    assert TEXTS["torch-cpu.lock"] == text_of(for_cpus, made_on(TEXTS["torch-cpu.lock"]))
+
+
+def test_every_lock_says_on_which_day_it_was_made() -> None:
+    days = {name: made_on(text) for name, text in TEXTS.items()}
+    assert min(days.values()) >= datetime.date(2026, 11, 29)
+    assert made_on(text_of({"a==1": "a==1\n"}, datetime.date(2027, 1, 2))) == datetime.date(2027, 1, 2)
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+def test_the_locks_satisfy_every_dependency_of_the_project(python: str) -> None:
+    """A lock that is behind pyproject.toml installs what the project does not run with; `make lock` makes it anew."""
+    surroundings = {"python_full_version": python, "python_version": python[:4], "sys_platform": "linux"}
+    versions = {}
+    for key in (*entries(TEXTS["libraries.lock"]), *entries(TEXTS["torch.lock"])):
+        requirement = Requirement(key)
+        if requirement.marker is None or requirement.marker.evaluate(surroundings):
+            (specifier,) = requirement.specifier
+            versions[requirement.name] = specifier.version
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = {re.split(r"[<>=!~\[; ]", line)[0].lower() for line in project["dependencies"]}
-    assert needed <= {name for name, _ in locked()}
+    needed = [Requirement(line) for line in project["dependencies"]]
+    needed = [each for each in needed if each.marker is None or each.marker.evaluate(surroundings)]
+    assert [str(each) for each in needed if versions.get(canonicalize_name(each.name)) not in each.specifier] == []
+    assert "99" not in Requirement("flwr>=1.39,<2").specifier  # a version out of range is not in it
 
 
-def test_the_images_install_nothing_without_a_hash_but_torch_of_an_index_of_ones_own() -> None:
+def test_a_lock_that_is_behind_names_each_library_with_both_versions() -> None:
+    before = ["flwr==1.41.0", "gone==1", "numpy==2.4 ; python_full_version < '3.12'", "numpy==2.5 ; x", "same==3"]
+    now = ["flwr==1.42.0", "new==7", "numpy==2.4 ; python_full_version < '3.12'", "numpy==2.6 ; x", "same==3"]
+    assert newer_releases(before, now) == [
+        "flwr: 1.41.0 -> 1.42.0",
+        "gone: 1 -> not needed",
+        "new: not locked -> 7",
+        "numpy: 2.4 or 2.5 -> 2.4 or 2.6",
+    ]
+    assert newer_releases(before, before) == []
+
+
+def test_hashes_of_torch_for_cpus_stay_where_its_index_is_not_reached(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = (tmp_path / "index").as_uri()
+    hashed = {"torch==9.9.1+cpu": "torch==9.9.1+cpu \\\n    --hash=sha256:" + 64 * "a" + "\n"}
+    assert lock_torch_for_cpus(["torch==9.9.1 ; x", "triton==1"], nowhere, hashed) == hashed
+    assert lock_torch_for_cpus(["torch==9.9.2 ; x"], nowhere, hashed) == {"torch==9.9.2": "torch==9.9.2\n"}
+    assert "torch-cpu.lock has no hashes" in capfd.readouterr().err
+
+
+def test_the_images_install_nothing_without_a_hash_but_torch_for_cpus_whose_lock_may_have_none() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     installs = [line for line in dockerfile.splitlines() if re.search(r"pip\b.* install\b", line)]
-    assert len(installs) == 4
+    assert len(installs) == 5
     assert all("--require-hashes" in line or "--no-index" in line for line in installs)
     assert all("--no-deps" in line for line in installs)
+    (of_torch,) = [line for line in installs if "torch.lock" in line]
+    assert "WARNING: torch-cpu.lock has no hashes" in of_torch
 
 
 def test_no_library_is_of_an_unknown_or_strong_copyleft_licence() -> None:

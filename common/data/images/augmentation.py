@@ -14,7 +14,6 @@ outside, where theirs become black. ``_change_image_saturation`` leaves grey ima
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -152,6 +151,23 @@ def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
 
+def _equalize_channel_histograms(images: Tensor, strengths: Tensor) -> Tensor:
+    """Spread the values of each channel so that all of 0..255 occur about equally often, as ``PIL.ImageOps.equalize``.
+
+    A channel with too few different values stays unchanged. ``strengths`` has no effect. The result is that of
+    torchvision, which takes seconds to import and may not fit the installed torch.
+    """
+    pixels = images.round().long()  # (batch, channels, height, width), 0..255
+    values = pixels.flatten(2)  # (batch, channels, height * width)
+    counts = values.new_zeros((*values.shape[:2], 256)).scatter_add(2, values, torch.ones_like(values))
+    lower = counts.cumsum(2) - counts  # number of pixels below each value
+    highest = counts.gather(2, values.amax(2, keepdim=True))  # number of pixels at the channel's highest value
+    step = (values.shape[2] - highest) // 255  # pixels for each value of the result; (batch, channels, 1)
+    table = ((lower + step // 2) // step.clamp(min=1)).clamp(max=255)
+    equalized = table.gather(2, values).view_as(pixels)
+    return torch.where(step[..., None] > 0, equalized, pixels).to(images)
+
+
 def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
     """Blend ``images`` with ``other`` pictures; the weight of ``images`` rises with the strength from 0.05 to 0.95."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
@@ -192,10 +208,7 @@ CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "brightness": lambda images, strengths: _blend_two_pictures(torch.zeros_like(images), images, strengths),
     "colour": _change_image_saturation,
     "contrast": lambda images, strengths: _blend_two_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
-    # The import takes seconds.
-    "equalized": lambda images, strengths: (
-        import_module("torchvision.transforms.v2.functional").equalize(images.round().to(torch.uint8)).to(images)
-    ),
+    "equalized": _equalize_channel_histograms,
     "identity": lambda images, strengths: images,
     # Keep only the 4 to 8 highest bits of each pixel.
     "posterized": lambda images, strengths: images - images % 2 ** (4 - (5 * strengths).floor())[:, None, None, None],

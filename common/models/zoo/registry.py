@@ -6,7 +6,6 @@ built without their classifier and with random weights; no weights are downloade
 
 import contextlib
 import copy
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -40,7 +39,12 @@ from polyclinic.common.plugins import (
     is_local_plugin_name,
     load_plugin_entry_point,
 )
+from polyclinic.common.system.packages import import_torchvision, refuse_missing_packages
 
+ARCHITECTURE = "model.architecture"
+"""The key of an experiment that names the network, for faults."""
+TORCHVISION_BACKBONES = ("densenet121", "resnet18")
+"""Those of our own backbones that torchvision builds."""
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
@@ -78,6 +82,7 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
 
 
 def _build_timm_backbone(name: str, channels: int, image_size: int) -> nn.Module:
+    import_torchvision(ARCHITECTURE)  # timm imports it, and fails with a traceback
     import timm  # takes seconds to import
 
     if not timm.is_model(name):
@@ -90,6 +95,7 @@ def _build_timm_backbone(name: str, channels: int, image_size: int) -> nn.Module
 
 
 def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
+    import_torchvision(ARCHITECTURE)
     from torchvision import models
 
     names = models.list_models(module=models)
@@ -119,7 +125,7 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
 
 def _build_monai_backbone(name: str, channels: int, image_size: int) -> nn.Module:
     """Build one of MONAI's classifiers for 2D images, without its last dense layer."""
-    _refuse_missing_package("monai")
+    refuse_missing_packages(ARCHITECTURE, "monai")
     from monai.networks import nets
 
     names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
@@ -138,7 +144,8 @@ def _build_monai_backbone(name: str, channels: int, image_size: int) -> nn.Modul
 
 
 def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int) -> nn.Module:
-    _refuse_missing_package("torchxrayvision")
+    refuse_missing_packages(ARCHITECTURE, "torchxrayvision")
+    import_torchvision(ARCHITECTURE)  # torchxrayvision imports it
     from torchxrayvision import models
 
     if name != "densenet121":
@@ -146,12 +153,6 @@ def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int) -
     network = cast(nn.Module, models.DenseNet(in_channels=channels, **models.get_densenet_params("densenet121")))
     network.classifier = nn.Identity()
     return network
-
-
-def _refuse_missing_package(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        problem = f"{package} is not installed."
-        raise BadInput([Fault("model.architecture", problem, f"pip install {package}")])
 
 
 def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Module:
@@ -567,6 +568,7 @@ class Backbone(NamedTuple):
 
 def _build_torchvision_backbone(architecture: Literal["densenet121", "resnet18"], channels: int) -> nn.Module:
     """Build a torchvision network without its head; it returns globally average-pooled features."""
+    import_torchvision(ARCHITECTURE)
     from torchvision import models  # takes seconds to import
 
     network = models.get_model(architecture, weights=None)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue
 from polyclinic.common.hosts import HostUse, refuse_use_without_permission
 from polyclinic.common.system.files import open_own_file
+from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 from polyclinic.server.simulation.backends import transfer
 from polyclinic.server.simulation.backends.cluster import (
@@ -161,9 +161,7 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
     if section.backend != "ray":
         yield None
         return
-    if find_spec("ray") is None:
-        remedy = "Install polyclinic[sim], or use --backend inline."
-        raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
+    refuse_missing_packages("simulation.backend", "ray", otherwise="Use --backend inline")
     if host := find_cluster_host(section.address):
         refuse_use_without_permission(HostUse(host), "simulation.address")
     place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"

@@ -20,6 +20,7 @@ from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.plugins import MODELS, find_plugin_entry_point, identify_plugin
 from polyclinic.server.export.weights import convert_pretrained_weights
 from tests.federations import federation
+from tests.missing_packages import hide_packages
 from tests.third_parties import install
 
 CLASSES = ("edema", "mass")
@@ -100,9 +101,9 @@ def test_a_network_that_cannot_be_made_is_a_fault_before_anything_is_trained(nam
 
 @pytest.mark.parametrize("package", ["monai", "torchxrayvision"])
 def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    hide_packages(monkeypatch, package)
     (fault,) = find_network_build_faults(spec(f"{package}:densenet121"), Path())
-    assert f"pip install {package}" in str(fault)
+    assert f"pip install 'polyclinic[{package}]'" in str(fault)
 
 
 @pytest.mark.parametrize(

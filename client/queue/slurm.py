@@ -1,0 +1,137 @@
+"""Slurm's side: the batch script in which ``flwr-client start`` runs, and the commands ``sbatch`` and ``squeue``."""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from polyclinic.client.service import CLIENT
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.security.call_signatures import PROCESS_VARIABLE
+from polyclinic.common.system.service import find_unit_path_faults
+from polyclinic.common.system.service_files import find_program_command
+
+WARNING_S = 60
+"""Time before the time limit at which Slurm asks the program to stop, which takes 7 s at most."""
+LOG_FILE = "slurm.log"
+_COMMAND_S = 60.0
+_NAME_PART = re.compile(r"[^A-Za-z0-9_.-]+")
+_QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+
+
+class JobState(Enum):
+    """The state of a job, as far as the watching program needs it."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    OVER = "over"
+    UNKNOWN = "unknown"
+
+
+def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: float | None) -> str:
+    """Return a batch script that runs ``flwr-client start`` on a folder.
+
+    Args:
+        options: Options of ``sbatch``, such as ``--gres=gpu:1``, one line each.
+        idle_minutes: The job ends after so many minutes without a request; None for a job that stays, and that is
+            queued again at its time limit.
+
+    Raises:
+        BadInput: If no line of a script can name the folder or hold an option.
+    """
+    folder = folder.resolve()
+    faults = find_unit_path_faults("slurm", folder)
+    if '"' in str(folder) or "\\" in str(folder):
+        problem = f"{folder} holds a quote or a backslash, at which Slurm ends the path of the log."
+        faults.append(Fault("slurm", problem, "Rename the folder."))
+    for option in options:
+        if not option.startswith("-") or not option.isprintable():
+            faults.append(Fault(repr(option), "is no option of sbatch.", "Write it as --name=value."))
+    raise_faults(faults)
+    log = str(folder / LOG_FILE).replace("%", "%%")  # Slurm replaces %j and others
+    stays = idle_minutes is None
+    head = [
+        f"--job-name={CLIENT.unit_prefix}{_NAME_PART.sub('-', folder.name)}",
+        "--dependency=singleton",  # one job of this name and account runs at a time
+        f"--signal=B:{'USR1' if stays else 'TERM'}@{WARNING_S}",
+        "--requeue" if stays else "--no-requeue",
+        "--open-mode=append",
+        f'--output="{log}"',
+        *options,
+    ]
+    start = [*find_program_command(CLIENT), "start", str(folder)]
+    if state_home := os.environ.get("XDG_STATE_HOME"):
+        start = ["env", f"XDG_STATE_HOME={state_home}", *start]
+    body = _KEEPING if stays else _WHEN_NEEDED
+    command = shlex.join(start if stays else [*start, "--until-idle", f"{idle_minutes:g}"])
+    lines = ["#!/bin/bash", "# Written by flwr-client slurm script.", *(f"#SBATCH {each}" for each in head)]
+    return "\n".join(lines) + "\n" + body.replace("@COMMAND@", command).replace("@VARIABLE@", PROCESS_VARIABLE)
+
+
+_WHEN_NEEDED = """
+# The program is the job's main process, so that Slurm's SIGTERM before the time limit reaches it. The first argument
+# comes from flwr-client slurm watch, which keeps the site connected meanwhile and submits this script again.
+export @VARIABLE@="${1:-}"
+exec @COMMAND@
+"""
+_KEEPING = """
+@COMMAND@ &
+program=$!
+again=
+trap 'again=yes; kill -TERM "$program"' USR1  # the time limit is near
+trap 'kill -TERM "$program"' TERM
+wait "$program"
+code=$?
+while kill -0 "$program" 2>/dev/null; do  # a signal ended the wait, not the program
+    wait "$program"
+    code=$?
+done
+if [ -n "$again" ]; then
+    exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+@dataclass(frozen=True)
+class SlurmQueue:
+    """The queue of this account, and the script that is submitted to it."""
+
+    script: Path
+
+    def submit_job(self, process: str) -> str:
+        """Submit the script with one argument; return the job's number.
+
+        Raises:
+            BadInput: If Slurm refuses it.
+        """
+        done = _run(["sbatch", "--parsable", str(self.script), process])
+        job = done.stdout.strip().split(";")[0]
+        if done.returncode != 0 or not re.fullmatch(r"\d+", job):
+            reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+            command = shlex.join(["sbatch", str(self.script)])
+            raise BadInput([Fault(command, f"Slurm refused it: {reason}", "Change the options in the script.")])
+        return job
+
+    def read_job_state(self, job: str) -> JobState:
+        """Return the state of a job; UNKNOWN while Slurm does not answer."""
+        done = _run(["squeue", "--noheader", "--jobs", job, "--format=%T"])
+        if done.returncode != 0:
+            return JobState.OVER if "Invalid job id" in done.stderr else JobState.UNKNOWN
+        state = done.stdout.strip()
+        if not state:
+            return JobState.OVER
+        return JobState.QUEUED if state in _QUEUED else JobState.RUNNING
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except FileNotFoundError:
+        raise BadInput([Fault(command[0], "is not installed here.", "Run this where jobs are submitted.")]) from None
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer in {_COMMAND_S:.0f} s")

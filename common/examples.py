@@ -1,0 +1,79 @@
+"""The example experiments of Polyclinic, which need no data files: find them by name, and copy them for editing.
+
+``setup.py`` also runs :func:`copy_examples`, so this file imports nothing but Python's own modules when it is loaded.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
+EXPERIMENT_NAMES = tuple(Path(name).stem for name in NAMES if name.endswith(".toml"))
+FOLDER = "experiments"
+"""Folder of the examples in the checkout, and where ``flwr-sim examples`` writes them."""
+
+
+def write_examples(folder: Path) -> list[Path]:
+    """Copy all examples into a folder; return the written files and folders.
+
+    Raises:
+        BadInput: If a file exists already; nothing is overwritten.
+    """
+    from polyclinic.common.errors import BadInput, Fault
+    from polyclinic.common.system.files import remove_outputs_on_failure
+
+    if existing := [str(folder / name) for name in NAMES if (folder / name).exists()]:
+        raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
+    with remove_outputs_on_failure(folder, *(folder / name for name in NAMES)):
+        copy_examples(_find_examples_folder(), folder)
+    return [folder / name for name in NAMES]
+
+
+def find_experiment_file(path: Path) -> Path:
+    """Return the path of an experiment file, or of the example with this name, such as ``digits_surgical``.
+
+    A path with a folder or a suffix is returned as it is, also if there is no such file.
+
+    Raises:
+        BadInput: If there is neither a file nor an example of this name.
+    """
+    from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+
+    if os.path.lexists(path) or path.suffix or len(path.parts) != 1:
+        return path
+    folder = _find_examples_folder()
+    # A hospital's image has no examples.
+    examples = {file.stem: file for file in sorted(folder.glob("*.toml")) if file.name in NAMES}
+    if path.name in examples:
+        return examples[path.name]
+    problem = f"is no file, and no example has this name. Examples are {quote_names(examples)}."
+    near = suggest_nearest_name(path.name, [*examples, *(file.name for file in Path().glob("*.toml"))])
+    raise BadInput([Fault(str(path), problem, near)])
+
+
+def suggest_examples(path: Path) -> str:
+    """Return what to do about a missing file that is an example, or lies in a checkout; empty for other files."""
+    if path.suffix == ".toml" and path.stem in EXPERIMENT_NAMES:
+        folder = "" if str(path.parent) == FOLDER else f" {path.parent}"
+        return f"It is an example. Give its name alone, {path.stem}, or write the file with: flwr-sim examples{folder}"
+    if path.parts[:1] == (FOLDER,) and not Path(FOLDER).is_dir():
+        names = " and ".join(EXPERIMENT_NAMES)
+        return f"Run this in the project's checkout. Examples that need no files are {names}: give the name alone."
+    return ""
+
+
+def copy_examples(source: Path, goal: Path) -> None:
+    """Copy the examples from one folder to another, which is created if needed."""
+    for name in NAMES:
+        inner = [path for path in (source / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        for path in inner or [source / name]:
+            copy = goal / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+def _find_examples_folder() -> Path:
+    """Return the folder of the examples: inside the package if installed from a wheel, else that of the checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / FOLDER
+    return installed if installed.is_dir() else package.parent / FOLDER

@@ -1,0 +1,423 @@
+"""Where the units of our programs lie, and what ``service install``, ``status`` and ``remove`` do with them.
+
+A unit is found by the folder that it names, not by its name: a folder may be moved, and names may be chosen. systemd is
+asked through ``systemctl``, and only where it runs (sd_booted(3)).
+"""
+
+import contextlib
+import os
+import pwd
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.service import (
+    FOLDER_KEY,
+    IMAGE_USER,
+    Service,
+    ServiceProgram,
+    find_unit_path_faults,
+    find_volume_faults,
+    make_quadlet,
+    make_systemd_unit,
+)
+
+SYSTEMD, QUADLET = ".service", ".container"
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy")
+"""Variables that gRPC reads, in lower case only."""
+_BOOTED = Path("/run/systemd/system")
+_SYSTEMCTL_S = 60.0
+_PLAIN_VALUE = re.compile(r"""[^\s"'\\]+""")
+
+
+class UnitName(PlainName):
+    """The name of a unit and of its container."""
+
+    __slots__ = ()
+    pattern = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+    rule = "1 to 100 letters, digits, dots, dashes and underscores, the first one a letter or digit"
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """The options of ``service install`` that both programs have.
+
+    Attributes:
+        system: True for a unit of the system, False for the user's own; None chooses by the account.
+        quadlet: Write a Podman quadlet in the place of a systemd unit.
+        into: Folder to write the unit to in the place of systemd's; then systemd is not asked.
+        name: Name of the unit; empty to derive it from the folder's.
+        account: Account that runs a unit of the system; empty for the folder's owner.
+        now: Start the program, now and at each boot.
+    """
+
+    system: bool | None = None
+    quadlet: bool = False
+    into: Path | None = None
+    name: str = ""
+    account: str = ""
+    image: str = ""
+    gpu: bool = False
+    now: bool = False
+
+    @property
+    def is_system(self) -> bool:
+        return os.geteuid() == 0 if self.system is None else self.system
+
+
+@dataclass(frozen=True)
+class InstalledUnit:
+    """The unit of a folder, as it lies on the disk."""
+
+    path: Path
+    system: bool
+    managed: bool
+    """True if the file lies where systemd or Podman looks for it."""
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def is_quadlet(self) -> bool:
+        return self.path.suffix == QUADLET
+
+    def make_command(self, *words: str) -> list[str]:
+        """Return the line of ``systemctl`` with these words for the manager that this unit belongs to."""
+        return ["systemctl", *(() if self.system else ("--user",)), *words]
+
+
+# ---------------------------------------------------------------------- install
+
+
+def install_service(service: Service, options: ServiceOptions, *, running: bool) -> list[str]:
+    """Write the unit of a program on its folder; return lines for the person who installs it.
+
+    Args:
+        service: The program, its folder and what it needs; name, account and command are filled in here.
+        running: True if the program runs on the folder already.
+
+    Raises:
+        BadInput: With every fault: a path that no unit can name, no such account, another unit of this folder.
+    """
+    system = options.is_system
+    ending = QUADLET if options.quadlet else SYSTEMD
+    place = options.into or find_unit_place(quadlet=options.quadlet, system=system)
+    present = find_units_of_folder(service.program, service.folder, options.into)
+    service = replace(
+        service,
+        command=() if options.quadlet else find_program_command(service.program),
+        account=_choose_account(service.folder, options),
+        image=options.image or service.program.image,
+        gpu=options.gpu,
+        environment=_read_proxies(),
+    )
+    faults = _find_service_faults(service, options)
+    faults += _find_other_unit_faults(service, present, place, ending)
+    raise_faults(faults)
+    before = [unit for unit in present if (unit.path.parent, unit.path.suffix) == (place, ending)]
+    name = options.name or (before[0].name if before else _choose_unit_name(service, place, system=system))
+    service = replace(service, name=name)
+    _make_writable_folders(service, options)
+    _write_environment_file(service)
+    unit = InstalledUnit(join_plain_name(place, UnitName(name), ending), system, options.into is None)
+    text = (make_quadlet if options.quadlet else make_systemd_unit)(service, system=system)
+    write_atomically(unit.path, text.encode())
+    unit.path.chmod(0o644)  # units are readable by all, and hold no secret
+    for old in before:
+        if old.path != unit.path:
+            old.path.unlink()
+    lines = [f"wrote {unit.path}", *_make_notes(service, options, running=running)]
+    start = _list_start_commands(unit, is_new=not before)
+    if options.now:
+        for command in start:
+            _run_systemctl(command)
+        lines.append(f"started {name}")
+    else:
+        verb = "Start it again with what is new" if before else "Start it, now and at each boot"
+        lines += [f"{verb}:", *(f"    {shlex.join(command)}" for command in start)]
+    if not system:
+        account = pwd.getpwuid(os.geteuid()).pw_name
+        lines.append(f"So that it starts at boot and outlives your session: loginctl enable-linger {account}")
+    return [*lines, f"Its log: {_make_log_command(unit)}"]
+
+
+def find_program_command(program: ServiceProgram) -> tuple[str, ...]:
+    """Return the absolute command line of a program in this environment."""
+    script = Path(sys.executable).with_name(program.name)
+    if os.access(script, os.X_OK):
+        return (str(script),)
+    return (sys.executable, "-P", "-m", program.module)
+
+
+def find_unit_place(*, quadlet: bool, system: bool) -> Path:
+    """Return the folder in which an administrator, or a person for the own account, puts units or quadlets."""
+    below = Path("containers/systemd") if quadlet else Path("systemd/system" if system else "systemd/user")
+    if system:
+        return Path("/etc") / below
+    settings = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (settings if settings.is_absolute() else Path.home() / ".config") / below
+
+
+def find_units_of_folder(program: ServiceProgram, folder: Path, into: Path | None = None) -> list[InstalledUnit]:
+    """Return the units of this program that name a folder: of this account and of the system, or in ``into`` alone."""
+    units = []
+    for place, system in _list_unit_places(into):
+        for path in sorted(_iterate_unit_files(place)):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                lines = path.read_text(encoding="utf-8").splitlines()
+                if f"{FOLDER_KEY}={folder}" in lines and f" {program.name} service " in lines[0]:
+                    units.append(InstalledUnit(path, system, into is None))
+    return units
+
+
+def _list_unit_places(into: Path | None) -> list[tuple[Path, bool]]:
+    if into is not None:
+        return [(into, os.geteuid() == 0)]
+    places = []
+    for system in (True, False):
+        for quadlet in (False, True):
+            with contextlib.suppress(RuntimeError):  # an account without a home
+                places.append((find_unit_place(quadlet=quadlet, system=system), system))
+    return places
+
+
+def _iterate_unit_files(place: Path) -> Iterator[Path]:
+    for ending in (SYSTEMD, QUADLET):
+        yield from place.glob(f"*{ending}")
+
+
+def _find_service_faults(service: Service, options: ServiceOptions) -> list[Fault]:
+    paths = [service.folder, *service.writable, *service.read_only]
+    if service.state_home is not None:
+        paths.append(service.state_home)
+    faults = [fault for path in dict.fromkeys(paths) for fault in find_unit_path_faults("service", path)]
+    if options.quadlet:
+        faults += [fault for path in dict.fromkeys(paths) for fault in find_volume_faults("service", path)]
+    if options.name:
+        try:
+            UnitName(options.name)
+        except ValueError as error:
+            faults.append(Fault("--name", f"{error}."))
+    if options.is_system and not options.quadlet:
+        try:
+            pwd.getpwnam(service.account)
+        except KeyError:
+            problem = f'there is no account "{service.account}" here.'
+            faults.append(Fault("--account", problem, "Name the account that owns the folder."))
+    for name, text in service.environment.items():
+        if not _PLAIN_VALUE.fullmatch(text):
+            problem = "holds a space, a quote or a backslash, which systemd and Podman read differently."
+            faults.append(Fault(name, problem, "Write it with %20, %22, %27 or %5C."))
+    return faults
+
+
+def _find_other_unit_faults(
+    service: Service, present: Sequence[InstalledUnit], place: Path, ending: str
+) -> list[Fault]:
+    """Return a fault for each unit of another form or manager: two programs on one folder stop one another."""
+    others = [unit for unit in present if (unit.path.parent, unit.path.suffix) != (place, ending)]
+    remedy = f"Remove it first: {service.program.name} service remove {shlex.quote(str(service.folder))}"
+    return [Fault(str(service.folder), f"{unit.path} runs it already.", remedy) for unit in others]
+
+
+def _choose_account(folder: Path, options: ServiceOptions) -> str:
+    if not options.is_system or options.quadlet:
+        return ""
+    if options.account:
+        return options.account
+    owner = folder.stat().st_uid
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)
+
+
+def _choose_unit_name(service: Service, place: Path, *, system: bool) -> str:
+    """Return the folder's name with the program's prefix, and a number if another folder has that name already."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", service.folder.name).strip("-.") or "folder"
+    base = f"{service.program.unit_prefix}{plain}"[:90]
+    places = {place, *(each for each, of_system in _list_unit_places(None) if of_system is system)}
+    names = {path.stem for each in places for path in _iterate_unit_files(each)}
+    number, name = 1, base
+    while name in names:
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def _read_proxies() -> dict[str, str]:
+    """Return the proxies of this shell: a program that systemd starts does not have them."""
+    return {name: os.environ[name] for name in PROXIES if os.environ.get(name)}
+
+
+def _make_writable_folders(service: Service, options: ServiceOptions) -> None:
+    """Make the folders that the unit opens for writing: systemd does not start a unit whose folders are missing.
+
+    A ledger that cannot be written lies in the site's own folder instead, and counts for that folder alone.
+    """
+    owner = None
+    if os.geteuid() == 0 and options.is_system:
+        owner = (IMAGE_USER, IMAGE_USER) if options.quadlet else _read_account_ids(service.account)
+    folders = (service.state_home,) if options.quadlet else service.writable
+    for folder in filter(None, folders):
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir(mode=0o700)
+            if owner is not None:
+                os.chown(path, *owner)
+
+
+def _read_account_ids(account: str) -> tuple[int, int]:
+    entry = pwd.getpwnam(account)
+    return entry.pw_uid, entry.pw_gid
+
+
+_ENVIRONMENT_HEAD = "# Written by service install, from the shell in which it ran; service remove deletes it."
+
+
+def _write_environment_file(service: Service) -> None:
+    """Write the proxies of this shell, which may hold a password, into a file that only the folder's owner reads."""
+    if not service.environment:
+        return
+    lines = [_ENVIRONMENT_HEAD, *(f"{name}={text}" for name, text in service.environment.items())]
+    path = service.environment_path
+    write_atomically(path, ("\n".join(lines) + "\n").encode(), private=True)
+    owner = service.folder.stat()
+    if os.geteuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def _make_notes(service: Service, options: ServiceOptions, *, running: bool) -> list[str]:
+    notes = []
+    if service.environment:
+        notes.append(f"wrote {service.environment_path}: {', '.join(service.environment)} of this shell")
+    if running:
+        notes.append(f"{service.program.name} runs on this folder already: stop it before the unit is started")
+    if options.quadlet and options.is_system and service.folder.stat().st_uid != IMAGE_USER:
+        places = shlex.join([str(path) for path in (service.folder, service.state_home) if path])
+        notes.append(f"the image runs as {IMAGE_USER}, which does not own the folder: chown -R {IMAGE_USER} {places}")
+    if not options.quadlet and options.is_system and service.account == "root":
+        notes.append("it will run as root: give the folder to an account of its own, or name one with --account")
+    return notes
+
+
+def _list_start_commands(unit: InstalledUnit, *, is_new: bool) -> list[list[str]]:
+    # Podman enables what a quadlet's [Install] says; a generated unit cannot be enabled.
+    start = ["restart"] if unit.is_quadlet or not is_new else ["enable", "--now"]
+    return [unit.make_command("daemon-reload"), unit.make_command(*start, unit.name)]
+
+
+def _make_log_command(unit: InstalledUnit) -> str:
+    return f"journalctl {'-u' if unit.system else '--user-unit'} {unit.name} -f"
+
+
+# ---------------------------------------------------------------------- status and remove
+
+
+def describe_service(program: ServiceProgram, folder: Path, into: Path | None = None) -> tuple[list[str], bool]:
+    """Return lines about the units of a folder, and True if one of them runs.
+
+    Raises:
+        BadInput: If the folder has none.
+    """
+    lines, running = [], False
+    for unit in _find_units_or_fail(program, folder, into):
+        lines.append(f"{unit.name}: {unit.path}")
+        if not is_systemd_reachable(unit):
+            lines.append("    systemd cannot be asked from here")
+            continue
+        state = _read_unit_state(unit)
+        running = running or state.get("ActiveState") == "active"
+        boot = state.get("UnitFileState") or "not loaded"
+        lines.append(f"    {state.get('ActiveState')} ({state.get('SubState')}); at boot: {boot}")
+        if state.get("NRestarts", "0") != "0":
+            lines.append(f"    started again {state['NRestarts']} times")
+        if state.get("Result") not in (None, "", "success"):
+            lines.append(f"    ended with {state['Result']}, exit code {state.get('ExecMainStatus')}")
+        lines.append(f"    log: {_make_log_command(unit)}")
+    return lines, running
+
+
+def remove_service(program: ServiceProgram, folder: Path, into: Path | None = None) -> list[str]:
+    """Stop the units of a folder and delete their files; return lines about what is gone and what stays.
+
+    Raises:
+        BadInput: If the folder has none.
+    """
+    lines = []
+    for unit in _find_units_or_fail(program, folder, into):
+        reachable = is_systemd_reachable(unit)
+        if reachable:
+            verbs = ("stop",) if unit.is_quadlet else ("disable", "--now")
+            _run_systemctl(unit.make_command(*verbs, unit.name))
+        else:
+            _remove_boot_links(unit)
+        unit.path.unlink()
+        lines.append(f"removed {unit.path}")
+        if reachable:
+            _run_systemctl(unit.make_command("daemon-reload"))
+            subprocess.run(unit.make_command("reset-failed", unit.name), capture_output=True, check=False)
+        elif unit.managed:
+            lines.append("systemd cannot be asked from here: if it runs the program, it does so until it is stopped")
+    environment = Service(program, "", folder).environment_path
+    with contextlib.suppress(OSError):
+        if environment.read_text(encoding="utf-8").startswith(_ENVIRONMENT_HEAD):
+            environment.unlink()
+            lines.append(f"removed {environment}")
+    lines.append(f"stays: {' and '.join(filter(None, [str(folder), program.what_stays]))}")
+    return lines
+
+
+def _find_units_or_fail(program: ServiceProgram, folder: Path, into: Path | None) -> list[InstalledUnit]:
+    units = find_units_of_folder(program, folder, into)
+    if not units:
+        places = ", ".join(str(place) for place, _ in _list_unit_places(into))
+        problem = f"no unit of {program.name} for it lies in {places}."
+        raise BadInput([Fault(str(folder), problem, f"Write one: {program.name} service install DIR")])
+    return units
+
+
+def _remove_boot_links(unit: InstalledUnit) -> None:
+    for link in unit.path.parent.glob(f"*.wants/{unit.path.name}"):
+        if link.is_symlink():
+            link.unlink()
+
+
+def is_systemd_reachable(unit: InstalledUnit) -> bool:
+    """Return True if the manager runs that this unit belongs to, and the unit lies where that manager looks."""
+    if not unit.managed or shutil.which("systemctl") is None:
+        return False
+    if unit.system:
+        return _BOOTED.is_dir()
+    return Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd").is_dir()
+
+
+def _read_unit_state(unit: InstalledUnit) -> Mapping[str, str]:
+    properties = "ActiveState,SubState,UnitFileState,NRestarts,Result,ExecMainStatus"
+    shown = _run_systemctl(unit.make_command("show", unit.name, f"--property={properties}"))
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+
+
+def _run_systemctl(command: Sequence[str]) -> str:
+    """Run a command of systemd; return its output.
+
+    Raises:
+        BadInput: If it fails or cannot be run.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_S, check=False)
+        reason = "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if reason:
+        raise BadInput([Fault(shlex.join(command), f"failed: {reason}", "Type it where systemd runs.")])
+    return done.stdout
