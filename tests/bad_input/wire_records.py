@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.score_histograms import BINS
 from polyclinic.common.models.network import Head
-from polyclinic.common.wire.codec import RAW, WIRE_VERSION, decode_record, encode_record
+from polyclinic.common.wire.codec import RAW, decode_record, encode_record
 from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
@@ -24,6 +24,7 @@ from polyclinic.common.wire.records import (
     TrainReply,
     TrainRequest,
 )
+from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))

@@ -27,9 +27,10 @@ from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan, make_hospital_plan, read_experiment
 from polyclinic.common.models.zoo.registry import build_backbone
 from polyclinic.common.models.zoo.spec import TRAITS
-from polyclinic.common.wire.codec import WIRE_VERSION, encode_record
+from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.fleet_protocol import ROLL_CALL
 from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import called, changed_plan, images, judged, log, plan, record_of, request, send, site, trained
 

@@ -25,10 +25,10 @@ from polyclinic.common.wire.fleet_protocol import (
     HELLO_SERVICE,
     LARGEST_CALL,
     SERVICE,
-    WIRE_VERSION,
     HelloAnswer,
     PullMessagesRequest,
 )
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.deployment.superlink import fleet_server
 from polyclinic.server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
