@@ -192,6 +192,7 @@ class RunSummary(_LenientRunFileModel):
     model_sha256: str | None = None
     contract_hash: str | None = None
     versions: dict[str, Any] = Field(default_factory=dict)
+    wire: int | None = None
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property
@@ -202,6 +203,12 @@ class RunSummary(_LenientRunFileModel):
             for name in record.classes:
                 owners.setdefault(name, []).append(site)
         return {name: tuple(sites) for name, sites in owners.items()}
+
+    def describe_site_release(self, site: str) -> str:
+        """Return a site's release, with its wire version if that is not the coordinator's; ``n/a`` if unknown."""
+        record = self.sites[site]
+        release = record.release or "n/a"
+        return release if record.wire in (None, self.wire) else f"{release} (wire version {record.wire})"
 
     @property
     def is_initial_model_tested(self) -> bool:

@@ -3,7 +3,6 @@
 Each run ends in the model that all-new programs train, or with a reason that names what the older release lacks.
 """
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +75,13 @@ def test_a_new_coordinator_and_hospitals_of_both_releases_train_the_model_of_all
     with federation_of(tmp_path, NEW, old, old, NEW, experiment=experiment) as federation:
         federation.ends_unharmed(federation.run(f"run.method={method}"), 2, f"run.method={method}")
         assert "no run will take it" not in federation.east.program.output
+        assert flwr_server("verify", federation.out).code == 0
+        for site, client in ((federation.east, old.typed), (federation.south, None)):
+            command = ("audit", "verify", site.folder, "--receipt", federation.out / "receipt.json")
+            checked = flwr_client(*command) if client is None else client("client", *command)
+            assert checked.code == 0, checked.out + checked.err
+        others = {event["site"]: event["wire"] for event in events(federation.out, "other_wire")}
+        assert others == {"east": BEFORE, "north": BEFORE}
         sites = summary_of(federation.out)["sites"]
         assert {name: site["wire"] for name, site in sites.items()} == {
             "east": BEFORE,
@@ -173,8 +179,7 @@ def test_a_whole_federation_upgrades_between_two_runs_and_both_runs_stay_readabl
         for name in ("before", "after"):
             assert flwr_server("verify", tmp_path / name).code == 0
             receipt = tmp_path / name / "receipt.json"
-            shutil.copy(receipt, federation.east.folder / "receipt.json")
-            audited = flwr_client("audit", federation.east.folder, "--receipt", receipt)
+            audited = flwr_client("audit", "verify", federation.east.folder, "--receipt", receipt)
             assert audited.code == 0, audited.out + audited.err
 
 
