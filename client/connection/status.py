@@ -47,7 +47,7 @@ class ClientStatus:
             has no budget and took part in no run with privacy.
         authority_phrase: Phrase of the coordinator's authority, by the kit.
         coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
-        coordinator_wire: The newest wire version that the coordinator speaks, stated likewise; 0 if it stated none.
+        coordinator_wire: The newest wire version that the coordinator stated then; 0 if it stated none.
         wire: The newest wire version that this program speaks.
     """
 

@@ -225,7 +225,7 @@ def parse_release_header(header: str, *, signed_for_coordinator: bool) -> Stated
     Args:
         header: The header's text; empty if the call has none.
         signed_for_coordinator: True if the call is signed for this coordinator. The header is not signed, so a call
-            that is not counts as one of an earlier version, whatever the header says.
+            that is not counts as one of an earlier version, even if the header says otherwise.
     """
     unsigned = [version for version, spoken in FORMATS.items() if not spoken.signs_calls_for_coordinator]
     newest = LARGEST_VERSION if signed_for_coordinator else max(unsigned, default=0)

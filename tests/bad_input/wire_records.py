@@ -24,7 +24,7 @@ from polyclinic.common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from polyclinic.common.wire.versions import WIRE_VERSION
+from polyclinic.common.wire.versions import describe_spoken_versions
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))
@@ -73,7 +73,7 @@ def refused(content: RecordDict, kind: Any = TrainReply) -> Ended:
     try:
         decode_record(content, kind)
     except WireError as error:
-        return Ended(0, "", str(error).replace(f"this one {WIRE_VERSION}", "this one {version}"))
+        return Ended(0, "", str(error).replace(f"this one {describe_spoken_versions()}", "this one {version}"))
     raise AssertionError("accepted")
 
 

@@ -6,7 +6,6 @@ Each release writes its own, by its own code: see README.md beside this file. Th
 """
 
 import argparse
-import hashlib
 import importlib
 import json
 from pathlib import Path
@@ -151,14 +150,6 @@ def write_golden_files(folder: Path, prefix: str) -> None:
         (folder / f"{name}.record").write_bytes(content)
     text = json.dumps(derive_golden_values(prefix), indent=2, sort_keys=True)
     (folder / "derived.json").write_text(text + "\n", encoding="utf-8")
-
-
-def digest_golden_files(folder: Path) -> str:
-    """Return one hash of all files of a folder."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":
