@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc test-flower-matrix quick torture endurance fuzz lint format tables weights smoke lock lock-age bundle licences sbom audit bench clean form
+.PHONY: help install demo docs test test-network test-previous-release test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc test-flower-matrix quick torture endurance fuzz lint format tables weights smoke lock lock-age bundle licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ test: $(VENV)/installed form  ## all tests but the long ones (those on real data
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
 	$(BIN)/pytest -n 2 -m "network or long"
 	$(BIN)/pytest -n 2 tests/server/test_claims.py tests/studies/test_claims.py --hypothesis-profile=thorough
+
+test-previous-release: $(VENV)/installed  ## coordinator and hospitals one release apart, by a wheel of the previous release from git history
+	$(BIN)/pytest -n 2 tests/network/test_previous_release.py
 
 test-gpu: $(VENV)/installed  ## what a GPU does; skipped on a machine without one
 	$(BIN)/pytest -n 12 --dist worksteal tests/gpu

@@ -31,6 +31,7 @@ from polyclinic.common.wire.records import (
     TrainRequest,
 )
 from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.common.wire.versions import read_version, write_in_version
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -55,10 +56,16 @@ def make_client_app(
     app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdateStore(tell)
 
     def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
-        """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result."""
-        return lambda message, context: Message(
-            encode_record(work(site_of(context), decode_record(message.content, kind))), reply_to=message
-        )
+        """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result.
+
+        The result is written in the wire version of the request.
+        """
+
+        def answer_record(message: Message, context: Context) -> Message:
+            result = encode_record(work(site_of(context), decode_record(message.content, kind)))
+            return Message(write_in_version(result, read_version(message.content)), reply_to=message)
+
+        return answer_record
 
     def acknowledge_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
         on_refusal(refusal)

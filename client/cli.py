@@ -200,7 +200,7 @@ def start_client(
 
     Exit codes: 0 stopped on request, 2 a fault in site.toml or the data, 10 no TLS, 11 certificate of another
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
-    17 another wire version, 18 labels contradict those of the others.
+    17 no common wire version.
     """
     from polyclinic.client.connection.preflight import check_client_before_start
     from polyclinic.common.errors import BadInput

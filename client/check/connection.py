@@ -16,6 +16,7 @@ from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.connection.authority import describe_authority, get_confirmation_time, refuse_other_authority
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
+from polyclinic.client.connection.status import describe_other_wire_version
 from polyclinic.client.connection.tls import (
     EXEMPTIONS,
     PROXY_VARIABLES,
@@ -35,7 +36,8 @@ from polyclinic.common.security.identity import (
 )
 from polyclinic.common.security.phrase import compute_certificate_phrase
 from polyclinic.common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
+from polyclinic.common.wire.fleet_protocol import HelloAnswer
+from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
 """Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""
@@ -232,7 +234,9 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
             # that the next one is timed without it.
             patience_ends = time.monotonic() + KEY_PATIENCE_S
-            while (hello := link.exchange_hello()) and hello.key == "unknown" and time.monotonic() < patience_ends:
+            while (hello := link.exchange_hello()) and hello.key == "unknown" and is_spoken(hello.wire):
+                if time.monotonic() >= patience_ends:
+                    break
                 time.sleep(FIRST_RETRY_S)
             clock, began = time.time(), time.monotonic()
             hello = link.exchange_hello()
@@ -267,6 +271,8 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
         ahead_s: Seconds by which this clock is ahead of the coordinator's; negative if it is behind.
         unsure_s: Uncertainty of ``ahead_s``: half of the duration of the call.
     """
+    area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3)}
+    area.facts |= {"release": hello.release, "wire": hello.wire, "newest_wire": hello.newest_wire}
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
     if not EARLIEST_S < ahead_s < LATEST_S:
         area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
@@ -274,18 +280,23 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
         area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
     else:
         area.passed.append(f"this clock is {clock}")
-    if hello.wire != WIRE_VERSION:
-        there, here = f"{hello.release} (wire {hello.wire})", f"{__version__} (wire {WIRE_VERSION})"
-        remedy = f"Install release {hello.release} here, or ask which is to be."
-        area.add_fault(ClientExitCode.VERSION, f"the coordinator runs release {there}, this site {here}.", remedy)
+    if not is_spoken(hello.wire):
+        refused = ConnectionNotAccepted.make_wire_version_error(hello)
+        area.add_fault(refused.exit_code, refused.problem, refused.remedy)
+    elif hello.newest_wire != WIRE_VERSION:
+        newer_there = hello.newest_wire > WIRE_VERSION
+        first = f"Install release {hello.release} here." if newer_there else "Tell the coordinator."
+        problem = f"{describe_other_wire_version(hello.release, hello.newest_wire)}."
+        area.add_warning(ClientExitCode.VERSION, problem, f"{first} Until then both speak wire version {hello.wire}.")
     elif hello.release != __version__:
         both = f"both speak wire version {hello.wire}"
         area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
+    if not is_spoken(hello.wire):
+        return  # another version may sign its calls otherwise, so that the key says nothing
     if hello.key == "unknown":
         refused = ConnectionNotAccepted.make_key_refusal_error("never admitted, or revoked")
         area.add_fault(refused.exit_code, refused.problem, refused.remedy)
     else:
         area.passed.append("this site's key is admitted")
-    area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

@@ -3,8 +3,13 @@
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from polyclinic.common import __version__
+from polyclinic.common.wire.versions import WIRE_VERSION, describe_spoken_versions
+
 if TYPE_CHECKING:
     import ssl
+
+    from polyclinic.common.wire.fleet_protocol import HelloAnswer
 
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
@@ -76,6 +81,19 @@ class ConnectionNotAccepted(Exception):
         """Make the exception for clocks that differ: Flower rejects signatures over 5 minutes old or in the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ClientExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)
+
+    @classmethod
+    def make_wire_version_error(cls, hello: "HelloAnswer") -> "ConnectionNotAccepted":
+        """Make the exception for a coordinator of a release with which this one has no wire version in common."""
+        problem = (
+            f"the coordinator's release {hello.release} speaks wire version {hello.newest_wire}, this site's release "
+            f"{__version__} speaks {describe_spoken_versions()}."
+        )
+        if hello.newest_wire > WIRE_VERSION:
+            remedy = f"Install release {hello.release} here."
+        else:
+            remedy = f"Ask the coordinator to install release {__version__}, or install release {hello.release} here."
+        return cls(ClientExitCode.VERSION, problem, remedy)
 
     @classmethod
     def make_certificate_error(cls, error: "ssl.SSLCertVerificationError", host: str) -> "ConnectionNotAccepted":

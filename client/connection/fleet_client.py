@@ -45,6 +45,7 @@ from polyclinic.common.wire.message_objects import (
     encode_message_objects,
     make_announcement,
 )
+from polyclinic.common.wire.versions import FORMATS, WIRE_VERSION, is_spoken, make_release_header
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
@@ -141,6 +142,9 @@ class FleetClient:
         statements: Signs replies and verifies the signatures of requests; None if the site takes no part in runs.
         process: Id of this process; the coordinator allows one process for each site.
         policy: The site's policy, which bounds the size of messages.
+
+    Attributes:
+        wire: The wire version of the connection: the newest, until :meth:`exchange_hello` has agreed on another one.
     """
 
     def __init__(
@@ -181,7 +185,7 @@ class FleetClient:
         self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
-        self.node_id = 0
+        self.node_id, self.wire = 0, WIRE_VERSION
 
     def __enter__(self) -> "FleetClient":
         return self
@@ -194,6 +198,9 @@ class FleetClient:
     def exchange_hello(self) -> fleet.HelloAnswer | None:
         """Return the coordinator's answer to the call ``Hello``: its clock, its release, and if it admits this key.
 
+        Later calls are made as the wire version requires that the coordinator speaks with this site. If this release
+        does not speak that version, they are made as before, and the caller has to refuse the coordinator.
+
         Return None if the coordinator's release does not have this call.
 
         Raises:
@@ -203,7 +210,11 @@ class FleetClient:
         """
         with _translate_grpc_errors():
             try:
-                return cast(fleet.HelloAnswer, self._make_signed_call(fleet.HELLO_METHOD, b"", timeout=TLS_TIMEOUT_S))
+                hello = self._say_hello()
+                if hello.wire != self.wire and is_spoken(hello.wire):
+                    self.wire = hello.wire
+                    hello = self._say_hello()  # signed as the coordinator expects it, to learn if it admits this key
+                return hello
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
@@ -211,6 +222,9 @@ class FleetClient:
                     reason = f"{error.code().name.lower().replace('_', ' ')}: {shorten_grpc_details(error.details())}"
                     raise UnacceptableAnswer(reason) from None
                 raise
+
+    def _say_hello(self) -> fleet.HelloAnswer:
+        return cast(fleet.HelloAnswer, self._make_signed_call(fleet.HELLO_METHOD, b"", timeout=TLS_TIMEOUT_S))
 
     def activate_node(self, node_id: int) -> int:
         """Register this site as connected; return the node number of its key in the coordinator's SuperLink.
@@ -449,8 +463,9 @@ class FleetClient:
     def _make_signed_call(
         self, call: str, request: Any, timeout: float = CALL_TIMEOUT_S, more_headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
-        signed = make_signed_headers(self._key, self._public_key, self._authority, self._process)
-        metadata = (*signed, *more_headers)
+        authority = self._authority if FORMATS[self.wire].signs_calls_for_coordinator else ""
+        signed = make_signed_headers(self._key, self._public_key, authority, self._process)
+        metadata = (*signed, make_release_header(WIRE_VERSION), *more_headers)
         return self._calls[call](request, timeout=timeout, metadata=metadata)
 
 

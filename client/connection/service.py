@@ -36,7 +36,7 @@ from polyclinic.client.connection.fleet_client import (
 )
 from polyclinic.client.connection.pending import PendingMessage, SetAsideMessages
 from polyclinic.client.connection.preflight import make_already_running_fault
-from polyclinic.client.connection.status import ClientStatus
+from polyclinic.client.connection.status import ClientStatus, describe_other_wire_version
 from polyclinic.client.connection.tls import check_coordinator_certificate
 from polyclinic.client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
 from polyclinic.client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
@@ -61,8 +61,9 @@ from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION, HelloAnswer
+from polyclinic.common.wire.fleet_protocol import HelloAnswer
 from polyclinic.common.wire.records import Refusal
+from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 WAIT_S = 5.0
@@ -188,12 +189,9 @@ class HospitalMessageLoop:
         with FleetClient(
             self.kit.address, authority, self._key, self._statements, self._process, self.site.policy
         ) as link:
+            self._agree_on_wire_version(link)
             last_node_id = read_stored_node_id(self._node_id_file)
-            try:
-                node_id = link.activate_node(last_node_id)
-            except ConnectionNotAccepted:
-                self._refuse_other_wire_version(link)  # another release may sign its calls in another way
-                raise
+            node_id = link.activate_node(last_node_id)
             record_first_connection(self.settings.state_folder, self.kit)
             if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
                 try:
@@ -202,7 +200,6 @@ class HospitalMessageLoop:
                     if not is_disk_full(error):
                         raise
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
-            self._record_coordinator_release(link)
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
@@ -228,34 +225,22 @@ class HospitalMessageLoop:
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
 
-    def _record_coordinator_release(self, link: FleetClient) -> None:
-        """Record the coordinator's release; warn if its wire version differs, because no run then accepts this site."""
+    def _agree_on_wire_version(self, link: FleetClient) -> None:
+        """Agree with the coordinator on the wire version of this connection, and record the coordinator's release.
+
+        Raises:
+            ConnectionNotAccepted: If the two releases speak no common wire version.
+        """
+        self._hello = None
         with contextlib.suppress(CoordinatorUnreachable):  # the next call reports the fault
             self._hello = hello = link.exchange_hello()
             if hello is None:
                 return
-            self.status.coordinator_release = hello.release
-            if hello.wire != WIRE_VERSION:
-                theirs = f"the coordinator's release {hello.release} speaks wire version {hello.wire}"
-                self._report_error(
-                    f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it"
-                )
-
-    def _refuse_other_wire_version(self, link: FleetClient) -> None:
-        """Raise the better reason for a refusal, if the coordinator's release speaks another wire version.
-
-        Raises:
-            ConnectionNotAccepted: If the wire versions differ.
-        """
-        with contextlib.suppress(CoordinatorUnreachable):
-            hello = link.exchange_hello()
-            if hello is not None and hello.wire != WIRE_VERSION:
-                problem = (
-                    f"the coordinator's release {hello.release} speaks wire version {hello.wire}, this site's"
-                    f" {__version__} wire version {WIRE_VERSION}, and it does not accept this site's calls."
-                )
-                remedy = "Install a release of the same wire version on both sides."
-                raise ConnectionNotAccepted(ClientExitCode.VERSION, problem, remedy)
+            if not is_spoken(hello.wire):
+                raise ConnectionNotAccepted.make_wire_version_error(hello)
+            self.status.coordinator_release, self.status.coordinator_wire = hello.release, hello.newest_wire
+            if hello.newest_wire != WIRE_VERSION:
+                self.tell(describe_other_wire_version(hello.release, hello.newest_wire))
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats until ``stop`` is set; interrupt the main thread if the run that it works for has ended."""
@@ -445,12 +430,12 @@ class HospitalMessageLoop:
         """Return the refusal that ends the program, or None if the coordinator's own word contradicts the message.
 
         A message that names another wire version or another site ends the program only if the coordinator also said
-        so when this site connected, or said nothing.
+        so when this site connected, or said nothing. With another wire version, this site would not have connected.
         """
         hello = self._hello
         if refusal is None or hello is None:
             return refusal
-        if refusal.exit_code is ClientExitCode.VERSION and hello.wire == WIRE_VERSION:
+        if refusal.exit_code is ClientExitCode.VERSION:
             return None
         if refusal.exit_code is ClientExitCode.NAME and hello.site == self.site.name:
             return None

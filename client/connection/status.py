@@ -16,9 +16,11 @@ from typing import Any
 from polyclinic.client.connection.authority import read_authority_record
 from polyclinic.client.connection.preflight import is_client_running
 from polyclinic.client.site.budget import describe_privacy_status
+from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import escape_for_terminal, make_printable_lines
+from polyclinic.common.wire.versions import WIRE_VERSION
 
 STALE_S = 300.0
 """Time without an answer of the coordinator after which a site that is not training is unhealthy."""
@@ -45,6 +47,8 @@ class ClientStatus:
             has no budget and took part in no run with privacy.
         authority_phrase: Phrase of the coordinator's authority, by the kit.
         coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
+        coordinator_wire: The newest wire version that the coordinator stated then; 0 if it stated none.
+        wire: The newest wire version that this program speaks.
     """
 
     site: str
@@ -64,11 +68,31 @@ class ClientStatus:
     privacy: Mapping[str, Any] = field(default_factory=dict)
     coordinator_release: str = ""
     authority_phrase: str = ""
+    coordinator_wire: int = 0
+    wire: int = WIRE_VERSION
 
     def record_last_error(self, reason: str) -> None:
         """Record the last error, without control characters, and its time."""
         self.last_error = make_printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def describe_other_wire_version(release: str, wire: int) -> str:
+    """Return a sentence that says whether this site or the coordinator has to update.
+
+    Args:
+        release: The coordinator's release.
+        wire: The newest wire version that it speaks, which is one above or below that of this release.
+    """
+    if wire > WIRE_VERSION:
+        return (
+            f"update this site: the coordinator runs release {release} (wire version {wire}), this site {__version__} "
+            f"(wire version {WIRE_VERSION}), and the coordinator's release after that will refuse it"
+        )
+    return (
+        f"the coordinator has to update: it runs release {release} (wire version {wire}), this site {__version__} "
+        f"(wire version {WIRE_VERSION}), and the release after this one will refuse it"
+    )
 
 
 def is_client_healthy(status: Mapping[str, Any], now: float) -> bool:
@@ -154,6 +178,8 @@ def format_client_status(status: Mapping[str, Any]) -> str:
     age = time.time() - status["last_contact"]
     release = f"; it runs release {status['coordinator_release']}" if status["coordinator_release"] else ""
     lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")
+    if status["coordinator_wire"] not in (0, status["wire"]):
+        lines.append(describe_other_wire_version(status["coordinator_release"], status["coordinator_wire"]))
     if phrase := status["authority_phrase"]:
         confirmed = status["authority_confirmed"][:10]
         lines.append(f"its phrase: {phrase} ({f'confirmed on {confirmed}' if confirmed else 'not confirmed yet'})")

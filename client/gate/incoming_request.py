@@ -40,6 +40,7 @@ from polyclinic.client.gate.policy_rules import (
 from polyclinic.client.site.memory import remove_old_run_states
 from polyclinic.client.site.run_entries import RunEntryFolder
 from polyclinic.client.site.site import Site
+from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan, parse_plan_json
 from polyclinic.common.errors import BadInput, Fault, WireError
 from polyclinic.common.models.network import build_network
@@ -50,8 +51,8 @@ from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.common.system.toml import translate_validation_errors
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import decode_record
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
 from polyclinic.common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
+from polyclinic.common.wire.versions import VERSION_FIELD, find_lacking_feature, is_spoken
 from polyclinic.strategies.registry import get_cached_site_method
 
 HOUR_S = 3600.0
@@ -153,11 +154,15 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     Return None if the record has no plan or another wire version; the record's handler then reports the fault.
 
     Raises:
-        PlanRefused: If the plan is malformed, or its method is not allowed or wrongly configured.
+        PlanRefused: If the plan is malformed, its method is not allowed or wrongly configured, or the run needs
+            something that the coordinator's wire version lacks.
     """
-    if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
+    version = fields.get(VERSION_FIELD)
+    if "plan" not in fields or not is_spoken(version):
         return None
     plan = read_plan(fields["plan"], site.policy.maximum_plan_kb)
+    if reason := find_lacking_feature(fields[VERSION_FIELD], plan):
+        raise PlanRefused("wire version", f"{reason} The coordinator has to install release {__version__}")
     if fault := find_method_policy_fault(site.policy, plan):  # before anything of a plug-in is imported
         raise PlanRefused("policy.methods", fault)
     try:

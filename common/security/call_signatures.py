@@ -1,8 +1,9 @@
 """Signed gRPC headers of a site's calls to the coordinator, by the names that Flower's SuperNode uses.
 
 Three headers contain the public key, the time, and that key's ECDSA signature (SHA-256) over the time and over the
-coordinator that is called, named by the hash of its authority's key. Flower signs the time alone: anyone who runs a
-federation could then repeat a hospital's headers at another federation that admitted the same key.
+coordinator that is called, named by the hash of its authority's key. Flower signs the time alone, as our releases up to
+wire version 16 do: anyone who runs a federation could then repeat a hospital's headers at another federation that
+admitted the same key.
 
 Neither the method nor the request is signed. TLS protects both on the way, and the coordinator, where TLS ends, could
 only repeat to itself what it may make up anyway.
@@ -42,7 +43,8 @@ def make_signed_headers(
         key: The caller's private key.
         public_key: The public key by :func:`encode_public_key_pem`, computed once for many calls.
         authority: The coordinator's authority, by
-        :func:`polyclinic.common.security.phrase.compute_certificate_key_hash`.
+            :func:`polyclinic.common.security.phrase.compute_certificate_key_hash`; empty to sign the time alone, for a
+            coordinator of an earlier wire version.
         process: Identifier of the calling process, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()

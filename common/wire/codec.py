@@ -1,8 +1,9 @@
 """Translates our typed records to and from Flower's ``RecordDict``, and packs numbers in fewer bytes.
 
 :func:`encode_record` puts all small fields into the ConfigRecord ``fields``, and a model's trunk into an ArrayRecord
-named after the field. :func:`decode_record` reads one expected record and rejects another wire version, another record,
-missing or unknown fields, and wrong types. Fields are read by name, never by position, and nothing is pickled.
+named after the field. :func:`decode_record` reads one expected record, of each wire version that this release speaks,
+and rejects other versions, another record, missing or unknown fields, and wrong types. Fields are read by name, never
+by position, and nothing is pickled.
 
 Small arrays are in ``fields``, because Flower sends each record, array and chunk of an array by a separate call.
 
@@ -24,7 +25,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import WireError, WireVersionError
+from polyclinic.common.errors import WireError
 from polyclinic.common.models.network import Head
 from polyclinic.common.wire.bounds import (
     MOST_IMAGES,
@@ -35,7 +36,6 @@ from polyclinic.common.wire.bounds import (
     refuse_unprintable_names,
 )
 from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, WIDTH, read_small_fields
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
 from polyclinic.common.wire.records import (
     FORMS,
     Arrays,
@@ -46,6 +46,7 @@ from polyclinic.common.wire.records import (
     make_empty_score_counts,
 )
 from polyclinic.common.wire.secure_aggregation import Integers
+from polyclinic.common.wire.versions import RECORD_FIELD, VERSION_FIELD, WIRE_VERSION, read_in_present_version
 
 MOST_DIMENSIONS = 64
 """Most dimensions of an array, as in numpy."""
@@ -53,8 +54,7 @@ MOST_DIMENSIONS = 64
 R = TypeVar("R", bound=Record)
 
 RAW = "raw-little-endian"
-_VERSION, _RECORD, _TRUNK = "wire.version", "wire.record", "trunk"
-_VECTOR = "vector"
+_TRUNK, _VECTOR = "trunk", "vector"
 _LISTS: dict[Any, type] = {
     tuple[str, ...]: str,
     tuple[float, ...]: float,
@@ -79,7 +79,7 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
         written: Cache of Flower arrays that this function reads and extends, so that an array in the messages to many
             sites is packed and hashed only once.
     """
-    content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
+    content, fields = RecordDict(), ConfigRecord({VERSION_FIELD: WIRE_VERSION, RECORD_FIELD: type(record).__name__})
     for name, kind in _make_record_schema(typing.cast(type, type(record))).items():
         kind.encode_field(content, fields, name, getattr(record, name), {} if written is None else written)
     content[FIELDS] = fields
@@ -94,12 +94,11 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     """
     name, schema = expected.__name__, _make_record_schema(typing.cast(type, expected))
     fields = {key: value for key, value in read_small_fields(content).items() if not key.startswith(SIGNATURE)}
-    if _VERSION not in fields:
+    if VERSION_FIELD not in fields:
         raise WireError(f"expected {name}, got records {sorted(content)} without a wire version.")
-    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
-        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
-        raise WireVersionError(f"{spoken} Install the same release on both.")
-    if (actual := fields.pop(_RECORD, None)) != name:
+    fields = read_in_present_version(fields)
+    del fields[VERSION_FIELD]
+    if (actual := fields.pop(RECORD_FIELD, None)) != name:
         raise WireError(f"expected {name}, got {actual!r}.")
     if unknown := sorted(key for key in content if key != FIELDS and not isinstance(schema.get(key), _IN_OWN_RECORD)):
         raise WireError(f"{name} does not have {', '.join(unknown)}.")

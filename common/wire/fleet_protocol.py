@@ -220,9 +220,6 @@ def _encode_varint(value: int) -> bytes:
 # ---------------------------------------------------------------------- before a run: a call of our own, "Hello"
 # Flower's own calls do not tell the time (a site's wrong clock is only refused), nor the release before the roll call.
 
-WIRE_VERSION = 17
-"""Version of the records, raised whenever a record gains, loses or changes a field, or is hashed otherwise. Releases of
-one wire version work together."""
 LONGEST_RELEASE = 64
 """Most characters of a release's name."""
 
@@ -235,9 +232,11 @@ class HelloAnswer(BaseModel):
     Attributes:
         time: Unix time on the coordinator's clock.
         release: The coordinator's release of Polyclinic; escaped, because a person reads it.
-        wire: The coordinator's version of the records.
+        wire: The wire version that the coordinator speaks with the calling site: the newest that both speak. If they
+            speak none in common, the coordinator's newest (:mod:`polyclinic.common.wire.versions`).
         key: ``admitted`` if the key that signed the call belongs to an admitted site.
         site: Name under which that key is registered; empty for an unknown key, and from earlier releases.
+        newest: The coordinator's newest wire version; 0 from earlier releases, which speak ``wire`` alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -247,3 +246,9 @@ class HelloAnswer(BaseModel):
     wire: Annotated[int, Field(ge=0, lt=2**31)]
     key: Literal["admitted", "unknown"]
     site: Annotated[str, AfterValidator(make_printable_line)] = ""
+    newest: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @property
+    def newest_wire(self) -> int:
+        """Return the newest wire version that the coordinator speaks."""
+        return self.newest or self.wire

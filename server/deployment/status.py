@@ -15,6 +15,7 @@ from polyclinic.common import __version__
 from polyclinic.common.errors import quote_names
 from polyclinic.common.security.identity import compute_public_key_fingerprint
 from polyclinic.common.security.phrase import compute_certificate_phrase
+from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease, describe_needed_update
 from polyclinic.server.coordinator.admission import read_all_admitted_sites
 from polyclinic.server.coordinator.authority import count_certificate_days_left, read_authority_certificate
 from polyclinic.server.coordinator.folder import CoordinatorFolder, is_coordinator_command_running
@@ -24,6 +25,7 @@ from polyclinic.server.deployment.superlink.control_client import (
     SuperLinkUnreachable,
     is_superlink_answering,
 )
+from polyclinic.server.deployment.superlink.registrations import RegisteredSite
 from polyclinic.server.runs.live_status import (
     CurrentRun,
     describe_site_activity,
@@ -36,10 +38,12 @@ LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "do
 
 def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
     """Return the content of ``flwr-server status --json``."""
-    up, online = is_superlink_answering(coordinator), set[str]()
+    up, nodes = is_superlink_answering(coordinator), list[RegisteredSite]()
     if up:
         with suppress(SuperLinkUnreachable), closing(SuperLinkControlClient(coordinator, answer_s=5.0)) as control:
-            online = {node.name for node in control.list_registered_sites() if node.is_online}
+            nodes = control.list_registered_sites()
+    online = {node.name for node in nodes if node.is_online}
+    stated = {node.name: node.stated for node in nodes if node.stated is not None}
     present, signed_off = read_last_run_state(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
     sites = {}
     for name, site in read_all_admitted_sites(coordinator).items():
@@ -52,13 +56,16 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
             "revoked": site.revoked or None,
             "classes": list(site.classes),
             "max_images": site.max_images,
-            "release": present.releases.get(name) if present else None,
+            "release": (stated[name].release if name in stated else "")
+            or (present.releases.get(name) if present else None),
+            "wire": stated[name].wire if name in stated else None,
         }
     return {
         "name": coordinator.file.name,
         "address": coordinator.public_address,
         "phrase": compute_certificate_phrase(read_authority_certificate(coordinator)),
         "release": __version__,
+        "wire": WIRE_VERSION,
         "superlink": "up" if up else "starting" if is_coordinator_command_running(coordinator, "start") else "down",
         "certificate_days": count_certificate_days_left(coordinator),
         "sites": sites,
@@ -80,6 +87,8 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = describe_site_sign_off(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
+        if (wire := site.get("wire")) not in (None, WIRE_VERSION) and site["state"] != "revoked":
+            claims.append(Text(f"{name} {describe_needed_update(StatedRelease(wire, site['release'] or ''))}"))
         limits = [quote_names(site["classes"])] if site["classes"] else []
         limits += [f"{site['max_images']:,} training images at most"] if site["max_images"] else []
         if limits:

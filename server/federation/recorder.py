@@ -18,6 +18,7 @@ from polyclinic.common.metrics.multi_class import CorrectPredictionCount, comput
 from polyclinic.common.models.state import ModelState, ModelStateLayout
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.plain_text import join_as_english_list
+from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
 from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
 from polyclinic.server.federation.evaluation import RunContext
 from polyclinic.server.runs.audit_log import RunAuditWriter
@@ -261,12 +262,15 @@ class RunRecorder(RunCallbacks):
             raise RunStopped(f"resume: {problem} {remedy}") from None
 
     def _record_site_versions(self, sites: Iterable[str]) -> None:
-        """Show the Polyclinic release of these sites; record releases that differ from the coordinator's."""
+        """Show release and wire version of these sites; record those that differ from the coordinator's."""
         members = self.coordinator.sites.members
-        releases = {site: members[site].answer.version for site in sorted(sites)}
-        for site, release in releases.items():
-            if release != __version__:
-                self.setting.folder.append_event("other_release", site=site, release=release, coordinator=__version__)
+        releases = {site: StatedRelease(members[site].wire, members[site].answer.version) for site in sorted(sites)}
+        for site, stated in releases.items():
+            if stated.release != __version__:
+                facts = {"release": stated.release, "coordinator": __version__}
+                self.setting.folder.append_event("other_release", site=site, **facts)
+            if stated.wire != WIRE_VERSION:
+                self.setting.folder.append_event("other_wire", site=site, wire=stated.wire, coordinator=WIRE_VERSION)
         for watcher in self.watchers:
             watcher.show_enrolled_sites(releases)
 

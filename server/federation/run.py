@@ -18,6 +18,7 @@ from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
 from polyclinic.common.system.files import open_input_file
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.federation.benefit import compare_with_local_training
 from polyclinic.server.federation.evaluation import (
     FinalTestOutcome,
@@ -170,6 +171,7 @@ def _make_run_summary(
                 or dict(setting.positives.get(site, {})),
                 "smallest_count": member.answer.smallest_count,
                 "release": member.answer.version,
+                "wire": member.wire,
                 "bytes_up": coordinator.sites.bytes_up[site],
                 "bytes_down": coordinator.sites.bytes_down[site],
                 "seconds": totals.site_seconds[site],
@@ -195,6 +197,7 @@ def _make_run_summary(
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
         "versions": collect_software_versions(),
+        "wire": WIRE_VERSION,
         "experiment": experiment.model_dump(mode="json"),
     }
 

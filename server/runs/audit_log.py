@@ -21,6 +21,7 @@ from polyclinic.common.system.plain_text import MOST_WORDS, make_printable_line
 from polyclinic.common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import TrainReply
+from polyclinic.common.wire.versions import write_in_version
 from polyclinic.strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
 from polyclinic.strategies.engine.membership import RunMember
 from polyclinic.strategies.engine.state import FederationState, serialize_federation_state
@@ -110,10 +111,11 @@ class RunAuditWriter:
 
     def record_enrolment(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site joins the run at this round, with its answer to the roll call."""
-        content = encode_record(member.answer)
+        content = write_in_version(encode_record(member.answer), member.wire)  # as the site signed it
         sha256 = hash_record(content)
         facts: dict[str, Any] = {
             "release": member.answer.version,
+            "wire": member.wire,
             "sha256": sha256,
             "bytes": count_payload_bytes(content),
         }

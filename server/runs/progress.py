@@ -20,6 +20,7 @@ from polyclinic.common.system.terminal import (
     make_event_printer,
     make_json_printer,
 )
+from polyclinic.common.wire.versions import StatedRelease
 from polyclinic.strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_site_exclusion
 from polyclinic.strategies.engine.state import FederationState
 
@@ -49,7 +50,7 @@ class SilentRunProgress:
     def show_waiting_sites(self, waiting: MissingReplyStatus) -> None:
         """Do nothing, because a simulation never waits for sites."""
 
-    def show_enrolled_sites(self, releases: Mapping[str, str]) -> None:
+    def show_enrolled_sites(self, releases: Mapping[str, StatedRelease]) -> None:
         """Do nothing, because all simulated sites have this release."""
 
     def show_joined_site(self, server_round: int, site: str) -> None:

@@ -36,10 +36,12 @@ class SiteSummary(_LenientRunFileModel):
         positives: Class -> number of positive training images; None if the site's policy hides the number.
         smallest_count: The site hides every count that comes from fewer patients than this; None if not recorded.
         release: The site's Polyclinic release; None for a run that did not record it.
+        wire: The wire version that was spoken with the site; None for a run that did not record it.
     """
 
     classes: tuple[str, ...]
     release: str | None = None
+    wire: int | None = None
     train_samples: int | None = None
     validation_samples: int | None = None
     bytes_up: int | None = None
@@ -150,6 +152,7 @@ class RunSummary(_LenientRunFileModel):
         ended: End of the run in UTC, ISO 8601.
         last_model_because: Why the last model is the result though the experiment asks for the best one, if so.
         criterion: Validation metric that selected the best round; None if no round was selected.
+        wire: The coordinator's newest wire version; None for a run that did not record it.
         table_sha256: Hash of the label table, by which ``evaluate`` recognizes the table.
         patients_known: Whether the data names the patient of every image; None if only the sites know.
         skipped_images: Images of simulated sites that could not be read, with reasons.
@@ -191,6 +194,7 @@ class RunSummary(_LenientRunFileModel):
     model_sha256: str | None = None
     contract_hash: str | None = None
     versions: dict[str, Any] = Field(default_factory=dict)
+    wire: int | None = None
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property
@@ -201,6 +205,12 @@ class RunSummary(_LenientRunFileModel):
             for name in record.classes:
                 owners.setdefault(name, []).append(site)
         return {name: tuple(sites) for name, sites in owners.items()}
+
+    def describe_site_release(self, site: str) -> str:
+        """Return a site's release, with its wire version if that is not the coordinator's; ``n/a`` if unknown."""
+        record = self.sites[site]
+        release = record.release or "n/a"
+        return release if record.wire in (None, self.wire) else f"{release} (wire version {record.wire})"
 
     @property
     def is_initial_model_tested(self) -> bool:

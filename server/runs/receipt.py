@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
@@ -50,6 +58,14 @@ class ReceiptSite(_StrictReceiptModel):
     public_key: str = ""
     old_public_keys: tuple[str, ...] = ()
     release: str = ""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_empty_old_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the field only where it says something: a hospital of the release before refuses unknown fields."""
+        fields: dict[str, Any] = write(self)
+        if not self.old_public_keys:
+            del fields["old_public_keys"]
+        return fields
 
 
 class ReceivedReplyRecord(_StrictReceiptModel):

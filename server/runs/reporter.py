@@ -12,6 +12,7 @@ from typing import Self
 from polyclinic.common import __version__
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, join_first_and_count
+from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease, describe_needed_update
 from polyclinic.server.runs.live_status import FILE, CurrentRun, describe_site_sign_off
 from polyclinic.server.runs.progress import SilentRunProgress, format_round_facts
 from polyclinic.strategies.engine.events import MissingReplyStatus, RoundRecord
@@ -81,11 +82,13 @@ class RunReporter(SilentRunProgress):
         present.deadline = time.time() + waiting.deadline_s
         self._write_current_run()
 
-    def show_enrolled_sites(self, releases: Mapping[str, str]) -> None:
-        self._present.releases.update(releases)
-        for site, release in releases.items():
-            if release != __version__:
-                self._tell(f"{site} runs release {release}, this coordinator {__version__}")
+    def show_enrolled_sites(self, releases: Mapping[str, StatedRelease]) -> None:
+        for site, stated in releases.items():
+            self._present.releases[site] = stated.release
+            if stated.wire != WIRE_VERSION:
+                self._tell(f"{site} {describe_needed_update(stated)}")
+            elif stated.release != __version__:
+                self._tell(f"{site} runs release {stated.release}, this coordinator {__version__}")
 
     def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         super().show_run_start(sites, rounds)

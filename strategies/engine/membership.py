@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.serverapp import Grid
 
+from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan, ParticipationSection
 from polyclinic.common.contract import (
     LabelContract,
@@ -31,6 +32,7 @@ from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
+from polyclinic.common.wire.versions import WIRE_VERSION, find_lacking_feature, read_version
 from polyclinic.strategies.aggregation.bounds import cap_image_counts
 from polyclinic.strategies.engine.claims import (
     ClaimsBySite,
@@ -123,6 +125,7 @@ class RunMember:
 
     Attributes:
         signed: The signature of the site's answer; None in simulation.
+        wire: The wire version of the answer, which is the one that was agreed on with the site.
     """
 
     node_id: int
@@ -130,6 +133,7 @@ class RunMember:
     bytes_down: int
     bytes_up: int
     signed: SignedStatement | None = None
+    wire: int = WIRE_VERSION
 
     @property
     def label_declaration(self) -> LabelDeclaration:
@@ -241,7 +245,8 @@ class RollCaller:
             else:
                 self._remove_replaced_member(answer.site)
                 sizes = count_payload_bytes(self._content), count_payload_bytes(reply.content)
-                self.members[node] = RunMember(node, answer, *sizes, read_signature_or_none(reply.content))
+                signed, wire = read_signature_or_none(reply.content), read_version(reply.content)
+                self.members[node] = RunMember(node, answer, *sizes, signed, wire)
                 new.append(self.members[node])
         return new
 
@@ -371,6 +376,20 @@ def find_model_layout_faults(members: Iterable[RunMember], layout: str) -> list[
         )
         for member in sorted(members, key=lambda member: member.answer.site)
         if member.answer.layout != layout
+    ]
+
+
+def find_wire_version_faults(plan: HospitalPlan, members: Iterable[RunMember]) -> list[Fault]:
+    """Return a fault for each site whose wire version lacks something that the run needs."""
+    return [
+        Fault(
+            f"site {member.answer.site}",
+            f"has release {member.answer.version}: {reason}",
+            f"Install release {__version__} there.",
+            member.answer.site,
+        )
+        for member in sorted(members, key=lambda member: member.answer.site)
+        if (reason := find_lacking_feature(member.wire, plan))
     ]
 
 
@@ -579,7 +598,8 @@ class RunMembership:
     _begun_classes: tuple[str, ...] = ()  # of a run that is resumed
 
     def __post_init__(self) -> None:
-        self.admission = (*self.admission, partial(find_contradictory_count_faults, self.plan.model.task))
+        counts = partial(find_contradictory_count_faults, self.plan.model.task)
+        self.admission = (partial(find_wire_version_faults, self.plan), *self.admission, counts)
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def count_needed_replies(self, requests: int) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.score_histograms import BINS
 from polyclinic.common.models.network import Head
-from polyclinic.common.wire.codec import RAW, WIRE_VERSION, decode_record, encode_record
+from polyclinic.common.wire.codec import RAW, decode_record, encode_record
 from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
@@ -24,6 +24,7 @@ from polyclinic.common.wire.records import (
     TrainReply,
     TrainRequest,
 )
+from polyclinic.common.wire.versions import describe_spoken_versions
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))
@@ -72,7 +73,7 @@ def refused(content: RecordDict, kind: Any = TrainReply) -> Ended:
     try:
         decode_record(content, kind)
     except WireError as error:
-        return Ended(0, "", str(error).replace(f"this one {WIRE_VERSION}", "this one {version}"))
+        return Ended(0, "", str(error).replace(f"this one {describe_spoken_versions()}", "this one {version}"))
     raise AssertionError("accepted")
 
 

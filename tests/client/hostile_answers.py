@@ -19,7 +19,8 @@ import grpc
 
 from polyclinic.common import __version__
 from polyclinic.common.wire import fleet_protocol as fleet
-from polyclinic.common.wire.fleet_protocol import CHUNK_BYTES, WIRE_VERSION, HelloAnswer
+from polyclinic.common.wire.fleet_protocol import CHUNK_BYTES, HelloAnswer
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import grpc_server, listening, tls_of
 from tests.network.flood import (

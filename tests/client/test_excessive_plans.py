@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from polyclinic.client import app as site_app
 from polyclinic.client.gate import incoming_request, plan_costs
 from polyclinic.client.gate.gate import DECLINED
-from polyclinic.client.gate.incoming_request import read_requested_work
+from polyclinic.client.gate.incoming_request import PlanRefused, read_requested_work
 from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
 from polyclinic.client.site import memory
 from polyclinic.client.site.memory import LostRoundState
@@ -27,11 +27,25 @@ from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan, make_hospital_plan, read_experiment
 from polyclinic.common.models.zoo.registry import build_backbone
 from polyclinic.common.models.zoo.spec import TRAITS
-from polyclinic.common.wire.codec import WIRE_VERSION, encode_record
+from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.fleet_protocol import ROLL_CALL
 from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.strategies.registry import build_site_method
-from tests.client.rounds import called, changed_plan, images, judged, log, plan, record_of, request, send, site, trained
+from tests.client.rounds import (
+    called,
+    changed_plan,
+    images,
+    judged,
+    log,
+    plan,
+    private_plan,
+    record_of,
+    request,
+    send,
+    site,
+    trained,
+)
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"}
@@ -171,6 +185,15 @@ def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: P
     work = read_requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
     verdict = decide_on_request(SitePolicy(), replace(work, images=10**6, rows=100))  # as large as any
     assert str(verdict) == "policy: ."
+
+
+def test_a_masked_plan_of_an_earlier_wire_version_is_declined_because_no_sum_could_be_unmasked(tmp_path: Path) -> None:
+    masked = private_plan(ORDINARY, secure_aggregation=True).model_dump_json()
+    with pytest.raises(PlanRefused, match=f"secure aggregation needs wire version {WIRE_VERSION}") as refused:
+        read_requested_work({"plan": masked, "wire.version": 16}, hospital(tmp_path))
+    assert refused.value.rule == "wire version"
+    assert read_requested_work({"plan": masked, "wire.version": WIRE_VERSION}, hospital(tmp_path)) is not None
+    assert read_requested_work({"plan": ORDINARY.model_dump_json(), "wire.version": 16}, hospital(tmp_path)) is not None
 
 
 def test_another_plan_than_that_of_the_roll_call_and_more_rounds_than_it_has_are_declined(tmp_path: Path) -> None:

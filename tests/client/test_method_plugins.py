@@ -11,7 +11,7 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.config import HospitalPlan, make_hospital_plan
 from polyclinic.common.errors import BadInput
 from polyclinic.common.plugins import METHODS, identify_plugin
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.runs.receipt import read_run_receipt
 from polyclinic.server.runs.verify import verify_run
 from polyclinic.testing import check_method

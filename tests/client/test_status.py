@@ -23,6 +23,7 @@ from polyclinic.client.connection.status import (
     read_client_status,
 )
 from polyclinic.common.errors import BadInput
+from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.network.real import eventually, flwr_client
 
 ALL = {"starting", "connecting", "waiting", "working", "stopped"}
@@ -78,6 +79,24 @@ def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Pat
     assert (lost.code, lost.out) == (1, "not healthy: no route\n")
 
 
+@pytest.mark.parametrize(
+    ("wire", "first"),
+    [
+        (WIRE_VERSION - 1, "the coordinator has to update: it runs release 9.9.9"),
+        (WIRE_VERSION + 1, "update this site: the coordinator runs release 9.9.9"),
+    ],
+)
+def test_status_says_who_has_to_update(wire: int, first: str) -> None:
+    status = asdict(ClientStatus("north", coordinator_release="9.9.9", coordinator_wire=wire))
+    assert first in format_client_status({**status, "authority_confirmed": ""})
+
+
+@pytest.mark.parametrize("wire", [0, WIRE_VERSION])
+def test_status_says_nothing_of_an_update_where_both_speak_one_version(wire: int) -> None:
+    status = asdict(ClientStatus("north", coordinator_release="9.9.9", coordinator_wire=wire))
+    assert "update" not in format_client_status({**status, "authority_confirmed": ""})
+
+
 def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it(
     tmp_path: Path, lax_umask: None
 ) -> None:
@@ -87,6 +106,7 @@ def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
         fields += " certificate_days last_contact last_error last_error_time coordinator_release authority_phrase"
+        fields += " coordinator_wire wire"
         assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
         status.record_last_error("no route")
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10

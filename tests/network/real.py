@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,9 +92,42 @@ def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
     return Ended(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
 
 
+@dataclass(frozen=True)
+class InstalledRelease:
+    """An earlier release, unpacked from its wheel into a folder of its own.
+
+    Attributes:
+        folder: The folder of its packages; it holds nothing of this tree.
+        prefix: What stands before the names of its packages.
+    """
+
+    folder: Path
+    prefix: str = ""
+
+    def module(self, name: str) -> str:
+        """Its own name of one of our modules."""
+        return self.prefix + name.removeprefix("polyclinic.")
+
+    def environment(self) -> dict[str, str]:
+        """The environment in which Python finds its packages, and not this tree's."""
+        return {"PYTHONPATH": str(self.folder)}
+
+    def typed(self, program: str, *arguments: object) -> Ended:
+        """A command of it that starts, asks and ends; ``program`` is ``client`` or ``server``."""
+        command = [sys.executable, "-m", self.module(f"{program}.cli"), *map(str, arguments)]
+        variables = environment() | self.environment()
+        done = subprocess.run(command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
 flwr_server = partial(typed, polyclinic.server.cli.main)
 flwr_client = partial(typed, polyclinic.client.cli.main)
 flwr_sim = partial(typed, polyclinic.studies.cli.main)
+
+
+def module_of(release: InstalledRelease | None, module: str) -> str:
+    """The name of a module in a release; None is this tree."""
+    return module if release is None else release.module(module)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -171,13 +205,23 @@ class Machine:
         self.ports: list[int] = []
         self._environment = environment() | {MARK: self._mark, "XDG_STATE_HOME": str(folder / "account")}
 
-    def start(self, name: str, *arguments: object) -> Program:
-        """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked."""
+    def start(self, name: str, *arguments: object, release: InstalledRelease | None = None) -> Program:
+        """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked.
+
+        Args:
+            release: An earlier release that the program is of; None for this tree.
+        """
         log = self.folder / f"{name}-{len(self._programs)}.log"
         words = [str(argument) for argument in arguments]
         with log.open("wb") as file:
             module, *rest = words[words[0] == "-m" :]
-            if module in WARM_PROGRAMS or (module in LEADING and "--once" in rest):
+            process: subprocess.Popen[bytes] | Forked
+            if release is not None:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                variables = self._environment | release.environment()
+                command = [sys.executable, *words]
+                process = subprocess.Popen(command, cwd=release.folder, env=variables, **streams)
+            elif module in WARM_PROGRAMS or (module in LEADING and "--once" in rest):
                 process = warm().fork(module, rest, self._environment, self._works_in, log)
             else:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
@@ -223,10 +267,14 @@ def machine(folder: Path, works_in: Path = ROOT) -> Iterator[Machine]:
 
 
 class Site:
-    """A hospital's folder and its program."""
+    """A hospital's folder and its program.
 
-    def __init__(self, on: Machine, folder: Path) -> None:
-        self.name, self.folder, self._machine = folder.name, folder, on
+    Attributes:
+        release: An earlier release whose program is started; None for this tree's. It may be changed, for an upgrade.
+    """
+
+    def __init__(self, on: Machine, folder: Path, release: InstalledRelease | None = None) -> None:
+        self.name, self.folder, self._machine, self.release = folder.name, folder, on, release
         self._programs: list[Program] = []
 
     @property
@@ -252,7 +300,7 @@ class Site:
 
     def start(self) -> Program:
         """``flwr-client start``."""
-        return self.start_by("-m", "polyclinic.client.cli", "start", self.folder)
+        return self.start_by("-m", module_of(self.release, "polyclinic.client.cli"), "start", self.folder)
 
     def connect(self) -> None:
         """Start it, and wait until it is connected."""
@@ -260,7 +308,7 @@ class Site:
 
     def start_by(self, *arguments: object) -> Program:
         """A process of this site that is begun in another way."""
-        self._programs.append(self._machine.start(self.name, *arguments))
+        self._programs.append(self._machine.start(self.name, *arguments, release=self.release))
         return self.program
 
     def start_if_down(self) -> None:
@@ -307,41 +355,56 @@ def ready_to_lead(folder: Path) -> Iterator[Path]:
 
 
 class Coordinator:
-    """A coordinator's folder and its programs."""
+    """A coordinator's folder and its programs.
 
-    def __init__(self, on: Machine, name: str = "trial", listen: str = "127.0.0.1") -> None:
-        self.name, self._machine, self.folder = name, on, on.folder / name
+    Attributes:
+        release: An earlier release whose programs are started; None for this tree's. It may be changed, for an upgrade.
+    """
+
+    def __init__(
+        self,
+        on: Machine,
+        name: str = "trial",
+        listen: str = "127.0.0.1",
+        release: InstalledRelease | None = None,
+    ) -> None:
+        self.name, self._machine, self.folder, self.release = name, on, on.folder / name, release
         self._runs: list[Program] = []
         (self.port,) = free_ports(1)
         on.ports.append(self.port)
         address = ("--host", "127.0.0.1", "--listen", listen, "--port", self.port)
-        made = flwr_server("init", self.folder, "--name", name, *address)
+        made = self.typed("init", self.folder, "--name", name, *address)
         assert made.code == 0, made.err
         self.program: Program
 
+    def typed(self, *arguments: object) -> Ended:
+        """A command of ``flwr-server`` that starts, asks and ends."""
+        return flwr_server(*arguments) if self.release is None else self.release.typed("server", *arguments)
+
     def start(self) -> Program:
         """``flwr-server start``, until hospitals can connect."""
-        return self.start_by("-m", "polyclinic.server.cli", "start", self.folder)
+        return self.start_by("-m", module_of(self.release, "polyclinic.server.cli"), "start", self.folder)
 
     def start_by(self, *arguments: object) -> Program:
         """The same, begun in another way."""
-        self.program = self._machine.start(self.name, *arguments)
+        self.program = self._machine.start(self.name, *arguments, release=self.release)
         self.program.says("hospitals connect to")
         return self.program
 
-    def site(self, exported: Path, name: str = "") -> Site:
+    def site(self, exported: Path, name: str = "", release: InstalledRelease | None = None) -> Site:
         """A hospital with the images of an exported site, its key and request made, not admitted yet."""
         name = name or exported.name
-        site = Site(self._machine, self._machine.folder / "sites" / name)
+        site = Site(self._machine, self._machine.folder / "sites" / name, release)
         shutil.copytree(exported, site.folder)
         site.edit(site.toml, (f'name = "{exported.name}"', f'name = "{name}"'))
-        made = flwr_client("init", site.folder, "--name", name)
+        command = ("init", site.folder, "--name", name)
+        made = flwr_client(*command) if release is None else release.typed("client", *command)
         assert made.code == 0, made.err
         return site
 
     def admit(self, site: Site) -> Site:
         """Admit it, and bring it its kit."""
-        done = flwr_server("admit", self.folder, site.folder / f"{site.name}.request", "--yes")
+        done = self.typed("admit", self.folder, site.folder / f"{site.name}.request", "--yes")
         assert done.code == 0, done.err
         shutil.copy(self.folder / "kits" / site.kit.name, site.kit)
         return site
@@ -366,11 +429,12 @@ class Coordinator:
             once: No process stays that begins the leading one again. That one is forked then, and imports nothing.
         """
         command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *settings(*overrides), *options)
-        return self.lead("-m", "polyclinic.server.cli" if pages else LEADS, *command, *["--once"] * once)
+        leads = module_of(self.release, "polyclinic.server.cli") if pages or self.release else LEADS
+        return self.lead("-m", leads, *command, *["--once"] * once)
 
     def lead(self, *arguments: object) -> Program:
         """A run that is begun in another way."""
-        self._runs.append(self._machine.start("run", *arguments))
+        self._runs.append(self._machine.start("run", *arguments, release=self.release))
         return self._runs[-1]
 
     def kill_leading(self, run: Program) -> None:
@@ -386,7 +450,7 @@ class Coordinator:
     @property
     def now(self) -> dict[str, Any]:
         """What ``flwr-server status --json`` says."""
-        return dict(json.loads(flwr_server("status", self.folder, "--json").out))
+        return dict(json.loads(self.typed("status", self.folder, "--json").out))
 
     def sees(self, *sites: Site, state: str = "connected") -> None:
         """Wait until all these are in this state."""

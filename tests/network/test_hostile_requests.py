@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from polyclinic.common.config import read_experiment
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.strategies.engine.exchange import COORDINATOR_CODES, SITE_FAILED
 from tests.hostile_requests import HostileRequest, RequestMutator, encode_record, honest_requests
 from tests.network.blamer import BLAMED

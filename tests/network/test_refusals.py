@@ -10,20 +10,17 @@ import pytest
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common.wire import fleet_protocol
-from polyclinic.common.wire.fleet_protocol import WIRE_VERSION
+from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.fleet_stub import FleetStub
 from tests.network.conftest import Hospital, Trial
 from tests.network.federated import SLOW, events
+from tests.network.previous_release import client_of_wire
 from tests.network.real import Coordinator, Site, eventually, flwr_client, flwr_server, lines_of
 
 pytestmark = pytest.mark.slow
 
 GONE = "its key is not admitted any more"
-OF_ANOTHER_WIRE = (
-    "import sys, polyclinic.common.wire.fleet_protocol as protocol; "
-    f"protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
-    "from polyclinic.client.cli import main; main(sys.argv[1:])"
-)
+OF_ANOTHER_WIRE = client_of_wire(WIRE_VERSION + 2)
 
 
 def test_nothing_leaves_the_port_for_hospitals_in_clear_text(trial: Trial) -> None:
@@ -109,14 +106,19 @@ def test_work_is_promised_to_no_site_that_is_revoked_in_mid_run_and_nobody_waits
             run.stop()
 
 
+def rename(site: Site, name: str) -> None:
+    """Let a site call itself by another name than the one that its key is registered for."""
+    for path in (site.toml, site.kit):
+        site.edit(path, (f'"{site.name}"', f'"{name}"'))
+    for suffix in ("kit", "key"):
+        site.folder.joinpath(f"{site.name}.{suffix}").rename(site.folder / f"{name}.{suffix}")
+
+
 def test_a_site_with_anothers_name_is_refused_at_the_roll_call(
     trial: Trial, hospital: Hospital, tmp_path: Path
 ) -> None:
     site = hospital("impostor")
-    for path in (site.toml, site.kit):
-        site.edit(path, ('"impostor"', '"north"'))
-    for suffix in ("kit", "key"):
-        site.folder.joinpath(f"impostor.{suffix}").rename(site.folder / f"north.{suffix}")
+    rename(site, "north")
     site.connect()
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1, once=True)
     assert run.ends() == 1
@@ -128,23 +130,24 @@ def test_a_site_with_anothers_name_is_refused_at_the_roll_call(
 
 
 def test_why_a_site_was_refused_is_noted_though_it_has_gone(trial: Trial, hospital: Hospital, tmp_path: Path) -> None:
-    """The one of another wire version leaves at once; the run waits for the slow one alone, and goes on with it."""
-    newer, slow = hospital("later"), hospital("slow")
-    newer.start_by("-c", OF_ANOTHER_WIRE, "start", newer.folder).says(f"wire version {WIRE_VERSION}")
-    trial.coordinator.sees(newer)
+    """The one of another name leaves at once; the run waits for the slow one alone, and goes on with it."""
+    misnamed, slow = hospital("misnamed"), hospital("slow")
+    rename(misnamed, "north")
+    misnamed.connect()
+    trial.coordinator.sees(misnamed)
     slow.connect()
     options = ("participation.min_sites=1", "participation.roll_call_deadline_s=120")
     with slow.program.frozen():
         run = trial.coordinator.run(trial.experiment, tmp_path / "run", *options, sites=2, once=True)
-        assert newer.program.ends() == ClientExitCode.VERSION == 17
-        trial.coordinator.sees(newer, state="stopped")
+        assert misnamed.program.ends() == ClientExitCode.NAME == 16
+        trial.coordinator.sees(misnamed, state="stopped")
     began = time.monotonic()
     run.succeeds()
     assert time.monotonic() - began < 60
-    assert "the run goes on without later: " in run.output
+    assert "the run goes on without misnamed: " in run.output
     (left_out,) = events(tmp_path / "run", "left_out")
-    for text in (left_out["reason"], newer.program.output):
-        assert f"wire version {WIRE_VERSION}, this one {WIRE_VERSION + 1}" in text
+    for text in (left_out["reason"], misnamed.program.output):
+        assert 'its key is registered for "misnamed"' in text
 
 
 @pytest.mark.network

@@ -17,15 +17,20 @@ from flwr.app import Message
 from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.fleet_protocol import Envelope
 from polyclinic.common.wire.message_objects import encode_message_objects
+from polyclinic.common.wire.versions import PRESENT_RELEASE, WIRE_VERSION, StatedRelease, make_release_header
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink import messages
 from polyclinic.server.deployment.superlink.authentication import (
+    AHEAD_S,
     FRESH_S,
+    OLD_S,
     REFRESH_S,
     CallingSite,
+    CallSignatureVerifier,
     HospitalCallRefused,
     RegisteredSiteKeys,
+    SignedFor,
 )
 from polyclinic.server.deployment.superlink.fleet_service import LONGEST_REASON, LatestProcessAdmission
 from polyclinic.server.deployment.superlink.messages import StoredMessage
@@ -293,9 +298,49 @@ def test_every_spoilt_signature_is_refused(port: Port, coordinator: CoordinatorF
     assert codes == dict.fromkeys(SPOILT, UNKNOWN)
     elsewhere = Signer(coordinator.ca_certificate_path.read_bytes())
     assert refused(activate, request, metadata=elsewhere(OWN, at(0))) == (UNKNOWN, "Invalid signature")
-    code, reason = refused(activate, request, metadata=Signer(None)(OWN, at(0)))
-    assert (code, "names no coordinator" in reason) == (UNKNOWN, True)
     assert activate(request, metadata=signed(OWN, at(0))).node_id
+
+
+def test_a_site_of_an_earlier_wire_version_is_taken_until_its_key_signs_for_this_coordinator(port: Port) -> None:
+    """Another coordinator could repeat a call that is signed for none, even while the site itself is connected."""
+    key, unnamed, naming = pem(OWN.public_key()), Signer(None), Signer(port.authority)
+    node = port.link.storage.sites.register_site("own", key)
+    beat, request = (
+        FleetStub(port.channel()).SendNodeHeartbeat,
+        fleet.SendNodeHeartbeatRequest(node=fleet.Node(node_id=node), heartbeat_interval=INTERVAL_S),
+    )
+    assert beat(request, metadata=unnamed(OWN, at(0))).success
+    assert port.link.storage.sites.find_registered_site(node).stated == StatedRelease(16)  # type: ignore[union-attr]
+    release = make_release_header(WIRE_VERSION)
+    assert beat(request, metadata=(*naming(OWN, at(0)), release)).success
+    assert port.link.storage.sites.find_registered_site(node).stated == PRESENT_RELEASE  # type: ignore[union-attr]
+    code, reason = refused(beat, request, metadata=(*unnamed(OWN, at(0)), release))
+    assert code == grpc.StatusCode.UNAVAILABLE  # at which a site tries again
+    assert "own has just called by a later release; an earlier one is taken in 30" in reason
+
+
+def test_a_site_may_go_back_to_an_earlier_release_once_its_last_headers_have_expired() -> None:
+    now = 1000.0
+    signatures = CallSignatureVerifier("authority", clock=lambda: now)
+    signatures.refuse_unnamed_repetition("own", b"key", SignedFor.THIS_COORDINATOR)
+    now += OLD_S + AHEAD_S - 1
+    with pytest.raises(HospitalCallRefused):
+        signatures.refuse_unnamed_repetition("own", b"key", SignedFor.NO_COORDINATOR)
+    signatures.refuse_unnamed_repetition("other", b"other", SignedFor.NO_COORDINATOR)
+    now += 1
+    signatures.refuse_unnamed_repetition("own", b"key", SignedFor.NO_COORDINATOR)
+
+
+@pytest.mark.parametrize("wire", [WIRE_VERSION - 2, WIRE_VERSION + 2])
+def test_a_site_two_wire_versions_apart_is_refused_with_both_releases_and_recorded(port: Port, wire: int) -> None:
+    key, stated = pem(OWN.public_key()), ("polyclinic-release", f"{wire} 9.9.9")
+    port.link.storage.sites.register_site("own", key)
+    signed = (*Signer(port.authority)(OWN, at(0)), stated)
+    request = fleet.ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL_S)
+    code, reason = refused(FleetStub(port.channel()).ActivateNode, request, metadata=signed)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert f"own has release 9.9.9, which speaks wire version {wire}" in reason
+    assert f"speaks {WIRE_VERSION} and {WIRE_VERSION - 1}" in reason
 
 
 # ---------------------------------------------------------------------- one process a site

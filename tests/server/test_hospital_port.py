@@ -25,10 +25,10 @@ from polyclinic.common.wire.fleet_protocol import (
     HELLO_SERVICE,
     LARGEST_CALL,
     SERVICE,
-    WIRE_VERSION,
     HelloAnswer,
     PullMessagesRequest,
 )
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.deployment.superlink import fleet_server
 from polyclinic.server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
@@ -306,6 +306,30 @@ def test_an_admitted_site_learns_that_it_is_and_time_and_release(port: Port) -> 
     hello = answer(port, port.signs(OURS))
     assert (hello.key, hello.release, hello.wire) == ("admitted", __version__, WIRE_VERSION)
     assert hello.time == pytest.approx(time.time(), abs=20)
+
+
+@pytest.mark.parametrize(
+    ("header", "wire"),
+    [
+        (f"{WIRE_VERSION - 1} 0.9", WIRE_VERSION - 1),
+        (f"{WIRE_VERSION + 1} 9.9", WIRE_VERSION),
+        (f"{WIRE_VERSION + 2} 9.9", WIRE_VERSION),
+        (f"{WIRE_VERSION - 2} 0.8", WIRE_VERSION),
+    ],
+)
+def test_a_site_learns_the_newest_version_that_both_speak_else_the_coordinators(
+    port: Port, header: str, wire: int
+) -> None:
+    """A site that does not speak the answered version does not connect."""
+    node = port.link.storage.sites.register_site("north", pem(OURS.public_key()))
+    channel = grpc.intercept_channel(port.channel(), port.signs(OURS))
+    call = channel.unary_unary(f"/{HELLO_SERVICE}/{HELLO_METHOD}")
+    hello = HelloAnswer.model_validate_json(call(b"", timeout=20, metadata=[("polyclinic-release", header)]))
+    assert (hello.key, hello.wire, hello.newest) == ("admitted", wire, WIRE_VERSION)
+    site = port.link.storage.sites.find_registered_site(node)
+    assert site is not None
+    assert site.stated is not None
+    assert f"{site.stated.wire} {site.stated.release}" == header
 
 
 def test_everybody_else_is_unknown(port: Port, coordinator: CoordinatorFolder) -> None:

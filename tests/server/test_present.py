@@ -18,6 +18,7 @@ from polyclinic.common.config import read_experiment
 from polyclinic.common.models.network import Head
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.system import timers as of_sites
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.cli import app
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.deployment.status import format_runs_table, format_server_status
@@ -341,3 +342,20 @@ def test_a_person_sees_every_timer_with_its_seconds_its_source_and_its_effect() 
 def test_the_command_lists_the_same_for_a_machine(experiment: Path, coordinator: CoordinatorFolder) -> None:
     ended = flwr_server("deadlines", coordinator.folder, experiment, "--json")
     assert (ended.code, json.loads(ended.out)) == (0, [vars(timer) for timer in timers_of(experiment)])
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        (None, ""),
+        (WIRE_VERSION, ""),
+        (WIRE_VERSION - 1, "north has to update: its release 9.9.9 speaks wire version"),
+        (WIRE_VERSION + 1, "north is ahead: its release 9.9.9 speaks wire version"),
+        (WIRE_VERSION + 2, "north cannot connect: its release 9.9.9 speaks wire version"),
+    ],
+)
+def test_status_names_the_sites_that_have_to_update(wire: int | None, words: str) -> None:
+    site = {"state": "connected", "classes": [], "max_images": None, "fingerprint": "f", "release": "9.9.9"}
+    group = format_server_status({**STATUS, "sites": {"north": {**site, "wire": wire}}, "run": None})
+    said = [str(part) for part in group.renderables if "wire version" in str(part)]  # type: ignore[attr-defined]
+    assert [line[: len(words)] for line in said] == ([words] if words else [])

@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 
+from polyclinic.common import __version__
 from polyclinic.common.errors import Fault
 from polyclinic.common.wire.codec import count_payload_bytes, decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from polyclinic.strategies.engine.events import MissingReplyStatus, TooFewSites
-from polyclinic.strategies.engine.membership import RollCaller, RunMember, find_model_layout_faults
+from polyclinic.strategies.engine.membership import (
+    RollCaller,
+    RunMember,
+    find_model_layout_faults,
+    find_wire_version_faults,
+)
+from tests.client.rounds import plan, private_plan
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost, record
 
 CALL = RollCall("run-1", "{}")
@@ -270,3 +277,13 @@ def test_a_site_with_a_renewed_key_takes_the_place_of_its_member_with_the_old_on
     clock.now = 10
     assert [member.node_id for member in roll.ask_new_sites_for_labels(5)] == [17]
     assert roll.members.keys() == {17}
+
+
+def test_a_masked_run_leaves_out_a_site_whose_wire_version_shares_secrets_in_another_form() -> None:
+    older, present = (RunMember(node, answer_of(NAMES[node]), 0, 0, wire=wire) for node, wire in ((7, 16), (8, 17)))
+    masked = private_plan(plan(), secure_aggregation=True)
+    assert find_wire_version_faults(plan(), [older, present]) == []
+    (fault,) = find_wire_version_faults(masked, [older, present])
+    assert fault.site == "north"
+    assert "site north: has release 0.1.0: secure aggregation needs wire version 17" in str(fault)
+    assert str(fault).endswith(f"Install release {__version__} there.")

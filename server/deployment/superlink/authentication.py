@@ -4,16 +4,22 @@ Flower's protocol: three headers of a call hold a public key, the time, and a si
 after gRPC has read the whole request, and takes the public key of an activation from the body. This module checks the
 headers first, identifies the caller only by the key that signed, and takes only calls that are signed for this
 coordinator: another one, to which the same hospital connects, could otherwise repeat its headers here.
+
+A hospital of an earlier wire version signs for no coordinator. Its calls are taken, unless the same key has signed a
+call for this coordinator within the time for which headers are valid: the program that made that call would not make
+this one.
 """
 
 import datetime as dt
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, NoReturn
 
 import grpc
@@ -29,6 +35,13 @@ from polyclinic.common.security.call_signatures import (
     is_call_signature_valid,
     parse_wait_header_s,
 )
+from polyclinic.common.wire.versions import (
+    FORMATS,
+    PRESENT_RELEASE,
+    RELEASE_HEADER,
+    StatedRelease,
+    parse_release_header,
+)
 from polyclinic.server.deployment.superlink.refused_calls import RefusedCall, RefusedCallLog, UnknownCallerCounts
 
 FRESH_S, REFRESH_S = 1.0, 0.2
@@ -38,6 +51,8 @@ OLD_S, AHEAD_S = 300, 5
 LONGEST_KEY, LONGEST_SIGNATURE, LONGEST_TIME = 1024, 256, 64
 CALLS_PER_SITE = 16
 """Calls that one site may have in progress; a site needs two transfers, a heartbeat and a request for a message."""
+CALLS_FOR_NO_COORDINATOR = not all(spoken.signs_calls_for_coordinator for spoken in FORMATS.values())
+"""True as long as sites of an earlier wire version sign their calls for no coordinator."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +67,7 @@ class CallingSite:
         process: Id of the calling process, as stated in a header; empty for Flower's own programs.
         wait_s: Seconds for which the SuperLink may hold the call open until there is a message for the site; None if
             the call has no header with this time.
+        stated: Wire version and release that the call states.
     """
 
     node_id: int
@@ -59,6 +75,7 @@ class CallingSite:
     key: bytes
     process: str = ""
     wait_s: float | None = None
+    stated: StatedRelease = PRESENT_RELEASE
 
 
 class HospitalCallRefused(Exception):
@@ -151,6 +168,52 @@ class ConcurrentCallLimiter:
             self._calls[site].remove(call)
 
 
+class SignedFor(Enum):
+    """The coordinator that a call is signed for."""
+
+    THIS_COORDINATOR = "this coordinator"
+    NO_COORDINATOR = "no coordinator, as sites of an earlier wire version sign"
+
+
+class CallSignatureVerifier:
+    """Verifies the signatures of calls, and remembers which keys have signed for this coordinator lately.
+
+    Args:
+        authority: Hash of the key of this coordinator's authority, for which callers sign.
+        clock: Returns the time in seconds on a clock that never goes back.
+    """
+
+    def __init__(self, authority: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._authority, self._clock = authority, clock
+        self._last_named: dict[bytes, float] = {}  # key of a registered site -> time of its last call for us
+
+    def find_what_was_signed(self, key: bytes, when: str, signature: bytes) -> SignedFor | None:
+        """Return for which coordinator a call is signed; None if the signature is by another key."""
+        if is_call_signature_valid(key, when, self._authority, signature):
+            return SignedFor.THIS_COORDINATOR
+        if CALLS_FOR_NO_COORDINATOR and is_call_signature_valid(key, when, "", signature):
+            return SignedFor.NO_COORDINATOR
+        return None
+
+    def refuse_unnamed_repetition(self, site: str, key: bytes, signed: SignedFor) -> None:
+        """Refuse a call for no coordinator if the same key has just signed for this one; otherwise remember the call.
+
+        Another coordinator, to which the site connects by the same key, may have repeated the headers of such a call.
+        A site that went back to an earlier release is taken again once headers of the later one have expired.
+
+        Raises:
+            HospitalCallRefused: With a status at which a site tries again.
+        """
+        now = self._clock()
+        if signed is SignedFor.THIS_COORDINATOR:
+            self._last_named[key] = now
+            return
+        left_s = self._last_named.get(key, -math.inf) + OLD_S + AHEAD_S - now
+        if left_s > 0:
+            reason = f"{site} has just called by a later release; an earlier one is taken in {left_s:.0f} s"
+            raise HospitalCallRefused(grpc.StatusCode.UNAVAILABLE, reason)
+
+
 class CallAuthenticator:
     """Makes gRPC handlers that authenticate the caller before they read the request.
 
@@ -167,7 +230,7 @@ class CallAuthenticator:
         strangers: UnknownCallerCounts,
         refuse_caller: Callable[[CallingSite], None],
     ) -> None:
-        self._authority = authority
+        self._signatures = CallSignatureVerifier(authority)
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
         self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimiter()
 
@@ -223,21 +286,25 @@ class CallAuthenticator:
         """
         key, when, signature = parse_signed_headers(metadata)
         caller = self.admitted.find_caller_by_key(key)
-        if caller is None or not is_call_signature_valid(key, when, self._authority, signature):
-            reason = "Invalid signature"
-            if caller is not None and is_call_signature_valid(key, when, "", signature):
-                reason = f"Invalid signature: it names no coordinator, as {caller.name}'s earlier release signs"
-            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, reason)
+        signed = None if caller is None else self._signatures.find_what_was_signed(key, when, signature)
+        if caller is None or signed is None:
+            raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         try:
             age_s = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
         except (ValueError, TypeError, OverflowError):  # no time, or a time without a zone
             age_s = float("inf")
         if not -AHEAD_S < age_s < OLD_S + AHEAD_S:
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
+        self._signatures.refuse_unnamed_repetition(caller.name, key, signed)
         process = _find_call_header(metadata, PROCESS)
         if len(process) > LONGEST_PROCESS:
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
-        return replace(caller, process=process, wait_s=parse_wait_header_s(_find_call_header(metadata, WAIT)))
+        return replace(
+            caller,
+            process=process,
+            wait_s=parse_wait_header_s(_find_call_header(metadata, WAIT)),
+            stated=read_stated_release(metadata, signed),
+        )
 
     def _record_and_abort_call(
         self, context: Any, caller: CallingSite | None, name: str, refused: HospitalCallRefused
@@ -269,6 +336,17 @@ def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     if len(key) > LONGEST_KEY or len(signature) > LONGEST_SIGNATURE or len(when) > LONGEST_TIME:
         raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
     return key, when, signature
+
+
+def read_stated_release(metadata: Any, signed: "SignedFor | None") -> StatedRelease:
+    """Return the wire version and the release that a call states in its headers.
+
+    Args:
+        signed: The coordinator that the call is signed for; None if this is unknown. Then the header alone counts.
+    """
+    header = _find_call_header(metadata, RELEASE_HEADER)
+    named = bool(header) if signed is None else signed is SignedFor.THIS_COORDINATOR
+    return parse_release_header(header, signed_for_coordinator=named)
 
 
 def _find_call_header(metadata: Any, header: str) -> str:

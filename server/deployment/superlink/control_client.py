@@ -17,6 +17,7 @@ from polyclinic.common.errors import ProgramCannotContinue
 from polyclinic.common.security.call_signatures import encode_public_key_pem
 from polyclinic.common.system.plain_text import shorten_grpc_details
 from polyclinic.common.wire.fleet_protocol import make_protobuf_message_classes
+from polyclinic.common.wire.versions import StatedRelease
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.state import ControlSocketPath
 from polyclinic.server.deployment.superlink.messages import NoReplyReason, parse_message_envelope
@@ -42,7 +43,8 @@ proto = SimpleNamespace(
             "polyclinic.control",
             """
 Nothing:
-Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key, 5 string process
+Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key, 5 string process, 6 uint32 wire, \
+7 string release
 Sites: 1 Site* sites
 Run: 1 uint64 run_id, 2 bool goes_on
 RunBegin: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
@@ -143,7 +145,12 @@ class SuperLinkControlClient:
         """Return all registered sites with their connection states."""
         return [
             RegisteredSite(
-                site.node_id, site.name, site.public_key, SiteConnectionState(site.state), process=site.process
+                site.node_id,
+                site.name,
+                site.public_key,
+                SiteConnectionState(site.state),
+                process=site.process,
+                stated=StatedRelease(site.wire, site.release) if site.wire else None,
             )
             for site in self._call_with_retries("list_sites", proto.Nothing()).sites
         ]

@@ -69,6 +69,8 @@ class SuperLinkControlService:
                 state=str(site.state),
                 public_key=site.public_key,
                 process=site.process,
+                wire=site.stated.wire if site.stated else 0,
+                release=site.stated.release if site.stated else "",
             )
             for site in self._storage.sites.list_registered_sites()
         )

@@ -32,6 +32,8 @@ _TABLES = (
     f"PRAGMA application_id = {OURS}",
     f"PRAGMA user_version = {RELEASE}",
 )
+_ADDED_TABLES = ("CREATE TABLE IF NOT EXISTS releases (node TEXT PRIMARY KEY, wire INTEGER, release TEXT)",)
+"""Tables that were added since a release whose database is read; that release does not look at them."""
 
 
 class SuperLinkDatabase:
@@ -50,6 +52,7 @@ class SuperLinkDatabase:
         self._sql.execute("PRAGMA synchronous=NORMAL")
         if not self.query_rows("SELECT 1 FROM sqlite_master"):
             self.execute_in_transaction(*((statement, ()) for statement in _TABLES))
+        self.execute_in_transaction(*((statement, ()) for statement in _ADDED_TABLES))
         self._sql.execute("SELECT count(*) FROM messages").fetchall()  # holds others' exclusive locks off from now on
 
     def close(self) -> None:

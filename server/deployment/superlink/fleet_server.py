@@ -13,14 +13,12 @@ from typing import Any
 import grpc
 
 from polyclinic.common import __version__
-from polyclinic.common.security.call_signatures import is_call_signature_valid
 from polyclinic.common.security.phrase import compute_certificate_key_hash
 from polyclinic.common.wire.fleet_protocol import (
     HELLO_METHOD,
     HELLO_SERVICE,
     LARGEST_CALL,
     SERVICE,
-    WIRE_VERSION,
     ActivateNodeRequest,
     ConfirmMessageReceivedRequest,
     DeactivateNodeRequest,
@@ -32,12 +30,15 @@ from polyclinic.common.wire.fleet_protocol import (
     PushMessagesRequest,
     SendNodeHeartbeatRequest,
 )
+from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
 from polyclinic.server.deployment.superlink.authentication import (
     CallAuthenticator,
     CallingSite,
+    CallSignatureVerifier,
     HospitalCallRefused,
     RegisteredSiteKeys,
     parse_signed_headers,
+    read_stated_release,
 )
 from polyclinic.server.deployment.superlink.fleet_service import FleetService
 from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
@@ -90,7 +91,7 @@ def start_server_for_hospitals(
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
-            make_connection_check_handler(authority, admitted, strangers),
+            make_connection_check_handler(authority, admitted, strangers, storage.sites.record_site_release),
             grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
         options=make_grpc_server_options(connections),
@@ -154,31 +155,41 @@ def make_fleet_method_handlers(
 
 
 def make_connection_check_handler(
-    authority: str, admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
+    authority: str,
+    admitted: RegisteredSiteKeys,
+    strangers: UnknownCallerCounts,
+    record_release: Callable[[int, StatedRelease], object] = lambda node_id, stated: None,
 ) -> grpc.GenericRpcHandler:
-    """Make the handler that tells ``flwr-client check`` the time, the release, and whether the site's key is admitted.
+    """Make the handler that tells a site the time, the release, the wire version, and whether its key is admitted.
 
     Args:
         authority: Hash of the key of this coordinator's authority, for which callers sign.
         admitted: Public keys of the registered sites.
         strangers: Counts the calls without an admitted key.
+        record_release: Receives node id, wire version and release of each admitted site that calls.
     """
+    signatures = CallSignatureVerifier(authority)
 
     def answer_connection_check(_: object, context: grpc.ServicerContext) -> bytes:
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
             # The time in the signature may be any.
             caller = admitted.find_caller_by_key(key)  # first: strangers cost no check of a signature
-            if caller is not None and not is_call_signature_valid(key, when, authority, signature):
-                caller = None
+            signed = None if caller is None else signatures.find_what_was_signed(key, when, signature)
         except HospitalCallRefused:
+            caller = signed = None
+        if signed is None:
             caller = None
+        stated = read_stated_release(context.invocation_metadata(), signed)
+        if caller is not None:
+            record_release(caller.node_id, stated)
         if caller is None:
             strangers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
         answer = HelloAnswer(
             time=time.time(),
             release=__version__,
-            wire=WIRE_VERSION,
+            wire=stated.agreed_version,
+            newest=WIRE_VERSION,
             key="unknown" if caller is None else "admitted",
             site="" if caller is None else caller.name,
         )

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from polyclinic.common import __version__
 from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
 from polyclinic.common.wire.fleet_protocol import (
     COORDINATOR,
@@ -36,6 +37,7 @@ from polyclinic.common.wire.fleet_protocol import (
     index_by_sha256,
     list_tree_object_ids,
 )
+from polyclinic.common.wire.versions import describe_spoken_versions
 from polyclinic.server.coordinator.state import record_site_sign_off, remove_site_sign_off
 from polyclinic.server.deployment.superlink.authentication import CallingSite, HospitalCallRefused, RegisteredSiteKeys
 from polyclinic.server.deployment.superlink.messages import (
@@ -165,6 +167,7 @@ class FleetService:
             reason = "the public key in the request did not sign the call"
             raise _make_forged_call_refusal(reason, other.name if other else "")
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
+        _refuse_release_out_of_reach(caller)
         if not self._sites.mark_site_connected(caller.node_id, request.heartbeat_interval):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         self._register_latest_process(caller)
@@ -176,6 +179,7 @@ class FleetService:
         """Make the caller's process the current one of its site, here and in the list of registered sites."""
         self.processes.register_latest_process(caller)
         self._sites.record_site_process(caller.node_id, caller.process)
+        self._sites.record_site_release(caller.node_id, caller.stated)
 
     def sign_off_site(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as signed off."""
@@ -190,6 +194,7 @@ class FleetService:
         """Record a heartbeat of the calling site."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
+        _refuse_release_out_of_reach(caller)
         # Over a slow line, a heartbeat may come after the site has signed off.
         if self._sites.has_site_signed_off(caller.node_id) and self.processes.is_latest_process(caller):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
@@ -394,6 +399,20 @@ def _make_forged_call_refusal(reason: str, other: str = "", run: int = 0) -> Hos
         run: Flower's number of the run that the call was about; 0 for none.
     """
     return HospitalCallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
+
+
+def _refuse_release_out_of_reach(caller: CallingSite) -> None:
+    """Raise :class:`HospitalCallRefused` if caller and coordinator speak no common wire version.
+
+    Our own program learns this by the call ``Hello``, and does not connect.
+    """
+    if caller.stated.is_within_reach:
+        return
+    reason = (
+        f"{caller.name} has release {caller.stated.release}, which speaks wire version {caller.stated.wire}; this "
+        f"coordinator's release {__version__} speaks {describe_spoken_versions()}"
+    )
+    raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, noted=True)
 
 
 def _refuse_wrong_heartbeat_interval(interval: float) -> None:

@@ -30,6 +30,7 @@ from polyclinic.common.wire.message_objects import (
     encode_message_objects,
     make_announcement,
 )
+from polyclinic.common.wire.versions import OLDEST_VERSION, write_in_version
 from polyclinic.server.coordinator.admission import read_unrevoked_sites
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.coordinator.folder import CoordinatorFolder
@@ -202,6 +203,14 @@ class NetworkGrid(Grid):
         """Return node id -> identifier of the site's process that connected last, empty if none has connected."""
         return {node.node_id: node.process for node in self._control.list_registered_sites()}
 
+    def _agree_on_wire_versions(self) -> Mapping[int, int]:
+        """Return node id -> wire version to speak with the site, for the sites that have stated theirs.
+
+        With another site the oldest version is spoken, which each site that may connect understands.
+        """
+        nodes = self._control.list_registered_sites()
+        return {node.node_id: node.stated.agreed_version for node in nodes if node.stated is not None}
+
     def set_run(self, run: Any) -> None:
         raise NotImplementedError("this Grid has no Flower run")
 
@@ -220,15 +229,17 @@ class NetworkGrid(Grid):
         raise NotImplementedError("use push_messages and pull_messages")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sign each message for its site, write its objects to files, and announce it to the SuperLink.
+        """Write each message in its site's wire version, sign it, write its objects to files, and announce it.
 
         Returns:
             The messages' ids, in their order; an empty id for a message to a site that is no longer registered.
         """
         self._release_messages(self._roll_calls)
-        announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
+        announced, contents, versions = list[tuple[Any, Any]](), dict[str, bytes](), self._agree_on_wire_versions()
         for message in messages:
             message.metadata.created_at = self._clock()
+            version = versions.get(message.metadata.dst_node_id, OLDEST_VERSION)
+            message.content = write_in_version(message.content, version)
             self._signer.sign_request(message)
             # Flower's constructor knows neither run nor sender outside its own runtime.
             request = replace_metadata(message, run_id=self._run, src_node_id=COORDINATOR)

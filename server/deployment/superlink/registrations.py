@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from polyclinic.common.wire.versions import StatedRelease
 from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
 
 PATIENCE = 2
@@ -37,6 +38,7 @@ class RegisteredSite:
             ``until``.
         until: Time on the steady clock at which the site counts as lost unless another heartbeat arrives.
         process: Identifier of the site's process that connected last; empty until one connects. It is kept in memory.
+        stated: Wire version and release that the site stated last; None before its first call.
     """
 
     node_id: int
@@ -45,6 +47,7 @@ class RegisteredSite:
     state: SiteConnectionState = SiteConnectionState.NEVER
     until: float = 0.0
     process: str = ""
+    stated: StatedRelease | None = None
 
     @property
     def is_online(self) -> bool:
@@ -64,6 +67,9 @@ class SiteRegistry:
         self._sites = dict[int, RegisteredSite]()
         for node, name, key, state, until in database.query_rows("SELECT node, name, key, state, until FROM sites"):
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
+        for node, wire, release in database.query_rows("SELECT node, wire, release FROM releases"):
+            if (site := self._sites.get(int(node))) is not None:
+                self._sites[int(node)] = replace(site, stated=StatedRelease(int(wire), str(release)))
 
     def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
@@ -98,7 +104,10 @@ class SiteRegistry:
     def unregister_site(self, node_id: int) -> None:
         """Remove a site's registration; calls signed with its key are then refused."""
         with self._database.lock:
-            self._database.execute_in_transaction(("DELETE FROM sites WHERE node = ?", (str(node_id),)))
+            self._database.execute_in_transaction(
+                ("DELETE FROM sites WHERE node = ?", (str(node_id),)),
+                ("DELETE FROM releases WHERE node = ?", (str(node_id),)),
+            )
             self._sites.pop(node_id, None)
 
     def mark_site_connected(self, node_id: int, interval_s: float) -> bool:
@@ -138,6 +147,15 @@ class SiteRegistry:
         with self._database.lock:
             if (site := self._sites.get(node_id)) is not None and site.process != process:
                 self._sites[node_id] = replace(site, process=process)
+
+    def record_site_release(self, node_id: int, stated: StatedRelease) -> None:
+        """Record the wire version and the release that a site stated last, also for the time after a restart."""
+        with self._database.lock:
+            if (site := self._sites.get(node_id)) is None or site.stated == stated:
+                return
+            row = str(node_id), stated.wire, stated.release
+            self._database.execute_in_transaction(("INSERT OR REPLACE INTO releases VALUES (?, ?, ?)", row))
+            self._sites[node_id] = replace(site, stated=stated)
 
     def _store_registered_site(self, site: RegisteredSite) -> None:
         row = str(site.node_id), site.name, site.public_key, str(site.state), site.until

@@ -22,7 +22,8 @@ from polyclinic.client.check.machine import GpuMeasurements
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common import __version__
 from polyclinic.common.system.plain_text import is_plain_text
-from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, WIRE_VERSION
+from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.authority import issue_server_certificate
 from polyclinic.server.deployment.superlink.authentication import CallingSite, RegisteredSiteKeys
 from polyclinic.server.deployment.superlink.fleet_server import make_connection_check_handler
@@ -119,10 +120,31 @@ def test_a_clock_that_is_wrong(hospital: Hospital, seconds: float, direction: st
 
 def test_another_wire_version(hospital: Hospital) -> None:
     finding = worst(answered(hospital, release="9.9.9", wire=99), ClientExitCode.VERSION)
-    assert "9.9.9 (wire 99)" in finding.problem
-    assert "9.9.9" in finding.remedy
+    assert "release 9.9.9 speaks wire version 99" in finding.problem
+    assert finding.remedy == "Install release 9.9.9 here."
+    older = worst(answered(hospital, release="0.0.1", wire=WIRE_VERSION - 2, key="unknown"), ClientExitCode.VERSION)
+    assert older.remedy == f"Ask the coordinator to install release {__version__}, or install release 0.0.1 here."
     no_version = worst(answered(hospital, wire=10**4000), ClientExitCode.NO_ANSWER)
     assert len(no_version.problem) < 500
+
+
+@pytest.mark.parametrize(
+    ("wire", "newest", "first"),
+    [
+        (WIRE_VERSION - 1, 0, "the coordinator has to update: it runs release 9.9.9"),
+        (WIRE_VERSION, WIRE_VERSION + 1, "update this site: the coordinator runs release 9.9.9"),
+    ],
+    ids=["older", "newer"],
+)
+def test_a_wire_version_apart_is_a_warning_that_says_who_has_to_update(
+    hospital: Hospital, wire: int, newest: int, first: str
+) -> None:
+    connection = answered(hospital, release="9.9.9", wire=wire, newest=newest).areas[0]
+    (finding,) = [finding for finding in connection.findings if finding.exit_code is ClientExitCode.VERSION]
+    assert finding.severity == FindingSeverity.WARNING
+    assert finding.problem.startswith(first)
+    assert finding.remedy.endswith(f"Until then both speak wire version {wire}.")
+    assert "this site's key is admitted" in connection.passed
 
 
 @pytest.mark.parametrize("release", ["9.9.9", f"\x1b[2J\u202e{'9' * 5000}"], ids=["another", "of any text"])

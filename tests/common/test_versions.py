@@ -1,0 +1,142 @@
+"""The wire versions that this release speaks, and how it agrees on one with the other side."""
+
+import pytest
+from flwr.app import RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyclinic.common import __version__
+from polyclinic.common.errors import WireVersionError
+from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.fleet_protocol import HelloAnswer
+from polyclinic.common.wire.records import RollCall
+from polyclinic.common.wire.versions import (
+    FORMATS,
+    WIRE_VERSION,
+    StatedRelease,
+    WireFormat,
+    describe_needed_update,
+    find_lacking_feature,
+    is_spoken,
+    lower_fields,
+    make_release_header,
+    parse_release_header,
+    raise_fields,
+    read_version,
+    write_in_version,
+)
+from tests.client.rounds import plan
+
+BEFORE = WIRE_VERSION - 1
+ADDED = WireFormat(added_fields={"RollCall": {"hint": "", "tries": 1}})
+"""A version before two fields were added to the roll call."""
+
+
+def fields(**more: object) -> dict[str, object]:
+    return {"wire.version": WIRE_VERSION, "wire.record": "RollCall", "run": "run", "plan": "{}", **more}
+
+
+def test_a_release_speaks_its_own_version_and_the_one_before() -> None:
+    assert sorted(FORMATS) == [BEFORE, WIRE_VERSION]
+    assert FORMATS[WIRE_VERSION] == WireFormat()
+    others = (BEFORE - 1, WIRE_VERSION + 1, True, str(WIRE_VERSION), float(WIRE_VERSION), None)
+    assert not any(map(is_spoken, others))
+
+
+def test_a_record_in_the_version_before_is_the_same_record_and_its_arrays_are_not_copied() -> None:
+    content = encode_record(RollCall("run", "{}"))
+    written = write_in_version(content, BEFORE)
+    assert (read_version(content), read_version(written)) == (WIRE_VERSION, BEFORE)
+    assert decode_record(written, RollCall) == decode_record(content, RollCall)
+    assert read_version(write_in_version(written, WIRE_VERSION)) == WIRE_VERSION
+    assert write_in_version(content, WIRE_VERSION) is content
+
+
+@pytest.mark.parametrize("version", [BEFORE - 1, WIRE_VERSION + 1, 0])
+def test_no_record_is_written_or_read_in_a_version_that_is_not_spoken(version: int) -> None:
+    content = encode_record(RollCall("run", "{}"))
+    with pytest.raises(WireVersionError, match=f"wire version {version}"):
+        write_in_version(content, version)
+    content["fields"]["wire.version"] = version
+    with pytest.raises(WireVersionError, match=f"wire version {version}, this one {WIRE_VERSION} and {BEFORE}"):
+        decode_record(content, RollCall)
+
+
+def test_a_record_without_fields_is_not_rewritten() -> None:
+    with pytest.raises(WireVersionError):
+        write_in_version(RecordDict(), BEFORE)
+
+
+def test_a_field_that_was_added_is_left_out_for_the_version_before_where_it_says_nothing_new() -> None:
+    lowered = lower_fields(fields(hint="", tries=1), BEFORE, {BEFORE: ADDED})
+    assert lowered == fields() | {"wire.version": BEFORE}
+    assert raise_fields(lowered, ADDED) == fields(hint="", tries=1)
+
+
+def test_a_field_that_was_added_and_says_something_is_never_dropped_in_silence() -> None:
+    with pytest.raises(WireVersionError, match=f"wire version {BEFORE} cannot say tries of RollCall"):
+        lower_fields(fields(hint="", tries=2), BEFORE, {BEFORE: ADDED})
+
+
+def test_fields_of_other_records_are_left_alone() -> None:
+    other = fields(hint="x") | {"wire.record": "Refusal"}
+    assert lower_fields(other, BEFORE, {BEFORE: ADDED}) == other | {"wire.version": BEFORE}
+
+
+# ---------------------------------------------------------------------- agreement
+
+
+@pytest.mark.parametrize(
+    ("wire", "agreed"), [(BEFORE, BEFORE), (WIRE_VERSION, WIRE_VERSION), (WIRE_VERSION + 1, WIRE_VERSION)]
+)
+def test_the_newest_version_that_both_speak_is_spoken(wire: int, agreed: int) -> None:
+    stated = StatedRelease(wire, "1")
+    assert stated.is_within_reach
+    assert stated.agreed_version == agreed
+
+
+@pytest.mark.parametrize("wire", [0, BEFORE - 1, WIRE_VERSION + 2])
+def test_two_versions_apart_there_is_none(wire: int) -> None:
+    assert not StatedRelease(wire, "1").is_within_reach
+    assert "cannot connect" in describe_needed_update(StatedRelease(wire, "1"))
+
+
+def test_a_call_states_version_and_release() -> None:
+    _, header = make_release_header(WIRE_VERSION)
+    assert parse_release_header(header, signed_for_coordinator=True) == StatedRelease(WIRE_VERSION, __version__)
+
+
+@given(header=st.text(max_size=80))
+def test_a_header_of_any_text_is_a_release_or_none(header: str) -> None:
+    for named in (True, False):
+        stated = parse_release_header(header, signed_for_coordinator=named)
+        assert stated.release.isprintable()
+        assert len(stated.release) <= 64 + len("...")
+
+
+def test_without_a_header_the_signature_tells_the_version() -> None:
+    assert parse_release_header("", signed_for_coordinator=True).wire == WIRE_VERSION
+    assert parse_release_header("", signed_for_coordinator=False).wire == 16
+
+
+def test_a_call_that_names_no_coordinator_cannot_pass_for_one_of_a_later_version() -> None:
+    """The header is not signed: whoever repeats the signature could write any."""
+    header = f"{WIRE_VERSION} {__version__}"
+    assert parse_release_header(header, signed_for_coordinator=False).wire == 16
+
+
+def test_a_coordinator_that_states_one_version_speaks_that_one_at_most() -> None:
+    hello = HelloAnswer(time=0.0, release="1", wire=BEFORE, key="admitted")
+    assert hello.newest_wire == BEFORE
+    assert hello.model_copy(update={"newest": WIRE_VERSION}).newest_wire == WIRE_VERSION
+
+
+# ---------------------------------------------------------------------- what a version lacks
+
+
+def test_a_masked_run_needs_wire_version_17() -> None:
+    usual = plan()
+    masked = usual.model_copy(update={"privacy": usual.privacy.model_copy(update={"secure_aggregation": True})})
+    assert find_lacking_feature(16, usual) == ""
+    assert "secure aggregation needs wire version 17" in find_lacking_feature(16, masked)
+    assert find_lacking_feature(WIRE_VERSION, masked) == ""
