@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 URL = "https://example.org/polyclinic"
+pytestmark = pytest.mark.filterwarnings("ignore:The distutils package is deprecated")  # setuptools, on Python 3.11
 TARGET = re.compile(r"(!?)\[[^\]]*\]\(([^)]+)\)")
 
 

@@ -26,15 +26,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ConfigRecord, RecordDict
-
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireVersionError
 from polyclinic.common.system.plain_text import make_printable_line
-from polyclinic.common.wire.canonical_bytes import FIELDS, read_small_fields
 from polyclinic.common.wire.fleet_protocol import LONGEST_RELEASE
 
 if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
     from polyclinic.common.config import HospitalPlan
 
 WIRE_VERSION = 17
@@ -101,10 +100,13 @@ OLDEST_VERSION = min(FORMATS)
 
 
 # ---------------------------------------------------------------------- records
+# These functions import Flower when they are called: programs that read no record start without it.
 
 
-def read_version(content: RecordDict) -> Any:
+def read_version(content: "RecordDict") -> Any:
     """Return the wire version that a record names, of any type; None if it names none."""
+    from polyclinic.common.wire.canonical_bytes import read_small_fields
+
     return read_small_fields(content).get(VERSION_FIELD)
 
 
@@ -113,12 +115,16 @@ def is_spoken(version: object) -> bool:
     return type(version) is int and version in FORMATS
 
 
-def write_in_version(content: RecordDict, version: int) -> RecordDict:
+def write_in_version(content: "RecordDict", version: int) -> "RecordDict":
     """Return a record of any spoken version in another version; its arrays are not copied.
 
     Raises:
         WireVersionError: If the record says something that the version cannot say, or either version is not spoken.
     """
+    from flwr.app import ConfigRecord, RecordDict
+
+    from polyclinic.common.wire.canonical_bytes import FIELDS, read_small_fields
+
     fields = read_small_fields(content)
     if fields.get(VERSION_FIELD) == version and is_spoken(version):
         return content
