@@ -1,4 +1,4 @@
-"""Words in the headings and cells of hospitals' tables, and in the keys of data sets' items.
+"""Words in the headings and cells of hospitals' tables.
 
 Patterns are matched with text in lower case. :mod:`polyclinic.common.data.tables.judgement` and
 :mod:`polyclinic.common.data.tables.roles` decide with them what a column or a cell means; a word that is missing is
@@ -44,22 +44,6 @@ country, or a code, may be blank for some patients, or repeat."""
 PATIENT_OR_EXAM = re.compile(rf"eid(?: {_PLAIN_NUMBER})?")
 """Headings that mean the patient in some tables (UK Biobank), and an exam or encounter in others."""
 JOINING = re.compile(r"of|the|de|du|des|del|der")
-PATIENT_KEY = re.compile(
-    "patient|subj|participant|person|individual|mrn|hospital(n(o|r|um)|id)|medicalrecord|pacient|pazient"
-    "|^(nhs|cpr|ssn)|^pat(id|key|nr|no)?$|^00100020$"
-)
-"""Part of the key of a data set's item, without signs, that may name a patient."""
-NO_PATIENT_KEY = re.compile("age$|sex|gender|birth|size|height|weight|position|orientation|comment")
-LABEL_KEY = re.compile("(un|is|has)?(label|target|annotat|known|uncertain|mask|valid|observ|missing)")
-"""Beginning of a word in the key of a data set's item that may hold labels, or say which are known."""
-CLASS_LIST_KEYS = _split_into_word_set("class classes ignore ignored exclude excluded task tasks finding findings")
-"""Words of a key that may list numbers of classes."""
-GEOMETRY_KEYS = _split_into_word_set(
-    "spacing pixdim pixel pixels voxel size sizes shape dim dims origin affine direction position orientation center "
-    "centre resolution zoom zooms scale bbox box boxes coord coords crop roi offset translation rotation flip pad "
-    "padding spatial slice slices"
-)
-"""Words of a key whose numbers are of the picture's geometry, and no labels."""
 SPLIT_HEADING = re.compile(r"split|part|partition|set|subset")
 SPLIT_WORDS = _split_into_word_set(
     "train training trn learn learning dev devel development val valid validation validierung validate tune tuning "
