@@ -63,6 +63,9 @@ env:
   - { name: {{ $name }}, value: {{ $value | quote }} }
   {{- end }}
 {{- end }}
+{{- with .values.envFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* One claim of a StatefulSet, which stays when the release is removed. Call with name and volume. */}}
