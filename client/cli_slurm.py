@@ -64,20 +64,21 @@ def watch_for_requests(
     Example: flwr-client slurm watch north --script north.sbatch
     """
     from polyclinic.client.connection.preflight import check_client_before_start
+    from polyclinic.client.queue.slurm import SlurmQueue, find_missing_command_faults
     from polyclinic.common.errors import Fault, raise_faults
     from polyclinic.common.system.files import is_file, lock_file, make_missing_input_fault, open_own_file
 
-    raise_faults([] if is_file(script) else [make_missing_input_fault(script)])
-    check_client_before_start(folder)
+    faults = [] if is_file(script) else [make_missing_input_fault(script)]
+    raise_faults([*faults, *find_missing_command_faults()])
     from polyclinic.client.connection.authority import refuse_other_authority
-    from polyclinic.client.queue.slurm import SlurmQueue
-    from polyclinic.client.queue.watch import QueueWatcher
+    from polyclinic.client.queue.watch import QueueWatcher, find_listed_job
     from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_toml_without_data
 
-    settings = read_site_toml_without_data(folder)
+    settings, queue = read_site_toml_without_data(folder), SlurmQueue(script.resolve())
+    check_client_before_start(folder, has_job=find_listed_job(settings.state_folder, queue) is not None)
     kit = read_and_check_connection_kit(settings)
     refuse_other_authority(settings, kit)
     settings.state_folder.mkdir(parents=True, exist_ok=True)
     with open_own_file(settings.state_folder / "queue-lock", "wb") as file:
         lock_file(file, Fault(str(folder), "another flwr-client slurm watch runs on this folder."))
-        QueueWatcher(settings, kit, SlurmQueue(script.resolve()), make_event_printer(_console)).watch()
+        QueueWatcher(settings, kit, queue, make_event_printer(_console)).watch()

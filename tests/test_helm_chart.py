@@ -31,7 +31,8 @@ FULL: dict[str, Any] = {
         "images": {"nfs": {"server": "pacs", "path": "/export/chest"}},
         "resources": {"limits": {"nvidia.com/gpu": 1}},
         "runtimeClassName": "nvidia",
-        "env": {"https_proxy": "http://proxy:3128"},
+        "env": {"HTTPS_PROXY": "http://proxy:3128"},
+        "envFrom": [{"secretRef": {"name": "proxy"}}],
         "nodeSelector": {"gpu": "yes"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
         "networkPolicy": {"enabled": True, "coordinator": {"cidr": "198.51.100.7/32"}},
@@ -74,6 +75,10 @@ def test_the_values_fit_their_schema(changes: dict[str, Any]) -> None:
         {"client": {"images": {"nfs": {}, "hostPath": {}}}},
         {"client": {"data": {"size": "many"}}},
         {"client": {"networkPolicy": {"coordinator": {"cidr": "fl.hospital.example"}}}},
+        {"client": {"networkPolicy": {"enabled": True}}},
+        {"client": {"networkPolicy": {"enabled": True, "coordinator": {"port": 443}}}},
+        {"client": {"envFrom": [{"secretRef": {}}]}},
+        {"server": {"envFrom": [{"secret": {"name": "proxy"}}]}},
     ],
 )
 def test_a_value_that_does_not_exist_or_cannot_be_is_refused(changes: dict[str, Any]) -> None:
@@ -84,6 +89,19 @@ def test_a_value_that_does_not_exist_or_cannot_be_is_refused(changes: dict[str, 
 def test_the_chart_is_of_this_release() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+@pytest.mark.parametrize("part", ["client", "server"])
+def test_an_update_replaces_the_pod_of_a_refused_program_which_is_never_ready(part: str) -> None:
+    """By Kubernetes' default, OrderedReady, an update waits until the pod that it would replace is ready."""
+    assert "\n  podManagementPolicy: Parallel\n" in (CHART / "templates" / f"{part}.yaml").read_text(encoding="utf-8")
+
+
+def test_every_rule_of_the_hospitals_way_out_names_where_to() -> None:
+    """A rule without ``to`` allows any host."""
+    text = (CHART / "templates" / "client.yaml").read_text(encoding="utf-8")
+    rules = text.partition("  egress:\n")[2].partition("{{- with")[0].split("    - ports:")[1:]
+    assert ["      to:\n" in rule and "{{- if" not in rule for rule in rules] == [True, True]
 
 
 @NEEDS_HELM
@@ -108,7 +126,7 @@ def test_each_program_is_one_pod_without_rights_and_the_hospitals_has_no_way_in(
     for part in ("client", "server"):
         workload = manifests["StatefulSet", f"north-{part}"]["spec"]
         pod, (container,) = workload["template"]["spec"], workload["template"]["spec"]["containers"]
-        assert workload["replicas"] == 1
+        assert (workload["replicas"], workload["podManagementPolicy"]) == (1, "Parallel")
         assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (10001, True)
         assert pod["automountServiceAccountToken"] is False
         assert container["securityContext"] == {
@@ -123,9 +141,13 @@ def test_each_program_is_one_pod_without_rights_and_the_hospitals_has_no_way_in(
     client = manifests["StatefulSet", "north-client"]["spec"]["template"]["spec"]["containers"][0]
     assert "ports" not in client
     assert {"name": "images", "mountPath": "/images", "readOnly": True} in client["volumeMounts"]
+    assert client["env"] == [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]
+    assert client["envFrom"] == [{"secretRef": {"name": "proxy"}}]
     policy = manifests["NetworkPolicy", "north-client"]["spec"]
     assert (policy["ingress"], set(policy["policyTypes"])) == ([], {"Ingress", "Egress"})
-    assert policy["egress"][1]["to"] == [{"ipBlock": {"cidr": "198.51.100.7/32"}}]
+    dns, coordinator = policy["egress"]
+    assert dns["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
+    assert coordinator["to"] == [{"ipBlock": {"cidr": "198.51.100.7/32"}}]
 
 
 @NEEDS_HELM

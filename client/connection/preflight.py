@@ -21,15 +21,19 @@ LOOK_S = 0.5
 """Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""
 
 
-def check_client_before_start(folder: Path) -> None:
+def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
     """Check settings, key, kit (the coordinator's file), disk, Flower and, if it answers, the coordinator's identity.
+
+    Args:
+        has_job: A job of a queue waits or runs on the folder, and the program only keeps the site connected for it: the
+            job's process may run.
 
     Raises:
         BadInput: With every fault.
         ConnectionNotAccepted: If this site cannot accept the coordinator's certificate, or knows another authority.
     """
     settings, _ = read_site_with_faults(folder)  # faults of class names are reported with those of the data
-    if is_client_running(settings.state_folder):
+    if not has_job and is_client_running(settings.state_folder):
         raise BadInput([make_already_running_fault(settings.state_folder)])
     faults = list[Fault]()
     try:

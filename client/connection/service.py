@@ -36,8 +36,9 @@ from polyclinic.client.connection.fleet_client import (
 )
 from polyclinic.client.connection.pending import PendingMessage, SetAsideMessages
 from polyclinic.client.connection.preflight import make_already_running_fault
-from polyclinic.client.connection.status import ClientStatus, describe_other_wire_version
+from polyclinic.client.connection.status import ClientStatus
 from polyclinic.client.connection.tls import check_coordinator_certificate
+from polyclinic.client.connection.wire_agreement import agree_on_wire_version
 from polyclinic.client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
 from polyclinic.client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
 from polyclinic.client.site.patient_ledger import LedgerUnusable
@@ -63,7 +64,6 @@ from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
 from polyclinic.common.wire.records import Refusal
-from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 WAIT_S = 5.0
@@ -189,7 +189,9 @@ class HospitalMessageLoop:
         with FleetClient(
             self.kit.address, authority, self._key, self._statements, self._process, self.site.policy
         ) as link:
-            self._agree_on_wire_version(link)
+            self._hello = hello = agree_on_wire_version(link, self.tell)
+            if hello is not None:
+                self.status.coordinator_release, self.status.coordinator_wire = hello.release, hello.newest_wire
             last_node_id = read_stored_node_id(self._node_id_file)
             node_id = link.activate_node(last_node_id)
             record_first_connection(self.settings.state_folder, self.kit)
@@ -224,23 +226,6 @@ class HospitalMessageLoop:
             finally:
                 stop.set()
                 beat.join(timeout=HEARTBEAT_ENDS_S)
-
-    def _agree_on_wire_version(self, link: FleetClient) -> None:
-        """Agree with the coordinator on the wire version of this connection, and record the coordinator's release.
-
-        Raises:
-            ConnectionNotAccepted: If the two releases speak no common wire version.
-        """
-        self._hello = None
-        with contextlib.suppress(CoordinatorUnreachable):  # the next call reports the fault
-            self._hello = hello = link.exchange_hello()
-            if hello is None:
-                return
-            if not is_spoken(hello.wire):
-                raise ConnectionNotAccepted.make_wire_version_error(hello)
-            self.status.coordinator_release, self.status.coordinator_wire = hello.release, hello.newest_wire
-            if hello.newest_wire != WIRE_VERSION:
-                self.tell(describe_other_wire_version(hello.release, hello.newest_wire))
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats until ``stop`` is set; interrupt the main thread if the run that it works for has ended."""

@@ -1,8 +1,11 @@
 """Slurm's side: the batch script in which ``flwr-client start`` runs, and the commands ``sbatch`` and ``squeue``."""
 
+import hashlib
+import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +21,9 @@ from polyclinic.common.system.service_files import find_program_command
 WARNING_S = 60
 """Time before the time limit at which Slurm asks the program to stop, which takes 7 s at most."""
 LOG_FILE = "slurm.log"
+_SUBMIT, _LIST = "sbatch", "squeue"
 _COMMAND_S = 60.0
+_PATH_HASH_CHARACTERS = 8
 _NAME_PART = re.compile(r"[^A-Za-z0-9_.-]+")
 _QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
@@ -32,6 +37,23 @@ class JobState(Enum):
     UNKNOWN = "unknown"
 
 
+def make_job_name(folder: Path) -> str:
+    """Return the name of a folder's jobs; no other folder has it, because one job of a name runs at a time.
+
+    Args:
+        folder: The resolved path of the site's folder.
+    """
+    path_hash = hashlib.sha256(os.fsencode(folder)).hexdigest()[:_PATH_HASH_CHARACTERS]
+    return f"{CLIENT.unit_prefix}{_NAME_PART.sub('-', folder.name)}-{path_hash}"
+
+
+def find_missing_command_faults() -> list[Fault]:
+    """Return a fault for each of Slurm's commands that cannot be started here."""
+    remedy = "Run this where jobs are submitted, with Slurm's commands on PATH."
+    missing = [command for command in (_SUBMIT, _LIST) if shutil.which(command) is None]
+    return [Fault(command, "is not on PATH.", remedy) for command in missing]
+
+
 def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: float | None) -> str:
     """Return a batch script that runs ``flwr-client start`` on a folder.
 
@@ -41,10 +63,13 @@ def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: flo
             queued again at its time limit.
 
     Raises:
-        BadInput: If no line of a script can name the folder or hold an option.
+        BadInput: If no line of a script can name the folder or hold an option, or if the minutes are not a number.
     """
     folder = folder.resolve()
     faults = find_unit_path_faults("slurm", folder)
+    if idle_minutes is not None and not math.isfinite(idle_minutes):
+        remedy = "Name a number of minutes, or let the job stay: --keep."
+        faults.append(Fault("--until-idle", f"is {idle_minutes:g}, and the job would never end.", remedy))
     if '"' in str(folder) or "\\" in str(folder):
         problem = f"{folder} holds a quote or a backslash, at which Slurm ends the path of the log."
         faults.append(Fault("slurm", problem, "Rename the folder."))
@@ -55,8 +80,8 @@ def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: flo
     log = str(folder / LOG_FILE).replace("%", "%%")  # Slurm replaces %j and others
     stays = idle_minutes is None
     head = [
-        f"--job-name={CLIENT.unit_prefix}{_NAME_PART.sub('-', folder.name)}",
-        "--dependency=singleton",  # one job of this name and account runs at a time
+        f"--job-name={make_job_name(folder)}",
+        "--dependency=singleton",  # of this name and account, one job runs at a time
         f"--signal=B:{'USR1' if stays else 'TERM'}@{WARNING_S}",
         "--requeue" if stays else "--no-requeue",
         "--open-mode=append",
@@ -109,17 +134,17 @@ class SlurmQueue:
         Raises:
             BadInput: If Slurm refuses it.
         """
-        done = _run(["sbatch", "--parsable", str(self.script), process])
+        done = _run([_SUBMIT, "--parsable", str(self.script), process])
         job = done.stdout.strip().split(";")[0]
         if done.returncode != 0 or not re.fullmatch(r"\d+", job):
             reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-            command = shlex.join(["sbatch", str(self.script)])
+            command = shlex.join([_SUBMIT, str(self.script)])
             raise BadInput([Fault(command, f"Slurm refused it: {reason}", "Change the options in the script.")])
         return job
 
     def read_job_state(self, job: str) -> JobState:
         """Return the state of a job; UNKNOWN while Slurm does not answer."""
-        done = _run(["squeue", "--noheader", "--jobs", job, "--format=%T"])
+        done = _run([_LIST, "--noheader", "--jobs", job, "--format=%T"])
         if done.returncode != 0:
             return JobState.OVER if "Invalid job id" in done.stderr else JobState.UNKNOWN
         state = done.stdout.strip()

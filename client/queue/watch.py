@@ -7,8 +7,10 @@ for the coordinator they are one process, and the site stays connected while the
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
@@ -20,7 +22,15 @@ from polyclinic.client.connection.fleet_client import (
     read_stored_node_id,
 )
 from polyclinic.client.connection.tls import check_coordinator_certificate
-from polyclinic.client.queue.slurm import JobState
+from polyclinic.client.connection.wire_agreement import agree_on_wire_version
+from polyclinic.client.queue.slurm import LOG_FILE, JobState
+from polyclinic.client.queue.submitted_job import (
+    SubmittedJob,
+    find_last_reply,
+    hash_message_id,
+    read_submitted_job,
+    remove_submitted_job,
+)
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import ProgramCannotContinue
 from polyclinic.common.security.identity import SiteConnectionKit, read_private_key
@@ -29,8 +39,10 @@ from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KE
 
 JOB_LOOK_S = 15.0
 """Pause between two questions to the queue about a job."""
+JOB_PAUSE_S = 20.0
+"""Pause after a job without an answer; twice as long after the second one in a row."""
 MAX_JOBS = 3
-"""Number of jobs in a row that may end without an answer to one message, before the program ends with the reason."""
+"""Number of jobs in a row that may end without an answer, before the program ends with the reason."""
 
 
 class JobQueue(Protocol):
@@ -45,6 +57,15 @@ class JobQueue(Protocol):
         ...
 
 
+def find_listed_job(state_folder: Path, queue: JobQueue) -> tuple[SubmittedJob, JobState] | None:
+    """Return the job that was submitted last for a state folder, and its state; None if it is over."""
+    job = read_submitted_job(state_folder)
+    if job is None:
+        return None
+    state = queue.read_job_state(job.number)
+    return None if state is JobState.OVER else (job, state)
+
+
 @dataclass
 class QueueWatcher:
     """Connects a site, waits for messages, and submits a job for them.
@@ -52,6 +73,7 @@ class QueueWatcher:
     Attributes:
         tell: Prints one line for the hospital's staff.
         job_look_s: Pause between two questions to the queue about a job.
+        job_pause_s: Pause after a job without an answer.
     """
 
     settings: SiteSettings
@@ -59,12 +81,13 @@ class QueueWatcher:
     queue: JobQueue
     tell: Callable[[str], None]
     job_look_s: float = JOB_LOOK_S
+    job_pause_s: float = JOB_PAUSE_S
     _process: str = field(default_factory=lambda: secrets.token_hex(8))
-    _job: str = ""
+    _submitted: SubmittedJob | None = None  # the latest job, which may be over
+    _is_listed: bool = False  # the latest job waits or runs
     _last_state: JobState = JobState.OVER
     _asked_at: float = 0.0
-    _message: str = ""  # the message that the latest job was submitted for
-    _jobs: int = 0  # number of jobs in a row for that message
+    _pause_ends: float = 0.0
     _error: str = ""
 
     def watch(self) -> None:
@@ -72,9 +95,10 @@ class QueueWatcher:
 
         Raises:
             ConnectionNotAccepted: If the coordinator does not accept this site, or this site the coordinator.
-            ProgramCannotContinue: If several jobs in a row did not answer one message.
+            ProgramCannotContinue: If several jobs in a row answered nothing.
             BadInput: If the queue refuses a job.
         """
+        self._take_over_job_of_earlier_program()
         wait_s, patience_ends = FIRST_RETRY_S, time.monotonic() + KEY_PATIENCE_S
         while True:
             try:
@@ -95,24 +119,41 @@ class QueueWatcher:
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
                 patience_ends = time.monotonic() + KEY_PATIENCE_S
 
-    def _open_connection(self) -> FleetClient:
+    def _take_over_job_of_earlier_program(self) -> None:
+        """Go on with the job that an earlier program submitted on this folder, if it waits or runs.
+
+        This program then calls under the job's process id: under a new one, the coordinator would refuse the job.
+        """
+        state_folder = self.settings.state_folder
+        self._submitted = read_submitted_job(state_folder)
+        # After the job's end its id is of no use: if another program has signed on since, the id is refused.
+        if (listed := find_listed_job(state_folder, self.queue)) is None:
+            return
+        job, state = listed
+        self._process, self._is_listed, self._last_state = job.process, True, state
+        self.tell(f"job {job.number}, submitted before this program started, is {state.value}")
+
+    @contextmanager
+    def _open_connection(self) -> Iterator[FleetClient]:
         check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
         key, authority = read_private_key(self.settings.key_path), self.kit.ca_certificate.encode()
-        link = FleetClient(self.kit.address, authority, key, None, self._process, self.settings.file.policy)
-        node_id_file = self.settings.state_folder / "node-id"
-        last_node_id = read_stored_node_id(node_id_file)
-        node_id = link.activate_node(last_node_id)
-        if node_id != last_node_id:
-            write_atomically(node_id_file, str(node_id).encode())
-        if not self._job:
-            self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}; no job runs while nothing is asked")
-        return link
+        with FleetClient(self.kit.address, authority, key, None, self._process, self.settings.file.policy) as link:
+            agree_on_wire_version(link, self.tell)
+            node_id_file = self.settings.state_folder / "node-id"
+            last_node_id = read_stored_node_id(node_id_file)
+            node_id = link.activate_node(last_node_id)
+            if node_id != last_node_id:
+                write_atomically(node_id_file, str(node_id).encode())
+            idle = "" if self._is_listed else "; no job runs while nothing is asked"
+            self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}{idle}")
+            yield link
 
     def _watch_messages(self, link: FleetClient) -> None:
         while True:
-            if self._job:
+            if self._is_listed:
                 self._hold_connection_while_job_is_listed(link)
             try:
+                self._hold_connection_during_pause(link)
                 received = link.receive_message(HEARTBEAT_PAUSE_S)
                 if received is not None:
                     self._submit_job_for_message(read_message_id(received))
@@ -123,32 +164,56 @@ class QueueWatcher:
                 raise
 
     def _submit_job_for_message(self, message_id: str) -> None:
-        self._jobs = self._jobs + 1 if message_id == self._message else 1
-        self._message = message_id
-        if self._jobs > MAX_JOBS:
-            problem = f"{MAX_JOBS} jobs in a row ended before a request was answered, the last one was {self._job}."
+        message, last_reply = hash_message_id(message_id), find_last_reply(self.settings.state_folder)
+        earlier = self._submitted
+        jobs_in_a_row = 1 if earlier is None else earlier.make_next_job_count(message, last_reply)
+        if earlier is not None and jobs_in_a_row > MAX_JOBS:
+            remove_submitted_job(self.settings.state_folder)  # after a repair, the next program counts from one
+            problem = f"{MAX_JOBS} jobs in a row ended without an answer, the last one was {earlier.number}."
             remedy = (
-                f"The reason is in {self.settings.folder / 'slurm.log'}: a fault, or too little --time for one round."
+                f"The reason is in {self.settings.folder / LOG_FILE}: a fault, too little --time for one round, or a "
+                "job that waited in the queue until the coordinator went on without it."
             )
             raise ProgramCannotContinue(f"{problem} {remedy}")
-        self._job = self.queue.submit_job(self._process)
-        self._last_state, self._asked_at = JobState.QUEUED, time.monotonic()
-        self.tell(f"a request waits: submitted job {self._job}")
+        number = self.queue.submit_job(self._process)
+        self._submitted = SubmittedJob(number, self._process, message, jobs_in_a_row, last_reply)
+        self._submitted.store(self.settings.state_folder)
+        self._is_listed, self._last_state, self._asked_at = True, JobState.QUEUED, time.monotonic()
+        self.tell(f"a request waits: submitted job {number}")
 
     def _hold_connection_while_job_is_listed(self, link: FleetClient) -> None:
         """Send heartbeats until the job is over; a stop on request leaves the job in the queue."""
+        job = self._submitted
+        assert job is not None  # a job is listed
         try:
             while True:
                 if time.monotonic() - self._asked_at >= self.job_look_s:
-                    self._asked_at, state = time.monotonic(), self.queue.read_job_state(self._job)
+                    self._asked_at, state = time.monotonic(), self.queue.read_job_state(job.number)
                     if state not in (self._last_state, JobState.UNKNOWN):
-                        self.tell(f"job {self._job} is {state.value}")
+                        self.tell(f"job {job.number} is {state.value}")
                         self._last_state = state
                     if state is JobState.OVER:
-                        self._job = ""
+                        self._end_job(job)
                         return
                 link.send_heartbeat()
                 time.sleep(min(HEARTBEAT_PAUSE_S, self.job_look_s))
         except SystemExit:
-            self.tell(f"stopped on request; job {self._job} stays: scancel {self._job} ends it too")
+            self.tell(f"stopped on request; job {job.number} stays: scancel {job.number} ends it too")
             raise
+
+    def _end_job(self, job: SubmittedJob) -> None:
+        """Note that a job is over; begin a pause if it has answered nothing."""
+        self._is_listed = False
+        has_reply = find_last_reply(self.settings.state_folder) != job.last_reply
+        if not has_reply and job.jobs_in_a_row < MAX_JOBS:
+            pause_s = self.job_pause_s * job.jobs_in_a_row
+            self._pause_ends = time.monotonic() + pause_s
+            self.tell(
+                f"job {job.number} answered nothing; the next one is submitted in {pause_s:.0f} s at the earliest"
+            )
+
+    def _hold_connection_during_pause(self, link: FleetClient) -> None:
+        """Send heartbeats until the pause after a job without an answer is over."""
+        while (left_s := self._pause_ends - time.monotonic()) > 0:
+            link.send_heartbeat()
+            time.sleep(min(HEARTBEAT_PAUSE_S, left_s))

@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 from cryptography import x509
 
@@ -30,24 +32,38 @@ HELD_S, LOOK_S = 900.0, 2.0
 def delay_failure_until_change(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
-    """Delay exceptions of the ``with`` block until a file in a folder changes, for at most ``HELD_S`` seconds.
+    """After a refusal in the ``with`` block, wait until a file in a folder changes, then start the program again.
 
-    Without the delay, a container that is restarted automatically would fail with the same error again and again.
+    Without the wait, a container that is restarted automatically would fail with the same error again and again. After
+    a change the process executes its own command line anew instead of ending: a container ends with its first process,
+    and with it the sessions in which somebody is just putting its files in place.
 
     Args:
-        refusals: Types of the exceptions that are delayed; others are raised at once.
+        refusals: Types of the exceptions after which the program waits; others are raised at once.
         held: False to raise every exception at once.
+
+    Raises:
+        Exception: The refusal, if no file has changed for ``HELD_S`` seconds.
     """
     try:
         yield
     except refusals as error:
         if held:
             tell(f"refused: {error}")
-            tell(f"ends when a file in {folder} changes, or in {HELD_S / 60:.0f} min, to be started again")
+            tell(f"starts again when a file in {folder} changes; ends in {HELD_S / 60:.0f} min if none does")
             before, until = _read_file_modification_times(folder), time.monotonic() + HELD_S
-            while time.monotonic() < until and _read_file_modification_times(folder) == before:
+            while time.monotonic() < until:
                 time.sleep(LOOK_S)
+                if _read_file_modification_times(folder) != before:
+                    _execute_program_again()
         raise
+
+
+def _execute_program_again() -> NoReturn:
+    """Replace this process by a new one of the same command line, which has the same process id."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _read_file_modification_times(folder: Path) -> tuple[tuple[str, float], ...]:

@@ -66,7 +66,7 @@ Restarted = Annotated[
     typer.Option(
         "--wait-on-refusal",
         help="This program is started again whenever it ends, as containers are: after a refusal it waits until a file "
-        "of DIR changes, at most 15 min.",
+        "of DIR changes, and starts again by itself; it ends after 15 min without a change.",
     ),
 ]
 

@@ -1,5 +1,6 @@
 """The batch script for Slurm: bash and Slurm read in it what was meant."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.client.queue.slurm import make_job_name
 from tests.network.real import flwr_client
 
 FOLDERS = ["north", "north wing 50%", "it's $HOME"]
@@ -76,6 +78,45 @@ def test_a_word_that_is_no_option_of_sbatch_is_refused(tmp_path: Path) -> None:
     assert flwr_client("init", tmp_path / "north", "--name", "north").code == 0
     for option in ("gpu", "--time=1\nrm"):
         assert flwr_client("slurm", "script", tmp_path / "north", "--", option).code == 2
+
+
+def test_two_folders_of_one_last_name_have_jobs_of_two_names(tmp_path: Path) -> None:
+    """Slurm runs one job of a name at a time: of one name, each would wait for the other hospital's job."""
+
+    def job_name(folder: Path) -> str:
+        assert flwr_client("init", folder, "--name", "north").code == 0
+        lines = script_of(folder).read_text(encoding="utf-8").splitlines()
+        (name,) = [line.partition("--job-name=")[2] for line in lines if "--job-name=" in line]
+        return name
+
+    names = [job_name(tmp_path / federation / "north") for federation in ("fa", "fb")]
+    assert all(re.fullmatch(r"polyclinic-client-north-[0-9a-f]{8}", name) for name in names)
+    assert names[0] != names[1]
+    (tmp_path / "link").symlink_to(tmp_path / "fa")
+    assert names[0] == make_job_name((tmp_path / "link" / "north").resolve())
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf"])
+def test_a_number_of_minutes_that_never_pass_is_refused(minutes: str, tmp_path: Path) -> None:
+    assert flwr_client("init", tmp_path / "north", "--name", "north").code == 0
+    done = flwr_client("slurm", "script", tmp_path / "north", "--until-idle", minutes)
+    assert (done.code, done.out) == (2, "")
+
+
+@pytest.mark.parametrize("missing", ["sbatch", "squeue"])
+def test_watching_where_no_job_can_be_submitted_is_refused_at_the_start(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the program would connect, and end at the first request."""
+    assert flwr_client("init", tmp_path / "north", "--name", "north").code == 0
+    (tmp_path / "programs").mkdir()
+    for name in {"sbatch", "squeue"} - {missing}:
+        (tmp_path / "programs" / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (tmp_path / "programs" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    done = flwr_client("slurm", "watch", tmp_path / "north", "--script", script_of(tmp_path / "north"))
+    assert done.code == 2
+    assert f"{missing}: is not on PATH." in done.err
 
 
 def test_watching_without_a_script_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import datetime as dt
 import os
+import select
 import shutil
 import socket
-import threading
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ from polyclinic.common.system.preflight import (
     find_folder_write_faults,
     find_port_faults,
 )
+from tests.processes import ROOT
 
 DAY = dt.timedelta(days=1)
 
@@ -91,17 +94,50 @@ def test_the_releases_are_those_of_the_package() -> None:
     assert f'"flwr>={least}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_a_refused_program_that_is_started_again_waits_for_a_file_to_change(
-    held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(preflight, "LOOK_S", 0.01)
-    fixed = threading.Timer(0.2, (tmp_path / "site.toml").touch)
-    fixed.start()
-    with pytest.raises(BadInput), delay_failure_until_change(tmp_path, lines.append, (BadInput,), held=held):
+WAITING = """
+import os, sys
+from pathlib import Path
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system import preflight
+preflight.LOOK_S, preflight.HELD_S = 0.01, float(sys.argv[2])
+folder = Path(sys.argv[1])
+print("process", os.getpid(), flush=True)
+with preflight.delay_failure_until_change(folder, lambda line: print(line, flush=True), (BadInput,), held=True):
+    if not (folder / "site.toml").exists():
         raise BadInput([Fault("site.toml", "is not there.")])
-    assert fixed.is_alive() != held
-    waits = f"ends when a file in {tmp_path} changes, or in 15 min, to be started again"
-    assert lines == ["refused: site.toml: is not there.", waits] * held
-    fixed.join()
+print("started")
+"""
+
+
+def test_a_refused_program_that_waits_starts_again_as_the_same_process_when_a_file_changes(tmp_path: Path) -> None:
+    """The first process of a container must not end, because the container and all its sessions end with it."""
+    command = [sys.executable, "-c", WAITING, str(tmp_path), "60"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+        assert program.stdout is not None
+        begins = [program.stdout.readline() for _ in range(3)]
+        assert begins == [
+            f"process {program.pid}\n",
+            "refused: site.toml: is not there.\n",
+            f"starts again when a file in {tmp_path} changes; ends in 1 min if none does\n",
+        ]
+        while not select.select([program.stdout], [], [], 0.5)[0]:
+            (tmp_path / "other").touch()  # the fault stays: it is refused again
+        assert [program.stdout.readline() for _ in range(3)] == begins
+        while not select.select([program.stdout], [], [], 0.5)[0]:
+            (tmp_path / "site.toml").touch()
+        assert program.communicate(timeout=60)[0] == f"process {program.pid}\nstarted\n"
+    assert program.returncode == 0
+
+
+def test_a_refused_program_that_waits_ends_with_the_refusal_if_no_file_changes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WAITING, str(tmp_path), "0.1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("process ")) == (1, 1)
+    assert "BadInput" in done.stderr
+
+
+def test_a_refused_program_that_does_not_wait_ends_at_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with pytest.raises(BadInput), delay_failure_until_change(tmp_path, lines.append, (BadInput,), held=False):
+        raise BadInput([Fault("site.toml", "is not there.")])
+    assert lines == []

@@ -12,6 +12,7 @@ import pytest
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, events, sites_by_round, undisturbed
+from tests.network.job_queue import install_queue, submitted_jobs
 from tests.network.previous_release import client_of_wire, install
 from tests.network.real import (
     FULL,
@@ -128,6 +129,25 @@ def test_a_masked_run_of_an_old_coordinator_goes_on_without_the_new_hospital_whi
         assert federation.east.program.runs
 
 
+def test_a_new_hospital_that_trains_in_jobs_of_a_queue_takes_part_in_the_run_of_an_old_coordinator(
+    old: InstalledRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = install_queue(tmp_path, monkeypatch)
+    with federation_of(tmp_path, old, NEW, NEW, old) as federation:
+        site = federation.north
+        federation.stop(site)
+        script = tmp_path / "north.sbatch"
+        assert flwr_client("slurm", "script", site.folder, "--out", script, "--until-idle", "0.1").code == 0
+        watching = site.start_by("-m", "polyclinic.client.cli", "slurm", "watch", site.folder, "--script", script)
+        watching.says("connected to ")
+        assert f"the coordinator has to update: it runs release 0.1.0 (wire version {BEFORE})" in watching.output
+        federation.coordinator.sees(site)
+        federation.ends_unharmed(federation.run(), 2)
+        assert submitted_jobs(queue) != []
+        watching.says("is over")
+        assert watching.stop() == 0
+
+
 # ---------------------------------------------------------------------- an upgrade in mid run
 
 
@@ -206,6 +226,21 @@ def test_a_hospital_two_versions_apart_is_refused_at_the_connection_with_the_rel
         assert "connected to" not in program.output
         now = federation.coordinator.now["sites"]["east"]
         assert (now["state"], now["release"], now["wire"]) == ("stopped", "9.8.7", wire)
+
+
+def test_a_watching_program_two_versions_apart_is_refused_at_the_connection_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_queue(tmp_path, monkeypatch)
+    with federation_of(tmp_path, NEW, NEW, NEW, NEW) as federation:
+        site = federation.east
+        federation.stop(site)
+        script = tmp_path / "east.sbatch"
+        script.write_text("#!/bin/bash\n", encoding="utf-8")
+        code = client_of_wire(WIRE_VERSION + 2)
+        program = site.start_by("-c", code, "slurm", "watch", site.folder, "--script", script)
+        assert program.ends() == ClientExitCode.VERSION == 17
+        assert "connected to" not in program.output
 
 
 @pytest.mark.parametrize("wire", [WIRE_VERSION + 1])

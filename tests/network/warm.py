@@ -132,6 +132,8 @@ def main() -> None:
     request = _serve(Path(sys.argv[1]))
     if request is not None:  # this is the child: from here on it is the program
         sys.argv = [request["module"], *request["arguments"]]
+        begins = [] if request["module"] == "-c" else ["-m"]
+        sys.orig_argv = [sys.executable, *begins, *sys.argv]  # a program may execute its command line again
         if request["module"] == "-c":
             exec(sys.argv.pop(1), {"__name__": "__main__"})
         else:

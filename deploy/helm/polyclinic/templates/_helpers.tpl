@@ -44,8 +44,9 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- define "polyclinic.container" -}}
 image: {{ printf "%s:%s" .values.image.repository (.values.image.tag | default .root.Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .values.image.pullPolicy }}
-# After a refusal the program waits, unready, until a file of its folder changes, at most 15 minutes. So there is no
-# liveness probe: it would end the program before anyone has read the reason.
+# After a refusal the program waits, unready, until a file of its folder changes, and starts again in this container, so
+# that sessions of kubectl exec go on. After 15 minutes without a change it ends. There is no liveness probe: it would end
+# the program before anyone has read the reason.
 args: [start, /data, --wait-on-refusal]
 securityContext:
   allowPrivilegeEscalation: false
@@ -62,6 +63,9 @@ env:
   {{- range $name, $value := . }}
   - { name: {{ $name }}, value: {{ $value | quote }} }
   {{- end }}
+{{- end }}
+{{- with .values.envFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 

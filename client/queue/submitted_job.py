@@ -1,0 +1,79 @@
+"""The job that was submitted last, as a file in the site's state folder, and whether a job has answered anything."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from polyclinic.common.security.audit import list_audit_files, parse_audit_entry
+from polyclinic.common.system.files import is_disk_full, write_atomically
+
+FILE = "queue.json"
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """The job that was submitted last; it may have ended since.
+
+    Attributes:
+        number: The queue's number of the job.
+        process: The process id under which the job calls the coordinator.
+        message: SHA-256 of the id of the message for which it was submitted.
+        jobs_in_a_row: Number of jobs, this one included, since one has answered.
+        last_reply: Number of the audit's last reply when the job was submitted; 0 if there was none.
+    """
+
+    number: str
+    process: str
+    message: str
+    jobs_in_a_row: int
+    last_reply: int
+
+    def make_next_job_count(self, message: str, last_reply: int) -> int:
+        """Return the number of jobs in a row without an answer, with the next one included.
+
+        A job has answered if the audit has a new reply and the coordinator asks something else. Neither is enough: a
+        coordinator can give each request a new id, and a reply in the audit may not have reached the coordinator.
+        """
+        has_answered = message != self.message and last_reply != self.last_reply
+        return 1 if has_answered else self.jobs_in_a_row + 1
+
+    def store(self, state: Path) -> None:
+        """Write the job to a state folder, for the next program that watches; a full disk stores nothing."""
+        try:
+            write_atomically(state / FILE, json.dumps(asdict(self)).encode(), private=True)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+
+
+def read_submitted_job(state: Path) -> SubmittedJob | None:
+    """Return the stored job; None if none is stored, or the file is damaged."""
+    try:
+        fields = json.loads((state / FILE).read_bytes())
+        job = SubmittedJob(**fields)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    texts, counts = (job.number, job.process, job.message), (job.jobs_in_a_row, job.last_reply)
+    is_valid = all(type(text) is str for text in texts) and all(type(count) is int for count in counts)
+    return job if is_valid else None
+
+
+def remove_submitted_job(state: Path) -> None:
+    """Remove the stored job."""
+    (state / FILE).unlink(missing_ok=True)
+
+
+def hash_message_id(message_id: str) -> str:
+    """Return the SHA-256 of a message's id, which the coordinator chooses and which may be any text."""
+    return hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def find_last_reply(state: Path) -> int:
+    """Return the number of the last entry in a state folder's audit log that is a reply; 0 if there is none."""
+    for path in reversed(list_audit_files(state)):
+        for line in reversed(path.read_bytes().split(b"\n")):
+            entry = parse_audit_entry(line)
+            if entry is not None and entry.get("direction") == "out":
+                return int(entry["n"])
+    return 0
