@@ -200,12 +200,10 @@ class StatedRelease:
 
 
 def describe_needed_update(stated: StatedRelease) -> str:
-    """Return a clause about a site of another wire version: which side has to update, and until when it is accepted."""
+    """Return a clause about a connected site of another wire version: which side has to update, and until when."""
     release = f"release {stated.release}" if stated.release else "release"
     here = f"this coordinator's release {__version__} speaks {describe_spoken_versions()}"
     both = f"its {release} speaks wire version {stated.wire}, {here}"
-    if not stated.is_within_reach:
-        return f"cannot connect: {both}"
     if stated.wire > WIRE_VERSION:
         return f"is ahead: {both}; update the coordinator"
     return f"has to update: {both}, and the next one will refuse it"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common import __version__
 from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, events, sites_by_round, undisturbed
 from tests.network.previous_release import client_of_wire, install
@@ -205,7 +206,7 @@ def test_a_hospital_two_versions_apart_is_refused_at_the_connection_with_the_rel
         assert remedy in program.output
         assert "connected to" not in program.output
         now = federation.coordinator.now["sites"]["east"]
-        assert (now["state"], now["release"], now["wire"]) == ("stopped", "9.8.7", wire)
+        assert (now["state"], now["release"], now["wire"]) == ("stopped", __version__, WIRE_VERSION)
 
 
 @pytest.mark.parametrize("wire", [WIRE_VERSION + 1])
