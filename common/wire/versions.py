@@ -13,11 +13,11 @@ record is decoded. What a version lacks altogether, a run may not ask of a site 
 
 To raise the wire version to n + 1:
 
-1. Raise :data:`WIRE_VERSION`.
+1. Raise :data:`WIRE_VERSION`, and ``polyclinic.common.__version__``: a person who has to update is given its name.
 2. In :data:`FORMATS`, add an entry for n + 1 without differences, write into the entry of n what n + 1 changed, and
    delete the entry of n - 1 with the code that only this entry used.
 3. Add the golden bytes of n + 1, and delete those of n - 1 (``tests/golden/README.md``).
-4. Set the commit of release n in ``tests/network/previous_release.py``, and run ``make test-previous-release``.
+4. Set commit and name of release n in ``tests/network/previous_release.py``, and run ``make test-previous-release``.
 """
 
 import re

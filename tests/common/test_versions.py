@@ -1,5 +1,7 @@
 """The wire versions that this release speaks, and how it agrees on one with the other side."""
 
+import re
+
 import pytest
 from flwr.app import RecordDict
 from hypothesis import given
@@ -25,6 +27,8 @@ from polyclinic.common.wire.versions import (
     write_in_version,
 )
 from tests.client.rounds import plan
+from tests.network import previous_release
+from tests.processes import ROOT
 
 BEFORE = WIRE_VERSION - 1
 ADDED = WireFormat(added_fields={"RollCall": {"hint": "", "tries": 1}})
@@ -80,6 +84,25 @@ def test_a_field_that_was_added_and_says_something_is_never_dropped_in_silence()
 def test_fields_of_other_records_are_left_alone() -> None:
     other = fields(hint="x") | {"wire.record": "Refusal"}
     assert lower_fields(other, BEFORE, {BEFORE: ADDED}) == other | {"wire.version": BEFORE}
+
+
+# ---------------------------------------------------------------------- the release before
+
+
+def test_another_wire_version_is_another_release() -> None:
+    """A person who has to update is given the release's name, so two wire versions must not share one."""
+    (wire,) = re.findall(
+        r"^WIRE_VERSION = (\d+)", previous_release.read_file("common/wire/fleet_protocol.py"), re.MULTILINE
+    )
+    (name,) = re.findall(r'^__version__ = "(.+)"', previous_release.read_file("common/__init__.py"), re.MULTILINE)
+    assert (int(wire), name) == (BEFORE, previous_release.RELEASE)
+    assert name != __version__
+
+
+def test_the_changelog_names_this_release_and_its_wire_version_first() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (first, *_) = re.findall(r"^## (\S+) .*\n\nWire version (\d+)\.", changes, re.MULTILINE)
+    assert first == (__version__, str(WIRE_VERSION))
 
 
 # ---------------------------------------------------------------------- agreement
