@@ -131,9 +131,10 @@ def test_another_wire_version(hospital: Hospital) -> None:
     ("wire", "newest", "first"),
     [
         (WIRE_VERSION - 1, 0, "the coordinator has to update: it runs release 9.9.9"),
+        (WIRE_VERSION - 1, WIRE_VERSION, "the coordinator has to update: it runs release 9.9.9"),
         (WIRE_VERSION, WIRE_VERSION + 1, "update this site: the coordinator runs release 9.9.9"),
     ],
-    ids=["older", "newer"],
+    ids=["older", "asks for an older one", "newer"],
 )
 def test_a_wire_version_apart_is_a_warning_that_says_who_has_to_update(
     hospital: Hospital, wire: int, newest: int, first: str
