@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Set before gRPC is imported, whose core would write unescaped text of the other end, and traces, to stderr.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

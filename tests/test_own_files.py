@@ -1,6 +1,7 @@
 """A user's own files with the names of our parts change nothing, wherever they lie: ours are inside ``polyclinic``."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,19 @@ def test_a_program_starts_where_they_are_on_the_path(own: Path, program: str) ->
     paths = os.pathsep.join([str(own), str(ROOT)])
     done = run_there(own, sys.executable, "-m", f"polyclinic.{program}.cli", "--version", PYTHONPATH=paths)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_named_polyclinic_on_the_path_ends_a_program_as_the_page_on_troubles_says(tmp_path: Path) -> None:
+    """Python takes the first module of a name; no code of ours runs that could refuse the file."""
+    (tmp_path / "polyclinic.py").write_text("", encoding="utf-8")
+    command = (sys.executable, "-c", "from polyclinic.client.cli import main; main(['--version'])")
+    done = run_there(tmp_path / "..", *command, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert done.returncode == 1
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    (seen,) = re.findall(r"^\| `(.+?)` .* `env -u PYTHONPATH ", page, re.MULTILINE)
+    assert seen in done.stderr
+    without = run_there(tmp_path / "..", *command, PYTHONPATH=str(ROOT))  # of the tests, for a path without the file
+    assert (without.returncode, without.stderr) == (0, "")
 
 
 @pytest.mark.slow

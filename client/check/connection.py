@@ -14,7 +14,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.connection.authority import describe_authority, get_confirmation_time, refuse_other_authority
-from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.connection.exit_codes import (
+    ClientExitCode,
+    ConnectionNotAccepted,
+    CoordinatorUnreachable,
+    describe_release_to_install,
+)
 from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
 from polyclinic.client.connection.status import describe_other_wire_version
 from polyclinic.client.connection.tls import (
@@ -285,7 +290,9 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
         area.add_fault(refused.exit_code, refused.problem, refused.remedy)
     elif hello.newest_wire != WIRE_VERSION:
         newer_there = hello.newest_wire > WIRE_VERSION
-        first = f"Install release {hello.release} here." if newer_there else "Tell the coordinator."
+        first = (
+            f"Install {describe_release_to_install(hello.release)} here." if newer_there else "Tell the coordinator."
+        )
         problem = f"{describe_other_wire_version(hello.release, hello.newest_wire)}."
         area.add_warning(ClientExitCode.VERSION, problem, f"{first} Until then both speak wire version {hello.wire}.")
     elif hello.release != __version__:

@@ -4,6 +4,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from polyclinic.common import __version__
+from polyclinic.common.wire.release_name import UNKNOWN_RELEASE
 from polyclinic.common.wire.versions import WIRE_VERSION, describe_spoken_versions
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class ClientExitCode(IntEnum):
     PATIENTS = 44
     DUPLICATES = 45
     TRAINING = 50
+
+
+def describe_release_to_install(release: str) -> str:
+    """Return how an instruction names the coordinator's release; without a name if the coordinator states none."""
+    return "the coordinator's release (ask which one that is)" if release == UNKNOWN_RELEASE else f"release {release}"
 
 
 class CoordinatorUnreachable(Exception):
@@ -90,9 +96,10 @@ class ConnectionNotAccepted(Exception):
             f"{__version__} speaks {describe_spoken_versions()}."
         )
         if hello.newest_wire > WIRE_VERSION:
-            remedy = f"Install release {hello.release} here."
+            remedy = f"Install {describe_release_to_install(hello.release)} here."
         else:
-            remedy = f"Ask the coordinator to install release {__version__}, or install release {hello.release} here."
+            remedy = f"Ask the coordinator to install release {__version__}, or install "
+            remedy += f"{describe_release_to_install(hello.release)} here."
         return cls(ClientExitCode.VERSION, problem, remedy)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
+from polyclinic.client.connection.exit_codes import ConnectionNotAccepted
 from polyclinic.client.connection.fleet_client import FleetClient
 from polyclinic.client.connection.status import describe_other_wire_version
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
@@ -19,16 +19,14 @@ def agree_on_wire_version(link: FleetClient, tell: Callable[[str], None]) -> Hel
         tell: Prints one line for the hospital's staff, if the coordinator's release is another one.
 
     Returns:
-        The coordinator's answer; None if its release does not have this call, or if it does not answer, which the next
-        call reports.
+        The coordinator's answer; None if its release does not have this call.
 
     Raises:
         ConnectionNotAccepted: If the two releases speak no common wire version.
+        CoordinatorUnreachable: If nobody answers, or the answer is not acceptable; the reason of a later call on the
+            same channel would be another one.
     """
-    try:
-        hello = link.exchange_hello()
-    except CoordinatorUnreachable:
-        return None
+    hello = link.exchange_hello()
     if hello is None:
         return None
     if not is_spoken(hello.wire):

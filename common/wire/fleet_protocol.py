@@ -19,6 +19,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.common.wire.release_name import ReleaseName
+from polyclinic.common.wire.versions import WIRE_VERSION
 
 SERVICE = "flwr.proto.Fleet"
 COORDINATOR = 1
@@ -220,9 +222,6 @@ def _encode_varint(value: int) -> bytes:
 # ---------------------------------------------------------------------- before a run: a call of our own, "Hello"
 # Flower's own calls do not tell the time (a site's wrong clock is only refused), nor the release before the roll call.
 
-LONGEST_RELEASE = 64
-"""Most characters of a release's name."""
-
 HELLO_SERVICE, HELLO_METHOD = "polyclinic.Coordinator", "Hello"
 
 
@@ -231,7 +230,7 @@ class HelloAnswer(BaseModel):
 
     Attributes:
         time: Unix time on the coordinator's clock.
-        release: The coordinator's release of Polyclinic; escaped, because a person reads it.
+        release: The coordinator's release of Polyclinic.
         wire: The wire version that the coordinator speaks with the calling site: the newest that both speak. If they
             speak none in common, the coordinator's newest (:mod:`polyclinic.common.wire.versions`).
         key: ``admitted`` if the key that signed the call belongs to an admitted site.
@@ -242,7 +241,7 @@ class HelloAnswer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     time: float
-    release: Annotated[str, AfterValidator(lambda text: make_printable_line(text, LONGEST_RELEASE))]
+    release: ReleaseName
     wire: Annotated[int, Field(ge=0, lt=2**31)]
     key: Literal["admitted", "unknown"]
     site: Annotated[str, AfterValidator(make_printable_line)] = ""
@@ -250,5 +249,12 @@ class HelloAnswer(BaseModel):
 
     @property
     def newest_wire(self) -> int:
-        """Return the newest wire version that the coordinator speaks."""
-        return self.newest or self.wire
+        """Return the newest wire version that the coordinator speaks, as far as the agreed one allows it.
+
+        A coordinator that speaks another version than this site's newest with it has not got that one, nor a later one.
+        Otherwise a coordinator could ask for an older version, and the site would not say that an update is due.
+        A coordinator that speaks this site's newest version can be ahead by one.
+        """
+        if self.wire != WIRE_VERSION:
+            return self.wire
+        return min(max(self.newest, self.wire), self.wire + 1)

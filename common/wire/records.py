@@ -47,7 +47,7 @@ from polyclinic.common.wire.bounds import (
     Shares,
     Text,
 )
-from polyclinic.common.wire.fleet_protocol import LONGEST_RELEASE
+from polyclinic.common.wire.release_name import LONGEST_RELEASE, parse_release_name
 from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
 Form = Literal["float32", "float16", "int8"]
@@ -219,7 +219,7 @@ class RollCallAnswer:
         validation_samples: The number of validation images; -1 if they are of few patients (`smallest_count`).
         patients: The number of patients of the training images (`round_counts_to`).
         layout: A hash of the network's structure, which shows that coordinator and site build the same network.
-        version: The release of this program.
+        version: The release of this program. People are shown `release`, because a record must keep what was signed.
         positives: The number of training images that show each class, if the method asks for it and `label_counts`
             allows it; -1 for a class that `smallest_count` hides.
         negatives: The number of training images that do not show each class, by the same rules as `positives`.
@@ -251,6 +251,11 @@ class RollCallAnswer:
             raise WireError("label counts must be one a class, of both kinds.")
         if any(min(pair) < UNKNOWN_COUNT or sum(pair) > self.train_samples for pair in pairs):
             raise WireError("label counts must be from 0 to the training images together, or -1 for unknown.")
+
+    @property
+    def release(self) -> str:
+        """Return the name of the site's release; ``unknown`` if the site states text that is no such name."""
+        return parse_release_name(self.version)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ record is decoded. What a version lacks altogether, a run may not ask of a site 
 
 To raise the wire version to n + 1:
 
-1. Raise :data:`WIRE_VERSION`.
+1. Raise :data:`WIRE_VERSION`, and ``polyclinic.common.__version__``: a person who has to update is given its name.
 2. In :data:`FORMATS`, add an entry for n + 1 without differences, write into the entry of n what n + 1 changed, and
    delete the entry of n - 1 with the code that only this entry used.
 3. Add the golden bytes of n + 1, and delete those of n - 1 (``tests/golden/README.md``).
-4. Set the commit of release n in ``tests/network/previous_release.py``, and run ``make test-previous-release``.
+4. Set commit and name of release n in ``tests/network/previous_release.py``, and run ``make test-previous-release``.
 """
 
 import re
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireVersionError
 from polyclinic.common.system.plain_text import make_printable_line
-from polyclinic.common.wire.fleet_protocol import LONGEST_RELEASE
+from polyclinic.common.wire.release_name import parse_release_name
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -185,7 +185,7 @@ class StatedRelease:
 
     Attributes:
         wire: The newest wire version that the site speaks.
-        release: Name of its release, escaped for people; empty if it states none.
+        release: Name of its release (:data:`polyclinic.common.wire.release_name.ReleaseName`); empty if it states none.
     """
 
     wire: int
@@ -206,12 +206,10 @@ class StatedRelease:
 
 
 def describe_needed_update(stated: StatedRelease) -> str:
-    """Return a clause about a site of another wire version: which side has to update, and until when it is accepted."""
+    """Return a clause about a connected site of another wire version: which side has to update, and until when."""
     release = f"release {stated.release}" if stated.release else "release"
     here = f"this coordinator's release {__version__} speaks {describe_spoken_versions()}"
     both = f"its {release} speaks wire version {stated.wire}, {here}"
-    if not stated.is_within_reach:
-        return f"cannot connect: {both}"
     if stated.wire > WIRE_VERSION:
         return f"is ahead: {both}; update the coordinator"
     return f"has to update: {both}, and the next one will refuse it"
@@ -235,10 +233,10 @@ def parse_release_header(header: str, *, signed_for_coordinator: bool) -> Stated
     """
     unsigned = [version for version, spoken in FORMATS.items() if not spoken.signs_calls_for_coordinator]
     newest = LARGEST_VERSION if signed_for_coordinator else max(unsigned, default=0)
-    stated = re.fullmatch(rf"(\d{{1,6}}) (.{{1,{LONGEST_RELEASE}}})", header, re.ASCII)
+    stated = re.fullmatch(r"(\d{1,6}) (.+)", header, re.ASCII | re.DOTALL)
     if stated is None:
         return StatedRelease(min(WIRE_VERSION, newest))
-    return StatedRelease(min(int(stated[1]), newest), make_printable_line(stated[2], LONGEST_RELEASE))
+    return StatedRelease(min(int(stated[1]), newest), parse_release_name(stated[2]))
 
 
 def find_lacking_feature(version: int, plan: "HospitalPlan") -> str:

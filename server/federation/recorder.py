@@ -264,7 +264,7 @@ class RunRecorder(RunCallbacks):
     def _record_site_versions(self, sites: Iterable[str]) -> None:
         """Show release and wire version of these sites; record those that differ from the coordinator's."""
         members = self.coordinator.sites.members
-        releases = {site: StatedRelease(members[site].wire, members[site].answer.version) for site in sorted(sites)}
+        releases = {site: StatedRelease(members[site].wire, members[site].answer.release) for site in sorted(sites)}
         for site, stated in releases.items():
             if stated.release != __version__:
                 facts = {"release": stated.release, "coordinator": __version__}

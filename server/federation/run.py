@@ -170,7 +170,7 @@ def _make_run_summary(
                 )
                 or dict(setting.positives.get(site, {})),
                 "smallest_count": member.answer.smallest_count,
-                "release": member.answer.version,
+                "release": member.answer.release,
                 "wire": member.wire,
                 "bytes_up": coordinator.sites.bytes_up[site],
                 "bytes_down": coordinator.sites.bytes_down[site],

@@ -114,7 +114,7 @@ class RunAuditWriter:
         content = write_in_version(encode_record(member.answer), member.wire)  # as the site signed it
         sha256 = hash_record(content)
         facts: dict[str, Any] = {
-            "release": member.answer.version,
+            "release": member.answer.release,
             "wire": member.wire,
             "sha256": sha256,
             "bytes": count_payload_bytes(content),

@@ -370,7 +370,7 @@ def find_model_layout_faults(members: Iterable[RunMember], layout: str) -> list[
     return [
         Fault(
             f"site {member.answer.site}",
-            f"builds another model from this plan (its release is {member.answer.version}).",
+            f"builds another model from this plan (its release is {member.answer.release}).",
             "Install the coordinator's release there.",
             member.answer.site,
         )
@@ -384,7 +384,7 @@ def find_wire_version_faults(plan: HospitalPlan, members: Iterable[RunMember]) -
     return [
         Fault(
             f"site {member.answer.site}",
-            f"has release {member.answer.version}: {reason}",
+            f"has release {member.answer.release}: {reason}",
             f"Install release {__version__} there.",
             member.answer.site,
         )

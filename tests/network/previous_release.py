@@ -14,8 +14,18 @@ from tests.processes import ROOT
 
 COMMIT = "24e2f009"
 """The last commit of the wire version before this one (:mod:`polyclinic.common.wire.versions`)."""
+RELEASE = "0.1.0"
+"""The release's name at that commit."""
 PREFIX = ""
 """Its packages stand at the top level: ``client.cli``. Those of later releases are below ``polyclinic.``."""
+
+
+def read_file(path: str) -> str:
+    """Return a file of :data:`COMMIT`; skip the test if this checkout has not the commit."""
+    shown = subprocess.run(["git", "show", f"{COMMIT}:{path}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if shown.returncode != 0:
+        pytest.skip(f"this checkout has no git history with the previous release, {COMMIT}: git fetch --unshallow")
+    return shown.stdout
 
 
 def build_wheel(folder: Path) -> Path:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common import __version__
 from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, events, sites_by_round, undisturbed
 from tests.network.job_queue import install_queue, submitted_jobs
-from tests.network.previous_release import client_of_wire, install
+from tests.network.previous_release import RELEASE, client_of_wire, install
 from tests.network.real import (
     FULL,
     PARTIAL,
@@ -90,7 +91,7 @@ def test_a_new_coordinator_and_hospitals_of_both_releases_train_the_model_of_all
             "south": WIRE_VERSION,
         }
         status = flwr_server("status", federation.coordinator.folder).out
-        assert status.count(f"has to update: its release 0.1.0 speaks wire version {BEFORE}") == 2
+        assert status.count(f"has to update: its release {RELEASE} speaks wire version {BEFORE}") == 2
 
 
 def test_an_old_coordinator_and_hospitals_of_both_releases_train_the_model_of_all_new_ones(
@@ -99,7 +100,7 @@ def test_an_old_coordinator_and_hospitals_of_both_releases_train_the_model_of_al
     with federation_of(tmp_path, old, NEW, old, NEW) as federation:
         federation.ends_unharmed(federation.run(), 2)
         status = flwr_client("status", federation.east.folder).out
-        assert f"the coordinator has to update: it runs release 0.1.0 (wire version {BEFORE})" in status
+        assert f"the coordinator has to update: it runs release {RELEASE} (wire version {BEFORE})" in status
         checked = flwr_client("check", federation.east.folder)
         assert "the coordinator has to update" in checked.out
         assert "this site's key is admitted" in checked.out
@@ -209,8 +210,8 @@ def test_a_whole_federation_upgrades_between_two_runs_and_both_runs_stay_readabl
 @pytest.mark.parametrize(
     ("wire", "remedy"),
     [
-        (WIRE_VERSION + 2, "Ask the coordinator to install release 9.8.7, or install release 0.1.0 here."),
-        (WIRE_VERSION - 2, "Install release 0.1.0 here."),
+        (WIRE_VERSION + 2, f"Ask the coordinator to install release 9.8.7, or install release {__version__} here."),
+        (WIRE_VERSION - 2, f"Install release {__version__} here."),
     ],
 )
 def test_a_hospital_two_versions_apart_is_refused_at_the_connection_with_the_release_to_install(
@@ -225,7 +226,7 @@ def test_a_hospital_two_versions_apart_is_refused_at_the_connection_with_the_rel
         assert remedy in program.output
         assert "connected to" not in program.output
         now = federation.coordinator.now["sites"]["east"]
-        assert (now["state"], now["release"], now["wire"]) == ("stopped", "9.8.7", wire)
+        assert (now["state"], now["release"], now["wire"]) == ("stopped", __version__, WIRE_VERSION)
 
 
 def test_a_watching_program_two_versions_apart_is_refused_at_the_connection_as_well(

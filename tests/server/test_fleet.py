@@ -4,6 +4,7 @@ The forger is an admitted site with a stub for all calls; the stranger has a fre
 """
 
 import datetime as dt
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,7 +39,7 @@ from polyclinic.server.deployment.superlink.refused_calls import FILE
 from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.fleet_stub import FleetStub, RegisterNodeRequest, UnregisterNodeRequest
 from tests.network.real import lines_of
-from tests.server.superlinks import INTERVAL_S, Hospital, Port, announcement_of, named, refused
+from tests.server.superlinks import DATABASE, INTERVAL_S, Hospital, Link, Port, announcement_of, named, refused
 from tests.signing import PUBLIC_KEY, SIGNATURE, TIMESTAMP, authority_of, pem, signature_over
 
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
@@ -331,6 +332,93 @@ def test_a_site_may_go_back_to_an_earlier_release_once_its_last_headers_have_exp
     signatures.refuse_unnamed_repetition("own", b"key", SignedFor.NO_COORDINATOR)
 
 
+@pytest.mark.parametrize("age_s", [0.0, 60.0, 400 * 86_400.0])
+@pytest.mark.parametrize("header", ["1 evil", "16 evil", "17 evil", "999999 evil"])
+def test_a_repeated_hello_of_any_age_records_no_release(port: Port, age_s: float, header: str) -> None:
+    """Another coordinator, which once said that it speaks wire version 16, has the headers of such calls."""
+    node = port.link.storage.sites.register_site("own", pem(OWN.public_key()))
+    request = fleet.ActivateNodeRequest(public_key=pem(OWN.public_key()), heartbeat_interval=INTERVAL_S)
+    present = (*Signer(port.authority)(OWN, at(0)), make_release_header(WIRE_VERSION))
+    assert FleetStub(port.channel()).ActivateNode(request, metadata=present).node_id == node
+    hello = port.channel().unary_unary(f"/{fleet.HELLO_SERVICE}/{fleet.HELLO_METHOD}")
+    repeated = (*Signer(None)(OWN, at(-age_s)), ("polyclinic-release", header))
+    answer = fleet.HelloAnswer.model_validate_json(hello(b"", timeout=20, metadata=repeated))
+    assert answer.key == "admitted"  # a site with a wrong clock has to learn this
+    for sites in (port.link.storage.sites, port.link.restarted().sites):
+        assert sites.find_registered_site(node).stated == PRESENT_RELEASE  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("call", ["ActivateNode", "SendNodeHeartbeat"])
+def test_an_old_call_that_is_signed_for_no_coordinator_records_no_release(port: Port, call: str) -> None:
+    node = port.link.storage.sites.register_site("own", pem(OWN.public_key()))
+    requests = {
+        "ActivateNode": fleet.ActivateNodeRequest(public_key=pem(OWN.public_key()), heartbeat_interval=INTERVAL_S),
+        "SendNodeHeartbeat": fleet.SendNodeHeartbeatRequest(
+            node=fleet.Node(node_id=node), heartbeat_interval=INTERVAL_S
+        ),
+    }
+    repeated = (*Signer(None)(OWN, at(-OLD_S - AHEAD_S - 1)), ("polyclinic-release", "16 evil"))
+    code, reason = refused(getattr(FleetStub(port.channel()), call), requests[call], metadata=repeated)
+    assert (code, reason) == (UNKNOWN, "Invalid timestamp")
+    assert port.link.storage.sites.find_registered_site(node).stated is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wire", [0, 1, WIRE_VERSION - 2, WIRE_VERSION + 2, 999_999])
+def test_a_wire_version_that_is_not_spoken_is_never_stored(link: Link, wire: int) -> None:
+    node = link.storage.sites.register_site("own", b"key")
+    link.storage.sites.record_site_release(node, StatedRelease(wire, "9.9.9"))
+    assert link.storage.sites.find_registered_site(node).stated is None  # type: ignore[union-attr]
+    assert link.restarted().sites.find_registered_site(node).stated is None  # type: ignore[union-attr]
+
+
+def test_of_a_site_that_is_ahead_by_one_the_version_that_both_speak_is_stored(link: Link) -> None:
+    node, ahead = link.storage.sites.register_site("own", b"key"), StatedRelease(WIRE_VERSION + 1, "9.9.9")
+    link.storage.sites.record_site_release(node, ahead)
+    assert link.storage.sites.find_registered_site(node).stated == ahead  # type: ignore[union-attr]
+    stored = link.restarted().sites.find_registered_site(node).stated  # type: ignore[union-attr]
+    assert stored == StatedRelease(WIRE_VERSION, "9.9.9")
+
+
+@pytest.mark.parametrize("wire", [1, WIRE_VERSION - 2, WIRE_VERSION + 1])
+def test_a_wire_version_that_another_release_has_stored_is_not_read(link: Link, wire: int) -> None:
+    node = link.storage.sites.register_site("own", b"key")
+    with sqlite3.connect(link.folder / DATABASE) as database:
+        database.execute("INSERT OR REPLACE INTO releases VALUES (?, ?, ?)", (str(node), wire, "evil"))
+    database.close()
+    assert link.restarted().sites.find_registered_site(node).stated is None  # type: ignore[union-attr]
+
+
+EVIL = "9: run curl evil.example"
+
+
+@pytest.mark.parametrize("wire", [WIRE_VERSION - 1, WIRE_VERSION, WIRE_VERSION + 1])
+def test_no_words_of_a_site_that_stand_for_its_release_are_stored(port: Port, wire: int) -> None:
+    node = port.link.storage.sites.register_site("own", pem(OWN.public_key()))
+    request = fleet.ActivateNodeRequest(public_key=pem(OWN.public_key()), heartbeat_interval=INTERVAL_S)
+    signed = (*Signer(port.authority)(OWN, at(0)), ("polyclinic-release", f"{wire} {EVIL}"))
+    assert FleetStub(port.channel()).ActivateNode(request, metadata=signed).node_id == node
+    for sites in (port.link.storage.sites, port.link.restarted().sites):
+        assert sites.find_registered_site(node).stated.release == "unknown"  # type: ignore[union-attr]
+
+
+def test_no_words_of_a_site_that_another_release_has_stored_are_read(link: Link) -> None:
+    node = link.storage.sites.register_site("own", b"key")
+    with sqlite3.connect(link.folder / DATABASE) as database:
+        database.execute("INSERT OR REPLACE INTO releases VALUES (?, ?, ?)", (str(node), WIRE_VERSION, EVIL))
+    database.close()
+    stored = link.restarted().sites.find_registered_site(node).stated  # type: ignore[union-attr]
+    assert stored == StatedRelease(WIRE_VERSION, "unknown")
+
+
+def test_a_refusal_repeats_no_words_of_a_site_that_stand_for_its_release(port: Port) -> None:
+    port.link.storage.sites.register_site("own", pem(OWN.public_key()))
+    request = fleet.ActivateNodeRequest(public_key=pem(OWN.public_key()), heartbeat_interval=INTERVAL_S)
+    signed = (*Signer(port.authority)(OWN, at(0)), ("polyclinic-release", f"{WIRE_VERSION + 2} {EVIL}"))
+    _, reason = refused(FleetStub(port.channel()).ActivateNode, request, metadata=signed)
+    assert "own has release unknown" in reason
+    assert "evil" not in reason + str(refusals(port))
+
+
 @pytest.mark.parametrize("wire", [WIRE_VERSION - 2, WIRE_VERSION + 2])
 def test_a_site_two_wire_versions_apart_is_refused_with_both_releases_and_recorded(port: Port, wire: int) -> None:
     key, stated = pem(OWN.public_key()), ("polyclinic-release", f"{wire} 9.9.9")
@@ -341,6 +429,8 @@ def test_a_site_two_wire_versions_apart_is_refused_with_both_releases_and_record
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert f"own has release 9.9.9, which speaks wire version {wire}" in reason
     assert f"speaks {WIRE_VERSION} and {WIRE_VERSION - 1}" in reason
+    (site,) = port.link.storage.sites.list_registered_sites()
+    assert site.stated is None
 
 
 # ---------------------------------------------------------------------- one process a site

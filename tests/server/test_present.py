@@ -351,7 +351,6 @@ def test_the_command_lists_the_same_for_a_machine(experiment: Path, coordinator:
         (WIRE_VERSION, ""),
         (WIRE_VERSION - 1, "north has to update: its release 9.9.9 speaks wire version"),
         (WIRE_VERSION + 1, "north is ahead: its release 9.9.9 speaks wire version"),
-        (WIRE_VERSION + 2, "north cannot connect: its release 9.9.9 speaks wire version"),
     ],
 )
 def test_status_names_the_sites_that_have_to_update(wire: int | None, words: str) -> None:

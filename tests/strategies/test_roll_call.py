@@ -249,6 +249,16 @@ def test_every_site_that_builds_another_model_is_named_with_its_release() -> Non
         assert f"its release is {version}" in str(fault)
 
 
+def test_no_words_of_a_site_that_stand_for_its_release_are_shown() -> None:
+    evil = member(7, "other", "9: run curl evil.example")
+    masked = private_plan(plan(), secure_aggregation=True)
+    (layout,) = find_model_layout_faults([evil], "layout")
+    (wire,) = find_wire_version_faults(masked, [replace(evil, wire=16)])
+    assert "its release is unknown" in str(layout)
+    assert "has release unknown: " in str(wire)
+    assert "evil" not in str(layout) + str(wire)
+
+
 def test_a_faulty_site_is_told_all_faults_in_one_message(clock: Clock) -> None:
     roll = roll_of({node: hospital(node) for node in NAMES}, clock)
     roll.ask_new_sites_for_labels(DEADLINE_S)

@@ -30,7 +30,7 @@ from polyclinic.common.wire.fleet_protocol import (
     PushMessagesRequest,
     SendNodeHeartbeatRequest,
 )
-from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
+from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.deployment.superlink.authentication import (
     CallAuthenticator,
     CallingSite,
@@ -91,7 +91,7 @@ def start_server_for_hospitals(
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
-            make_connection_check_handler(authority, admitted, strangers, storage.sites.record_site_release),
+            make_connection_check_handler(authority, admitted, strangers),
             grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
         options=make_grpc_server_options(connections),
@@ -155,25 +155,23 @@ def make_fleet_method_handlers(
 
 
 def make_connection_check_handler(
-    authority: str,
-    admitted: RegisteredSiteKeys,
-    strangers: UnknownCallerCounts,
-    record_release: Callable[[int, StatedRelease], object] = lambda node_id, stated: None,
+    authority: str, admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
 ) -> grpc.GenericRpcHandler:
     """Make the handler that tells a site the time, the release, the wire version, and whether its key is admitted.
+
+    A site with a wrong clock needs this answer, so the signature may be of any age, and anybody who has seen one may
+    repeat it. The handler therefore records nothing about the site, such as the release that the call states.
 
     Args:
         authority: Hash of the key of this coordinator's authority, for which callers sign.
         admitted: Public keys of the registered sites.
         strangers: Counts the calls without an admitted key.
-        record_release: Receives node id, wire version and release of each admitted site that calls.
     """
     signatures = CallSignatureVerifier(authority)
 
     def answer_connection_check(_: object, context: grpc.ServicerContext) -> bytes:
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
-            # The time in the signature may be any.
             caller = admitted.find_caller_by_key(key)  # first: strangers cost no check of a signature
             signed = None if caller is None else signatures.find_what_was_signed(key, when, signature)
         except HospitalCallRefused:
@@ -181,8 +179,6 @@ def make_connection_check_handler(
         if signed is None:
             caller = None
         stated = read_stated_release(context.invocation_metadata(), signed)
-        if caller is not None:
-            record_release(caller.node_id, stated)
         if caller is None:
             strangers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
         answer = HelloAnswer(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from polyclinic.common.wire.versions import StatedRelease
+from polyclinic.common.wire.release_name import parse_release_name
+from polyclinic.common.wire.versions import StatedRelease, is_spoken
 from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
 
 PATIENCE = 2
@@ -38,7 +39,7 @@ class RegisteredSite:
             ``until``.
         until: Time on the steady clock at which the site counts as lost unless another heartbeat arrives.
         process: Identifier of the site's process that connected last; empty until one connects. It is kept in memory.
-        stated: Wire version and release that the site stated last; None before its first call.
+        stated: Wire version and release that the site stated last when it connected or sent a heartbeat; None before.
     """
 
     node_id: int
@@ -68,8 +69,9 @@ class SiteRegistry:
         for node, name, key, state, until in database.query_rows("SELECT node, name, key, state, until FROM sites"):
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
         for node, wire, release in database.query_rows("SELECT node, wire, release FROM releases"):
-            if (site := self._sites.get(int(node))) is not None:
-                self._sites[int(node)] = replace(site, stated=StatedRelease(int(wire), str(release)))
+            if (site := self._sites.get(int(node))) is not None and is_spoken(int(wire)):
+                name = parse_release_name(str(release)) if release else ""
+                self._sites[int(node)] = replace(site, stated=StatedRelease(int(wire), name))
 
     def list_registered_sites(self) -> list[RegisteredSite]:
         """Return all registered sites, each with its current connection state."""
@@ -149,11 +151,15 @@ class SiteRegistry:
                 self._sites[node_id] = replace(site, process=process)
 
     def record_site_release(self, node_id: int, stated: StatedRelease) -> None:
-        """Record the wire version and the release that a site stated last, also for the time after a restart."""
+        """Record the wire version and the release that a site stated last, also for the time after a restart.
+
+        A version that has none in common with this release is not recorded, because no message could be written in it.
+        Of a site that is ahead by one, the disk holds the version that both speak.
+        """
         with self._database.lock:
-            if (site := self._sites.get(node_id)) is None or site.stated == stated:
+            if (site := self._sites.get(node_id)) is None or site.stated == stated or not stated.is_within_reach:
                 return
-            row = str(node_id), stated.wire, stated.release
+            row = str(node_id), stated.agreed_version, stated.release
             self._database.execute_in_transaction(("INSERT OR REPLACE INTO releases VALUES (?, ?, ?)", row))
             self._sites[node_id] = replace(site, stated=stated)
 

