@@ -227,6 +227,8 @@ def _find_service_faults(service: Service, options: ServiceOptions) -> list[Faul
         except KeyError:
             problem = f'there is no account "{service.account}" here.'
             faults.append(Fault("--account", problem, "Name the account that owns the folder."))
+    if options.is_system and not options.quadlet and service.account == "root":
+        faults += _find_root_faults(service)
     if options.into is not None and options.now:
         faults.append(Fault("--now", "systemd starts no unit that lies in --into FOLDER.", "Leave out one of the two."))
     if not _IMAGE.fullmatch(service.image):
@@ -237,6 +239,15 @@ def _find_service_faults(service: Service, options: ServiceOptions) -> list[Faul
             problem = "holds a space, a quote or a backslash, which systemd and Podman read differently."
             faults.append(Fault(name, problem, "Write it with %20, %22, %27 or %5C."))
     return faults
+
+
+def _find_root_faults(service: Service) -> list[Fault]:
+    """Return a fault if another account can put a folder of its own in the place of one on which root will run."""
+    strangers = [path for path in service.folder.parents if path.stat().st_uid != 0]
+    if not strangers:
+        return []
+    problem = f"root would run on it, and the owner of {strangers[-1]} can exchange it for another folder."
+    return [Fault(str(service.folder), problem, "Give it to an account of its own, or name that one by --account.")]
 
 
 def _find_other_unit_faults(

@@ -361,6 +361,16 @@ def test_a_site_file_cannot_make_root_give_a_folder_of_systemds_to_the_account(h
     assert "/etc/systemd/system/ssh.service.d" in done.stderr
 
 
+def test_root_runs_on_no_folder_that_an_account_can_exchange(home: Path, tmp_path: Path) -> None:
+    folder = make_coordinator(home / "trial")
+    into = ("--into", tmp_path / "units")
+    assert flwr_server("service", "install", folder, "--system", *into).code == 2
+    assert not (tmp_path / "units").exists()
+    give_to_nobody(folder)  # the remedy
+    assert flwr_server("service", "install", folder, "--system", *into).code == 0
+    assert values(read_unit(tmp_path / "units"), "User") == ["nobody"]
+
+
 def test_a_link_in_the_accounts_folder_leads_root_to_no_folder_of_roots(home: Path, tmp_path: Path) -> None:
     (home / "link").symlink_to(tmp_path)
     service = Service(CLIENT, "west", home, account="nobody", writable=(home / "link" / "ledger",))

@@ -58,7 +58,7 @@ def unpacked(wheels: Path, tmp_path: Path) -> Path:
 
 
 def install(
-    unpacked: Path, folder: Path | str, *, cwd: Path = Path("/"), script: str = "", **environment: str
+    unpacked: Path, folder: Path | str, *, cwd: str = "/", script: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the bundle's installer from another working folder."""
     command = ["sh", script or str(unpacked / "install.sh"), str(folder)]
@@ -139,7 +139,7 @@ def test_settings_of_the_callers_shell_change_nothing(unpacked: Path, tmp_path: 
     shell = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "CDPATH": "."}
     shell["PYTHON"] = os.path.relpath(sys.executable, tmp_path)
     script = f"{unpacked.name}/install.sh"  # with CDPATH, cd prints the folder of a relative path once more
-    done = install(unpacked, "environment", cwd=tmp_path, script=script, **shell)
+    done = install(unpacked, "environment", cwd=str(tmp_path), script=script, **shell)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Installed flwr-client with library 1.2.3.")
     assert (tmp_path / "environment" / "bin" / "flwr-client").is_file()
@@ -156,14 +156,14 @@ def test_a_folder_whose_name_a_shell_changes_is_refused_at_once(unpacked: Path, 
     assert done.returncode == 2
     assert not (tmp_path / name).exists()
     (tmp_path / name).mkdir()  # a relative folder is a part of the same path
-    assert install(unpacked, "environment", cwd=tmp_path / name).returncode == 2
+    assert install(unpacked, "environment", cwd=str(tmp_path / name)).returncode == 2
     assert list((tmp_path / name).iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["-x", "--help", ""])
 def test_an_option_is_no_folder_and_the_answer_names_the_command(unpacked: Path, tmp_path: Path, name: str) -> None:
     before = sorted(tmp_path.iterdir())
-    done = install(unpacked, name, cwd=tmp_path)
+    done = install(unpacked, name, cwd=str(tmp_path))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "sh install.sh /opt/polyclinic" in done.stderr
     assert sorted(tmp_path.iterdir()) == before
