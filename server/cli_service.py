@@ -14,7 +14,7 @@ _console = EscapingConsole()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
 Into = Annotated[
     Path | None,
-    typer.Option("--into", help="Folder of the unit's file in the place of systemd's; systemd is then not asked."),
+    typer.Option("--into", help="Folder of the unit's file, to look at it first: nothing else is written or asked."),
 ]
 
 

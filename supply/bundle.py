@@ -41,9 +41,9 @@ Install it into a folder that does not exist yet. This needs no network and no r
     sh install.sh /opt/polyclinic
     /opt/polyclinic/bin/flwr-client --help
 
-install.sh compares every file with SHA256SUMS, and pip compares every wheel with requirements.txt. Both lists are in
-this bundle: they show a damaged file, not an exchanged bundle. For that, compare the SHA-256 of the tar file with the
-one that its maker reads out to you by telephone:
+install.sh compares every file with SHA256SUMS, and refuses a file in wheels/ that is not listed there. pip compares
+every wheel with requirements.txt. Both lists are in this bundle: they show a damaged file, not an exchanged bundle. For
+that, compare the SHA-256 of the tar file with the one that its maker reads out to you by telephone:
 
     sha256sum {name}.tar
 
@@ -150,6 +150,7 @@ def pack(wheels: Path, out: Path, variant: str, origin: str) -> Path:
     """
     files = sorted(wheels.glob("*.whl"))
     (project,) = wheels.glob("polyclinic-*.whl")
+    assert len(list(wheels.glob("pip-*.whl"))) == 1, "install.sh runs the one pip that SHA256SUMS lists"
     version = project.name.split("-")[1]
     name = f"polyclinic-{version}-{variant}-python{target().replace(' ', '-')}"
     with tempfile.TemporaryDirectory() as scratch:

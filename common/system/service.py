@@ -14,8 +14,6 @@ from polyclinic.common.errors import Fault
 
 FOLDER_KEY = "X-PolyclinicFolder"
 """Key of a unit that names the program's folder. systemd ignores keys that begin with ``X-``."""
-ENVIRONMENT_FILE = "service.env"
-"""File in the program's folder with variables of the environment, such as a proxy with its password."""
 RESTART_S, STOP_S = 30, 30
 """Pause before a restart; time to stop before systemd kills, of which our programs need 7 s at most."""
 IMAGE_USER = 10001
@@ -64,6 +62,10 @@ class Service:
         read_only: Folders, such as those of images, that have to be mounted first and are only read.
         port: Port that the program listens on; None if it listens on none.
         gpu: Let a container have all GPUs.
+        environment: Variables, such as a proxy with its password.
+        environment_path: File with these and further variables, beside the unit where systemd or Podman finds it. It
+            is never in the program's folder: root's ``ExecStartPre`` has these variables too, and by ``LD_PRELOAD``
+            the folder's account would become root.
     """
 
     program: ServiceProgram
@@ -78,10 +80,7 @@ class Service:
     image: str = ""
     gpu: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def environment_path(self) -> Path:
-        return self.folder / ENVIRONMENT_FILE
+    environment_path: Path | None = None
 
 
 def quote_for_systemd(word: str, *, in_command: bool = False) -> str:
@@ -97,6 +96,11 @@ def quote_for_systemd(word: str, *, in_command: bool = False) -> str:
 def escape_whole_value(text: str) -> str:
     """Escape a value that systemd takes as a whole, with its spaces and quotes."""
     return text.replace("%", "%%")
+
+
+def escape_path_pattern(path: Path) -> str:
+    """Escape a path that systemd reads as a pattern of file names: a pattern that fits no file is no error there."""
+    return escape_whole_value(re.sub(r"([\\*?\[])", r"\\\1", str(path)))
 
 
 def find_unit_path_faults(where: str, path: Path) -> list[Fault]:
@@ -128,13 +132,14 @@ def make_systemd_unit(service: Service, *, system: bool) -> str:
     A unit of the system runs as the folder's account and sees the whole file system read-only but for its own folders.
     A user's own unit cannot have these walls on every kernel, so that it has only those that need no rights.
     """
+    variables = service.environment_path
     sections = {
         "Unit": _make_unit_section(service),
         "Service": [
             "Type=exec",
             *_make_account_lines(service, system=system),
             *(f"Environment={quote_for_systemd(f'{key}={text}')}" for key, text in _list_variables(service)),
-            f"EnvironmentFile=-{escape_whole_value(str(service.environment_path))}",
+            *([f"EnvironmentFile=-{escape_path_pattern(variables)}"] if variables else ()),
             f"WorkingDirectory={escape_whole_value(str(service.folder))}",
             f"ExecStart={_join_command(service)}",
             *_make_restart_lines(service),
@@ -157,13 +162,15 @@ def make_quadlet(service: Service, *, system: bool) -> str:
     places = ["/images", *(f"/images-{number}" for number in range(2, len(service.read_only) + 1))]
     for path, place in zip(service.read_only, places, strict=False):
         volumes.append(f"Volume={escape_whole_value(str(path))}:{place}:ro")
-    has_variables = service.environment_path.exists() or bool(service.environment)
+    variables = service.environment_path
+    if variables and not service.environment and not variables.exists():
+        variables = None  # Podman does not start a container whose file is missing
     container = [
         f"ContainerName={service.name}",
         f"Image={escape_whole_value(service.image)}",
         "Exec=start /data",
         *volumes,
-        *([f"EnvironmentFile={escape_whole_value(str(service.environment_path))}"] if has_variables else ()),
+        *([f"EnvironmentFile={quote_for_systemd(str(variables))}"] if variables else ()),
         *([f"PublishPort={service.port}:{service.port}"] if service.port is not None else ()),
         # The person's own account is the image's account, so that the files in the folder stay the person's.
         *([] if system else [f"UserNS=keep-id:uid={IMAGE_USER},gid={IMAGE_USER}"]),

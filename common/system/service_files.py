@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.accounts import AccountIds, act_as_account, find_account_ids
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.service import (
@@ -30,11 +31,17 @@ from polyclinic.common.system.service import (
     make_systemd_unit,
 )
 
-SYSTEMD, QUADLET = ".service", ".container"
+SYSTEMD, QUADLET, VARIABLES = ".service", ".container", ".env"
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy")
 """Variables that gRPC reads, in lower case only."""
 _BOOTED = Path("/run/systemd/system")
+_VENDOR_PLACES = {
+    manager: [Path(f"{base}/systemd/{manager}") for base in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")]
+    for manager in ("system", "user")
+}
+"""Folders of the units that belong to the machine, by their manager; a unit of ours of that name hides them."""
 _SYSTEMCTL_S = 60.0
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
 _PLAIN_VALUE = re.compile(r"""[^\s"'\\]+""")
 
 
@@ -53,7 +60,7 @@ class ServiceOptions:
     Attributes:
         system: True for a unit of the system, False for the user's own; None chooses by the account.
         quadlet: Write a Podman quadlet in the place of a systemd unit.
-        into: Folder to write the unit to in the place of systemd's; then systemd is not asked.
+        into: Folder to write the unit to, to look at it: nothing else is written, and systemd is not asked.
         name: Name of the unit; empty to derive it from the folder's.
         account: Account that runs a unit of the system; empty for the folder's owner.
         now: Start the program, now and at each boot.
@@ -90,6 +97,10 @@ class InstalledUnit:
     def is_quadlet(self) -> bool:
         return self.path.suffix == QUADLET
 
+    @property
+    def environment_path(self) -> Path:
+        return self.path.with_suffix(VARIABLES)
+
     def make_command(self, *words: str) -> list[str]:
         """Return the line of ``systemctl`` with these words for the manager that this unit belongs to."""
         return ["systemctl", *(() if self.system else ("--user",)), *words]
@@ -110,8 +121,10 @@ def install_service(service: Service, options: ServiceOptions, *, running: bool)
     """
     system = options.is_system
     ending = QUADLET if options.quadlet else SYSTEMD
-    place = options.into or find_unit_place(quadlet=options.quadlet, system=system)
-    present = find_units_of_folder(service.program, service.folder, options.into)
+    unit_place = find_unit_place(quadlet=options.quadlet, system=system)
+    place = options.into or unit_place
+    installed = find_units_of_folder(service.program, service.folder)
+    present = installed if options.into is None else find_units_of_folder(service.program, service.folder, options.into)
     service = replace(
         service,
         command=() if options.quadlet else find_program_command(service.program),
@@ -120,22 +133,28 @@ def install_service(service: Service, options: ServiceOptions, *, running: bool)
         gpu=options.gpu,
         environment=_read_proxies(),
     )
+    before = [unit for unit in present if (unit.path.parent, unit.path.suffix) == (place, ending)]
+    names = [unit.name for unit in (*before, *installed) if unit.path.suffix == ending]
+    name = options.name or (names[0] if names else _choose_unit_name(service, place, system=system))
     faults = _find_service_faults(service, options)
     faults += _find_other_unit_faults(service, present, place, ending)
+    faults += _find_name_faults(name, (*present, *installed), place, options)
     raise_faults(faults)
-    before = [unit for unit in present if (unit.path.parent, unit.path.suffix) == (place, ending)]
-    name = options.name or (before[0].name if before else _choose_unit_name(service, place, system=system))
-    service = replace(service, name=name)
-    _make_writable_folders(service, options)
-    _write_environment_file(service)
+    service = replace(service, name=name, environment_path=join_plain_name(unit_place, UnitName(name), VARIABLES))
     unit = InstalledUnit(join_plain_name(place, UnitName(name), ending), system, options.into is None)
     text = (make_quadlet if options.quadlet else make_systemd_unit)(service, system=system)
-    write_atomically(unit.path, text.encode())
-    unit.path.chmod(0o644)  # units are readable by all, and hold no secret
+    if not unit.managed:
+        _write_unit(unit, text)
+        note = "That is all that was written, and systemd does not look there. Without --into it is installed."
+        return [f"wrote {unit.path}", note]
+    make_writable_folders(service, options)
+    write_environment_file(unit, service.environment, [old.environment_path for old in before])
+    _write_unit(unit, text)
     for old in before:
         if old.path != unit.path:
             old.path.unlink()
-    lines = [f"wrote {unit.path}", *_make_notes(service, options, running=running)]
+            old.environment_path.unlink(missing_ok=True)
+    lines = [f"wrote {unit.path}", *_make_notes(unit, service, options, running=running)]
     start = _list_start_commands(unit, is_new=not before)
     if options.now:
         for command in start:
@@ -202,22 +221,33 @@ def _find_service_faults(service: Service, options: ServiceOptions) -> list[Faul
     faults = [fault for path in dict.fromkeys(paths) for fault in find_unit_path_faults("service", path)]
     if options.quadlet:
         faults += [fault for path in dict.fromkeys(paths) for fault in find_volume_faults("service", path)]
-    if options.name:
-        try:
-            UnitName(options.name)
-        except ValueError as error:
-            faults.append(Fault("--name", f"{error}."))
     if options.is_system and not options.quadlet:
         try:
             pwd.getpwnam(service.account)
         except KeyError:
             problem = f'there is no account "{service.account}" here.'
             faults.append(Fault("--account", problem, "Name the account that owns the folder."))
+    if options.is_system and not options.quadlet and service.account == "root":
+        faults += _find_root_faults(service)
+    if options.into is not None and options.now:
+        faults.append(Fault("--now", "systemd starts no unit that lies in --into FOLDER.", "Leave out one of the two."))
+    if not _IMAGE.fullmatch(service.image):
+        problem = f"{service.image!r} is no name of an image, such as registry.example/flwr-client:1."
+        faults.append(Fault("--image", problem, "Write letters, digits and . _ / : @ + - only."))
     for name, text in service.environment.items():
         if not _PLAIN_VALUE.fullmatch(text):
             problem = "holds a space, a quote or a backslash, which systemd and Podman read differently."
             faults.append(Fault(name, problem, "Write it with %20, %22, %27 or %5C."))
     return faults
+
+
+def _find_root_faults(service: Service) -> list[Fault]:
+    """Return a fault if another account can put a folder of its own in the place of one on which root will run."""
+    strangers = [path for path in service.folder.parents if path.stat().st_uid != 0]
+    if not strangers:
+        return []
+    problem = f"root would run on it, and the owner of {strangers[-1]} can exchange it for another folder."
+    return [Fault(str(service.folder), problem, "Give it to an account of its own, or name that one by --account.")]
 
 
 def _find_other_unit_faults(
@@ -227,6 +257,23 @@ def _find_other_unit_faults(
     others = [unit for unit in present if (unit.path.parent, unit.path.suffix) != (place, ending)]
     remedy = f"Remove it first: {service.program.name} service remove {shlex.quote(str(service.folder))}"
     return [Fault(str(service.folder), f"{unit.path} runs it already.", remedy) for unit in others]
+
+
+def _find_name_faults(name: str, own: Sequence[InstalledUnit], place: Path, options: ServiceOptions) -> list[Fault]:
+    """Return a fault if a unit of this name serves something else: ours would take its place, and stop it."""
+    try:
+        unit_name = UnitName(name)
+    except ValueError as error:
+        return [Fault("--name", f"{error}.")]
+    own_paths = {unit.path for unit in own}
+    places = [place, *(each for each, of_system in _list_unit_places(None) if of_system is options.is_system)]
+    places += _VENDOR_PLACES["system" if options.is_system else "user"]
+    paths = [join_plain_name(each, unit_name, ending) for each in places for ending in (SYSTEMD, QUADLET)]
+    foreign = [path for path in paths if os.path.lexists(path) and path not in own_paths]
+    if not foreign:
+        return []
+    problem = f'"{name}" is the name of {foreign[0]}, which this unit would replace.'
+    return [Fault("--name", problem, "Choose another name.")]
 
 
 def _choose_account(folder: Path, options: ServiceOptions) -> str:
@@ -259,47 +306,86 @@ def _read_proxies() -> dict[str, str]:
     return {name: os.environ[name] for name in PROXIES if os.environ.get(name)}
 
 
-def _make_writable_folders(service: Service, options: ServiceOptions) -> None:
+def make_writable_folders(service: Service, options: ServiceOptions) -> None:
     """Make the folders that the unit opens for writing: systemd does not start a unit whose folders are missing.
 
-    A ledger that cannot be written lies in the site's own folder instead, and counts for that folder alone.
+    The account of the unit makes them, since ``site.toml``, which may name any path, belongs to that account. Made by
+    root and then given away, a folder of systemd's would be a way to become root. A ledger that cannot be written lies
+    in the site's own folder instead, and counts for that folder alone.
+
+    Raises:
+        BadInput: If the account may not make one of them.
     """
-    owner = None
-    if os.geteuid() == 0 and options.is_system:
-        owner = (IMAGE_USER, IMAGE_USER) if options.quadlet else _read_account_ids(service.account)
     folders = (service.state_home,) if options.quadlet else service.writable
-    for folder in filter(None, folders):
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        for path in reversed(missing):
-            path.mkdir(mode=0o700)
-            if owner is not None:
-                os.chown(path, *owner)
+    name = "this account"
+    acting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if os.geteuid() == 0 and options.is_system:
+        name = f"the account {IMAGE_USER} of the image" if options.quadlet else f'the account "{service.account}"'
+        image = AccountIds(IMAGE_USER, IMAGE_USER, (IMAGE_USER,))
+        acting = act_as_account(image if options.quadlet else find_account_ids(service.account))
+    with acting:
+        for folder in filter(None, folders):
+            try:
+                _make_folder_and_parents(folder)
+            except OSError as error:
+                problem = f"{name} cannot make it: {error.strerror}."
+                remedy = "Name a folder that it can make, or make one and give it to that account."
+                raise BadInput([Fault(str(folder), problem, remedy)]) from None
 
 
-def _read_account_ids(account: str) -> tuple[int, int]:
-    entry = pwd.getpwnam(account)
-    return entry.pw_uid, entry.pw_gid
+def _make_folder_and_parents(folder: Path) -> None:
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700)
 
 
-_ENVIRONMENT_HEAD = "# Written by service install, from the shell in which it ran; service remove deletes it."
+_ENVIRONMENT_HEAD = (
+    "# Written by service install: the proxies of the shell in which it ran. Add lines of your own below."
+)
 
 
-def _write_environment_file(service: Service) -> None:
-    """Write the proxies of this shell, which may hold a password, into a file that only the folder's owner reads."""
-    if not service.environment:
+def write_environment_file(unit: InstalledUnit, variables: Mapping[str, str], earlier: Sequence[Path] = ()) -> None:
+    """Write variables, which may hold a password, into the unit's file, which only its owner reads.
+
+    Lines about other variables stay as they are.
+
+    Args:
+        earlier: Files of the same folder's units of an earlier name, whose lines are taken over.
+    """
+    path = unit.environment_path
+    source = next((each for each in (path, *earlier) if each.exists()), None)
+    if not variables and source in (None, path):
         return
-    lines = [_ENVIRONMENT_HEAD, *(f"{name}={text}" for name, text in service.environment.items())]
-    path = service.environment_path
-    write_atomically(path, ("\n".join(lines) + "\n").encode(), private=True)
-    owner = service.folder.stat()
-    if os.geteuid() == 0:
-        os.chown(path, owner.st_uid, owner.st_gid)
+    lines = _read_environment_lines(source) if source else []
+    kept = [line for line in lines if _name_variable(line) not in variables]
+    lines = [_ENVIRONMENT_HEAD, *(f"{name}={text}" for name, text in variables.items()), *kept]
+    write_atomically(path, ("\n".join(lines) + "\n").encode(errors="surrogateescape"), private=True)
 
 
-def _make_notes(service: Service, options: ServiceOptions, *, running: bool) -> list[str]:
+def _read_environment_lines(path: Path) -> list[str]:
+    """Return the lines of a file of variables but for our comment; bytes that are no UTF-8 stay what they are."""
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    return [line for line in lines if line not in ("", _ENVIRONMENT_HEAD)]
+
+
+def _name_variable(line: str) -> str:
+    return line.split("=", 1)[0].strip()
+
+
+def _write_unit(unit: InstalledUnit, text: str) -> None:
+    before = os.umask(0o022)  # units are readable by all, and hold no secret
+    try:
+        write_atomically(unit.path, text.encode())
+    finally:
+        os.umask(before)
+
+
+def _make_notes(unit: InstalledUnit, service: Service, options: ServiceOptions, *, running: bool) -> list[str]:
     notes = []
     if service.environment:
-        notes.append(f"wrote {service.environment_path}: {', '.join(service.environment)} of this shell")
+        notes.append(f"wrote {unit.environment_path}: {', '.join(service.environment)} of this shell")
+    elif "SUDO_UID" in os.environ and not unit.environment_path.exists():
+        notes.append("no proxy: sudo removes https_proxy. If you have one: sudo --preserve-env=https_proxy ...")
     if running:
         notes.append(f"{service.program.name} runs on this folder already: stop it before the unit is started")
     if options.quadlet and options.is_system and service.folder.stat().st_uid != IMAGE_USER:
@@ -363,18 +449,25 @@ def remove_service(program: ServiceProgram, folder: Path, into: Path | None = No
             _remove_boot_links(unit)
         unit.path.unlink()
         lines.append(f"removed {unit.path}")
+        lines += _remove_environment_file(unit)
         if reachable:
             _run_systemctl(unit.make_command("daemon-reload"))
             subprocess.run(unit.make_command("reset-failed", unit.name), capture_output=True, check=False)
         elif unit.managed:
             lines.append("systemd cannot be asked from here: if it runs the program, it does so until it is stopped")
-    environment = Service(program, "", folder).environment_path
-    with contextlib.suppress(OSError):
-        if environment.read_text(encoding="utf-8").startswith(_ENVIRONMENT_HEAD):
-            environment.unlink()
-            lines.append(f"removed {environment}")
     lines.append(f"stays: {' and '.join(filter(None, [str(folder), program.what_stays]))}")
     return lines
+
+
+def _remove_environment_file(unit: InstalledUnit) -> list[str]:
+    """Delete the unit's file of variables unless a person wrote some of its lines; return what was done."""
+    path = unit.environment_path
+    if not unit.managed or not path.exists():
+        return []
+    if any(_name_variable(line) not in PROXIES for line in _read_environment_lines(path)):
+        return [f"stays, for its lines of yours: {path}"]
+    path.unlink()
+    return [f"removed {path}"]
 
 
 def _find_units_or_fail(program: ServiceProgram, folder: Path, into: Path | None) -> list[InstalledUnit]:

@@ -8,6 +8,11 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +20,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from polyclinic.client.service import CLIENT
+from polyclinic.common.errors import BadInput
 from polyclinic.common.system.service import (
     Service,
+    escape_path_pattern,
     escape_whole_value,
     find_unit_path_faults,
     find_volume_faults,
@@ -24,9 +31,10 @@ from polyclinic.common.system.service import (
     make_systemd_unit,
     quote_for_systemd,
 )
-from polyclinic.common.system.service_files import PROXIES
+from polyclinic.common.system.service_files import PROXIES, ServiceOptions, make_writable_folders
 from polyclinic.server.deployment.service import SERVER
 from tests.network.real import flwr_client, flwr_server
+from tests.processes import environment
 
 SYSTEMD = shutil.which("systemd-analyze")
 STRANGE = 'north wing "a" 50% $HOME'
@@ -37,7 +45,10 @@ DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 def no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
+    for name in ("SUDO_UID", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "account"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 def make_site(folder: Path) -> Path:
@@ -45,6 +56,16 @@ def make_site(folder: Path) -> Path:
     text = (folder / "site.toml").read_text(encoding="utf-8")
     (folder / "site.toml").write_text(text.split("\n[data]\n")[0] + "\n" + DATA, encoding="utf-8")
     return folder
+
+
+def list_files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def read_unit(folder: Path) -> str:
+    """Text of the only unit in a folder."""
+    (path,) = (path for path in folder.iterdir() if path.suffix in (".service", ".container"))
+    return path.read_text(encoding="utf-8")
 
 
 def make_coordinator(folder: Path, *, port: int = 9092) -> Path:
@@ -121,7 +142,6 @@ def test_a_clients_unit_names_its_folder_ledger_and_images_and_systemd_accepts_i
     assert values(unit, "RestartPreventExitStatus") == ["2 11 14 16 17"]
     ledger = tmp_path / "account" / "polyclinic" / "ledger"
     assert {str(folder), str(images), str(ledger)} <= set(words(values(unit, "RequiresMountsFor")[0]))
-    assert ledger.is_dir()
     if scope == "--system":
         assert words(values(unit, "ReadWritePaths")[0]) == [str(folder), str(ledger)]
         assert values(unit, "User") == [pwd.getpwuid(os.geteuid()).pw_name]
@@ -132,18 +152,235 @@ def test_a_clients_unit_names_its_folder_ledger_and_images_and_systemd_accepts_i
 
 
 def test_remove_leaves_nothing_of_what_install_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, units = make_site(tmp_path / "north"), tmp_path / "units"
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    folder, units = make_site(tmp_path / "north"), tmp_path / "config" / "systemd" / "user"
+    before = list_files(folder)
     monkeypatch.setenv("https_proxy", "http://person:secret@proxy:3128")
-    assert flwr_client("service", "install", folder, "--into", units).code == 0
-    assert stat.S_IMODE((folder / "service.env").stat().st_mode) == 0o600
-    assert "secret" not in next(units.iterdir()).read_text(encoding="utf-8")
-    assert flwr_client("service", "status", folder, "--into", units).code == 1  # it does not run
-    removed = flwr_client("service", "remove", folder, "--into", units)
+    assert flwr_client("service", "install", folder, "--user").code == 0
+    variables = units / "polyclinic-client-north.env"
+    assert stat.S_IMODE(variables.stat().st_mode) == 0o600
+    assert values(read_unit(units), "EnvironmentFile") == [f"-{variables}"]
+    assert "secret" not in read_unit(units)
+    assert (tmp_path / "account" / "polyclinic" / "ledger").is_dir()
+    assert flwr_client("service", "status", folder).code == 1  # it does not run
+    removed = flwr_client("service", "remove", folder)
     assert (removed.code, removed.err) == (0, "")
     assert list(units.iterdir()) == []
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert flwr_client("service", "remove", folder, "--into", units).code == 2
+    assert list_files(folder) == before
+    assert flwr_client("service", "remove", folder).code == 2
+
+
+def test_a_preview_writes_the_unit_alone_and_its_removal_leaves_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, units = make_site(tmp_path / "north"), tmp_path / "config" / "systemd" / "user"
+    monkeypatch.setenv("https_proxy", "http://person:secret@proxy:3128")
+    preview = ("service", "install", folder, "--user", "--into", tmp_path / "look")
+    before = list_files(tmp_path)
+    shown = flwr_client(*preview)
+    assert (shown.code, "systemctl" in shown.out) == (0, False)
+    assert {path for path in list_files(tmp_path) if path not in before} == {
+        tmp_path / "look" / "polyclinic-client-north.service"
+    }
+    assert not (tmp_path / "account").exists()
+    assert flwr_client("service", "install", folder, "--user").code == 0
+    assert read_unit(units) == read_unit(tmp_path / "look")
+    installed = list_files(units)
+    assert flwr_client(*preview).code == 0
+    assert flwr_client("service", "remove", folder, "--into", tmp_path / "look").code == 0
+    assert list_files(units) == installed
+    assert len(installed) == 2  # the unit and its variables
+    assert flwr_client(*preview, "--now").code == 2
+
+
+def test_lines_of_a_person_in_the_file_of_variables_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, units = make_site(tmp_path / "north"), tmp_path / "config" / "systemd" / "user"
+    monkeypatch.setenv("https_proxy", "http://old:3128")
+    assert flwr_client("service", "install", folder, "--user").code == 0
+    variables = units / "polyclinic-client-north.env"
+    with variables.open("a", encoding="utf-8") as file:
+        file.write("# for CUDA\nCUDA_VISIBLE_DEVICES=1\n")
+    monkeypatch.setenv("https_proxy", "http://new:3128")
+    assert flwr_client("service", "install", folder, "--user").code == 0
+    lines = variables.read_text(encoding="utf-8").splitlines()[1:]
+    assert lines == ["https_proxy=http://new:3128", "# for CUDA", "CUDA_VISIBLE_DEVICES=1"]
+    monkeypatch.delenv("https_proxy")
+    assert flwr_client("service", "install", folder, "--user", "--name", "north").code == 0
+    assert not variables.exists()
+    assert (units / "north.env").read_text(encoding="utf-8").splitlines()[1:] == lines
+    assert flwr_client("service", "remove", folder).code == 0
+    assert [path.name for path in units.iterdir()] == ["north.env"]
+
+
+def test_a_name_that_another_unit_has_is_refused_and_that_unit_stays(tmp_path: Path) -> None:
+    first, second = make_coordinator(tmp_path / "a"), make_coordinator(tmp_path / "b")
+    units = tmp_path / "units"
+    units.mkdir()
+    foreign = units / "backup.service"
+    foreign.write_text("[Service]\nExecStart=/usr/bin/backup\n", encoding="utf-8")
+    (units / "link.service").symlink_to("/nowhere")
+    into = ("--into", units)
+    assert flwr_server("service", "install", first, *into, "--name", "trial").code == 0
+    before = list_files(units)
+    for name in ("backup", "link", "trial"):
+        assert flwr_server("service", "install", second, *into, "--name", name).code == 2
+        assert flwr_server("service", "install", second, "--quadlet", *into, "--name", name).code == 2
+    assert list_files(units) == before
+    assert flwr_server("service", "install", first, *into, "--name", "trial").code == 0  # its own
+
+
+def test_a_name_of_the_systems_own_units_is_refused(tmp_path: Path) -> None:
+    folder, places = (
+        make_coordinator(tmp_path / "trial"),
+        [Path("/usr/lib/systemd/system"), Path("/lib/systemd/system")],
+    )
+    names = [path.stem for place in places for path in place.glob("[a-z]*.service") if "@" not in path.name]
+    if not names:
+        pytest.skip("this system has no units of systemd")
+    done = flwr_server("service", "install", folder, "--system", "--into", tmp_path / "u", "--name", names[0])
+    assert (done.code, (tmp_path / "u").exists()) == (2, False)
+
+
+class GlobResult(Structure):
+    """``glob_t`` of glibc."""
+
+    _fields_ = [
+        ("count", c_size_t),
+        ("paths", POINTER(c_char_p)),
+        ("offset", c_size_t),
+        ("flags", c_int),
+        ("functions", c_void_p * 5),
+    ]
+
+
+@pytest.mark.parametrize("name", ["north", "a[b]", "back\\slash", "a*", "what?", "a [b] \\[c]"])
+def test_a_file_of_variables_is_found_where_systemd_reads_its_path_as_a_pattern(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.touch()
+    (tmp_path / "ab").touch()  # matches a[b] and a*
+    result = GlobResult()
+    assert CDLL(None).glob(os.fsencode(escape_path_pattern(path)), 0, None, byref(result)) == 0
+    assert [os.fsdecode(result.paths[number] or b"") for number in range(result.count)] == [str(path)]
+
+
+def test_a_unit_names_its_file_of_variables_by_an_escaped_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a[b] 50%"))
+    folder = make_coordinator(tmp_path / "trial")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert flwr_server("service", "install", folder, "--user").code == 0
+    units = tmp_path / "a[b] 50%" / "systemd" / "user"
+    pattern = f"{tmp_path}/a\\[b] 50%%/systemd/user/polyclinic-server-trial.env"
+    assert values(read_unit(units), "EnvironmentFile") == [f"-{pattern}"]
+    assert (units / "polyclinic-server-trial.env").is_file()
+
+
+@pytest.mark.parametrize("image", ["x\nExec=evil", "x y", "x\\", "%h", "--privileged"])
+def test_a_text_that_is_no_name_of_an_image_is_refused(tmp_path: Path, image: str) -> None:
+    folder = make_coordinator(tmp_path / "trial")
+    done = flwr_server("service", "install", folder, "--quadlet", f"--image={image}", "--into", tmp_path / "units")
+    assert (done.code, (tmp_path / "units").exists()) == (2, False)
+
+
+def test_an_image_by_port_tag_and_digest_is_accepted(tmp_path: Path) -> None:
+    folder, image = make_coordinator(tmp_path / "trial"), "registry.example:5000/a_b/flwr-server:1.0@sha256:" + "a" * 64
+    done = flwr_server("service", "install", folder, "--quadlet", "--image", image, "--into", tmp_path / "units")
+    assert done.code == 0, done.err
+    assert values(read_unit(tmp_path / "units"), "Image") == [image]
+
+
+def test_install_under_sudo_names_the_proxy_that_sudo_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_coordinator(tmp_path / "trial")
+    assert "--preserve-env=https_proxy" not in flwr_server("service", "install", folder, "--user").out
+    monkeypatch.setenv("SUDO_UID", "1000")
+    assert "sudo --preserve-env=https_proxy" in flwr_server("service", "install", folder, "--user").out
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert "--preserve-env=https_proxy" not in flwr_server("service", "install", folder, "--user").out
+
+
+# ---------------------------------------------------------------------- root, on the folder of an account
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder of the account "nobody", which that account can reach."""
+    if os.geteuid() != 0:
+        pytest.skip("only root installs a unit for another account")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        give_to_nobody(Path(folder))
+        yield Path(folder)
+
+
+def give_to_nobody(folder: Path) -> None:
+    entry = pwd.getpwnam("nobody")
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
+
+
+def make_site_of_nobody(home: Path, ledger: str) -> Path:
+    folder = make_site(home / "west")
+    with (folder / "site.toml").open("a", encoding="utf-8") as file:
+        file.write(f'\n[policy]\nledger = "{ledger}"\n')
+    give_to_nobody(folder)
+    return folder
+
+
+def install_as_root(folder: Path, then: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Install a unit of the system in a mount namespace of its own, so that this machine keeps its units.
+
+    Args:
+        then: Commands of a shell that look at the result, if the installation succeeded.
+    """
+    install = shlex.join([sys.executable, "-m", "polyclinic.client.cli", "service", "install", str(folder)])
+    mount = "mount -t tmpfs -o mode=755 tmpfs /etc/systemd/system"
+    if not Path("/etc/systemd/system").is_dir() or subprocess.run(["unshare", "-m", "sh", "-c", mount]).returncode:
+        pytest.skip("no private folder of units can be mounted here")
+    command = ["unshare", "-m", "sh", "-c", f"{mount} || exit 99\n{install} || exit $?\n{then}"]
+    return subprocess.run(command, env=environment() | variables, capture_output=True, text=True, check=False)
+
+
+def test_root_writes_nothing_into_the_folder_of_an_account_but_what_that_account_may(home: Path) -> None:
+    """What root writes there, and gives away by its path, may have been exchanged for a file of root's."""
+    folder = make_site_of_nobody(home, str(home / "ledgers" / "shared"))
+    before = {path: path.lstat().st_ctime_ns for path in (folder, *folder.rglob("*"))}
+    look = "cd /etc/systemd/system && grep -h ^EnvironmentFile= *.service && stat -c '%U %a %n' *.env"
+    done = install_as_root(folder, look, https_proxy="http://person:secret@proxy:3128")
+    assert done.returncode == 0, done.stderr
+    # Its variables are root's too: by LD_PRELOAD in them the account would become root in ExecStartPre.
+    assert done.stdout.splitlines()[-2:] == [
+        "EnvironmentFile=-/etc/systemd/system/polyclinic-client-west.env",
+        "root 600 polyclinic-client-west.env",
+    ]
+    assert {path: path.lstat().st_ctime_ns for path in (folder, *folder.rglob("*"))} == before
+    for made in (home / "ledgers", home / "ledgers" / "shared"):
+        assert (made.owner(), stat.S_IMODE(made.stat().st_mode)) == ("nobody", 0o700)
+
+
+def test_a_site_file_cannot_make_root_give_a_folder_of_systemds_to_the_account(home: Path) -> None:
+    folder = make_site_of_nobody(home, "/etc/systemd/system/ssh.service.d")
+    done = install_as_root(folder)
+    assert done.returncode == 2
+    assert "/etc/systemd/system/ssh.service.d" in done.stderr
+
+
+def test_root_runs_on_no_folder_that_an_account_can_exchange(home: Path, tmp_path: Path) -> None:
+    folder = make_coordinator(home / "trial")
+    into = ("--into", tmp_path / "units")
+    assert flwr_server("service", "install", folder, "--system", *into).code == 2
+    assert not (tmp_path / "units").exists()
+    give_to_nobody(folder)  # the remedy
+    assert flwr_server("service", "install", folder, "--system", *into).code == 0
+    assert values(read_unit(tmp_path / "units"), "User") == ["nobody"]
+
+
+def test_a_link_in_the_accounts_folder_leads_root_to_no_folder_of_roots(home: Path, tmp_path: Path) -> None:
+    (home / "link").symlink_to(tmp_path)
+    service = Service(CLIENT, "west", home, account="nobody", writable=(home / "link" / "ledger",))
+    with pytest.raises(BadInput):
+        make_writable_folders(service, ServiceOptions(system=True))
+    assert not (tmp_path / "ledger").exists()
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+    # The remedy: a folder that the account can make.
+    make_writable_folders(replace(service, writable=(home / "ledger",)), ServiceOptions(system=True))
+    assert (home / "ledger").owner() == "nobody"
 
 
 def test_two_folders_of_one_name_get_two_units_and_a_second_install_writes_the_same_one(tmp_path: Path) -> None:

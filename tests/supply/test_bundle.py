@@ -57,11 +57,13 @@ def unpacked(wheels: Path, tmp_path: Path) -> Path:
     return tmp_path / made.stem
 
 
-def install(unpacked: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def install(
+    unpacked: Path, folder: Path | str, *, cwd: str = "/", script: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the bundle's installer from another working folder."""
-    command = ["sh", str(unpacked / "install.sh"), str(folder)]
+    command = ["sh", script or str(unpacked / "install.sh"), str(folder)]
     surroundings = {**os.environ, "PYTHON": sys.executable, **environment}
-    return subprocess.run(command, cwd="/", env=surroundings, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=cwd, env=surroundings, capture_output=True, text=True, check=False)
 
 
 def update_sums(unpacked: Path, *members: str) -> None:
@@ -130,6 +132,70 @@ def test_a_folder_that_exists_is_refused_and_stays(unpacked: Path, tmp_path: Pat
     done = install(unpacked, tmp_path / "environment")
     assert done.returncode == 2
     assert (tmp_path / "environment" / "site.toml").exists()
+
+
+def test_settings_of_the_callers_shell_change_nothing(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "polyclinic.py").write_text("raise SystemExit('another polyclinic')\n", encoding="utf-8")
+    shell = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "CDPATH": "."}
+    shell["PYTHON"] = os.path.relpath(sys.executable, tmp_path)
+    script = f"{unpacked.name}/install.sh"  # with CDPATH, cd prints the folder of a relative path once more
+    done = install(unpacked, "environment", cwd=str(tmp_path), script=script, **shell)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Installed flwr-client with library 1.2.3.")
+    assert (tmp_path / "environment" / "bin" / "flwr-client").is_file()
+
+
+def test_a_folder_with_a_space_and_an_apostrophe_is_installed_into(unpacked: Path, tmp_path: Path) -> None:
+    done = install(unpacked, tmp_path / "new folder" / "it's 50% %n")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["a $(id)", "a`id`", 'a"b', "a\\b", "a\nb", "$HOME x"])
+def test_a_folder_whose_name_a_shell_changes_is_refused_at_once(unpacked: Path, tmp_path: Path, name: str) -> None:
+    done = install(unpacked, tmp_path / name)
+    assert done.returncode == 2
+    assert not (tmp_path / name).exists()
+    (tmp_path / name).mkdir()  # a relative folder is a part of the same path
+    assert install(unpacked, "environment", cwd=str(tmp_path / name)).returncode == 2
+    assert list((tmp_path / name).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["-x", "--help", ""])
+def test_an_option_is_no_folder_and_the_answer_names_the_command(unpacked: Path, tmp_path: Path, name: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    done = install(unpacked, name, cwd=str(tmp_path))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "sh install.sh /opt/polyclinic" in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_link_to_nothing_is_refused_and_stays(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "environment").symlink_to(tmp_path / "nowhere")
+    done = install(unpacked, tmp_path / "environment")
+    assert done.returncode == 2
+    assert (tmp_path / "environment").is_symlink()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_and_what_is_in_its_place_stays(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert install(unpacked, tmp_path / "file" / "environment").returncode == 2
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("name", ["pip-0-py3-none-any.whl", "library-9-py3-none-any.whl", ".hidden", "other"])
+def test_a_file_beside_the_wheels_that_the_sums_do_not_list_runs_nothing(
+    unpacked: Path, tmp_path: Path, name: str
+) -> None:
+    program = f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+    with zipfile.ZipFile(unpacked / "wheels" / name, "w") as archive:
+        archive.writestr("pip/__init__.py", "")
+        archive.writestr("pip/__main__.py", program)
+    done = install(unpacked, tmp_path / "environment")
+    assert done.returncode == 1
+    assert f"wheels/{name} is not in SHA256SUMS" in done.stderr
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "environment").exists()
 
 
 def test_the_same_wheels_give_the_same_bytes_which_name_no_maker(wheels: Path, tmp_path: Path) -> None:
