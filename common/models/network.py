@@ -337,8 +337,8 @@ def _adapt_to_train_setting(backbone: nn.Module, spec: ModelSpec) -> nn.Module:
 def unfreeze_network(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; layers frozen by ``model.train`` stay frozen.
 
-    Counters restart, so that a running mean over all batches is one over later batches only, whichever site the process
-    trained before.
+    Counters restart, so that a running mean over all batches is one over later batches only, and does not depend on the
+    sites that the process trained before.
     """
     network.requires_grad_(True).train()
     _reset_counters(network)

@@ -219,7 +219,7 @@ class RollCallAnswer:
         validation_samples: The number of validation images; -1 if they are of few patients (`smallest_count`).
         patients: The number of patients of the training images (`round_counts_to`).
         layout: A hash of the network's structure, which shows that coordinator and site build the same network.
-        version: The release of this program. People are shown `release`, because a record must keep what was signed.
+        version: The release of this program.
         positives: The number of training images that show each class, if the method asks for it and `label_counts`
             allows it; -1 for a class that `smallest_count` hides.
         negatives: The number of training images that do not show each class, by the same rules as `positives`.

@@ -154,7 +154,6 @@ def compute_batch_shares(task: TrainingTask, parts: Sequence[Tensor]) -> Tensor:
 
     A batch's loss is a mean over its known labels. The mean over several batches weighs each by its known labels, so
     that the step is that of one large batch. The last step of an epoch may have fewer batches than the others.
-    Batches without any known label have no gradient, whatever their share.
 
     Args:
         parts: Indices of the images of each batch, in the order of training.
