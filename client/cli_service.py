@@ -5,27 +5,28 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.common.system.terminal import EscapingConsole
+from polyclinic.common.system.service_commands import (
+    Account,
+    Image,
+    Into,
+    Now,
+    Quadlet,
+    System,
+    UnitNameOption,
+    print_lines,
+)
 
 service_app = typer.Typer(
     help="Start flwr-client at boot, and again after a kill: systemd or Podman.", no_args_is_help=True
 )
-_console = EscapingConsole()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
-Into = Annotated[
-    Path | None,
-    typer.Option("--into", help="Folder of the unit's file, to look at it first: nothing else is written or asked."),
-]
 
 
 @service_app.command("install")
 def install_client_service(
     folder: Folder,
-    system: Annotated[
-        bool | None,
-        typer.Option("--system/--user", help="A unit of the machine (the default for root), or of this account."),
-    ] = None,
-    quadlet: Annotated[bool, typer.Option("--quadlet", help="Run the image by Podman: a .container file.")] = False,
+    system: System = None,
+    quadlet: Quadlet = False,
     ledger: Annotated[
         Path | None,
         typer.Option(
@@ -36,14 +37,12 @@ def install_client_service(
         list[Path],
         typer.Option("--images", help="Folder of images: mounted before the start, and read only. Repeatable."),
     ] = [],  # noqa: B006 - typer copies it
-    account: Annotated[
-        str, typer.Option("--account", help="Account that runs a unit of the machine; DIR's owner if left out.")
-    ] = "",
-    image: Annotated[str, typer.Option("--image", help="The image of --quadlet.")] = "localhost/flwr-client",
+    account: Account = "",
+    image: Image = "localhost/flwr-client",
     gpu: Annotated[bool, typer.Option("--gpu", help="Give all GPUs to the container of --quadlet, by CDI.")] = False,
-    name: Annotated[str, typer.Option("--name", help="The unit's name; from DIR's name if left out.")] = "",
+    name: UnitNameOption = "",
     into: Into = None,
-    now: Annotated[bool, typer.Option("--now", help="Start it too, now and at each boot.")] = False,
+    now: Now = False,
 ) -> None:
     """Write a unit of systemd that runs flwr-client start on a folder, at boot and again after a kill.
 
@@ -56,7 +55,7 @@ def install_client_service(
 
     options = ServiceOptions(system, quadlet, into, name, account, image, gpu, now)
     service, running = make_client_service(folder, options, ledger, images)
-    _print(install_service(service, options, running=running))
+    print_lines(install_service(service, options, running=running))
 
 
 @service_app.command("status")
@@ -69,7 +68,7 @@ def print_client_service_status(folder: Folder, into: Into = None) -> None:
     from polyclinic.common.system.service_files import describe_service
 
     lines, running = describe_service(CLIENT, folder.resolve(), into)
-    _print(lines)
+    print_lines(lines)
     raise SystemExit(0 if running else 1)
 
 
@@ -82,9 +81,4 @@ def remove_client_service(folder: Folder, into: Into = None) -> None:
     from polyclinic.client.service import CLIENT
     from polyclinic.common.system.service_files import remove_service
 
-    _print(remove_service(CLIENT, folder.resolve(), into))
-
-
-def _print(lines: list[str]) -> None:
-    for line in lines:
-        _console.print(line, soft_wrap=True, highlight=False, markup=False)
+    print_lines(remove_service(CLIENT, folder.resolve(), into))

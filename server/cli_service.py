@@ -5,34 +5,33 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.common.system.terminal import EscapingConsole
+from polyclinic.common.system.service_commands import (
+    Account,
+    Image,
+    Into,
+    Now,
+    Quadlet,
+    System,
+    UnitNameOption,
+    print_lines,
+)
 
 service_app = typer.Typer(
     help="Start flwr-server at boot, and again after a kill: systemd or Podman.", no_args_is_help=True
 )
-_console = EscapingConsole()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
-Into = Annotated[
-    Path | None,
-    typer.Option("--into", help="Folder of the unit's file, to look at it first: nothing else is written or asked."),
-]
 
 
 @service_app.command("install")
 def install_server_service(
     folder: Folder,
-    system: Annotated[
-        bool | None,
-        typer.Option("--system/--user", help="A unit of the machine (the default for root), or of this account."),
-    ] = None,
-    quadlet: Annotated[bool, typer.Option("--quadlet", help="Run the image by Podman: a .container file.")] = False,
-    account: Annotated[
-        str, typer.Option("--account", help="Account that runs a unit of the machine; DIR's owner if left out.")
-    ] = "",
-    image: Annotated[str, typer.Option("--image", help="The image of --quadlet.")] = "localhost/flwr-server",
-    name: Annotated[str, typer.Option("--name", help="The unit's name; from DIR's name if left out.")] = "",
+    system: System = None,
+    quadlet: Quadlet = False,
+    account: Account = "",
+    image: Image = "localhost/flwr-server",
+    name: UnitNameOption = "",
     into: Into = None,
-    now: Annotated[bool, typer.Option("--now", help="Start it too, now and at each boot.")] = False,
+    now: Now = False,
 ) -> None:
     """Write a unit of systemd that runs flwr-server start on a folder, at boot and again after a kill.
 
@@ -45,7 +44,7 @@ def install_server_service(
 
     options = ServiceOptions(system, quadlet, into, name, account, image, now=now)
     service, running = make_server_service(folder)
-    _print(install_service(service, options, running=running))
+    print_lines(install_service(service, options, running=running))
 
 
 @service_app.command("status")
@@ -58,7 +57,7 @@ def print_server_service_status(folder: Folder, into: Into = None) -> None:
     from polyclinic.server.deployment.service import SERVER
 
     lines, running = describe_service(SERVER, folder.resolve(), into)
-    _print(lines)
+    print_lines(lines)
     raise SystemExit(0 if running else 1)
 
 
@@ -71,9 +70,4 @@ def remove_server_service(folder: Folder, into: Into = None) -> None:
     from polyclinic.common.system.service_files import remove_service
     from polyclinic.server.deployment.service import SERVER
 
-    _print(remove_service(SERVER, folder.resolve(), into))
-
-
-def _print(lines: list[str]) -> None:
-    for line in lines:
-        _console.print(line, soft_wrap=True, highlight=False, markup=False)
+    print_lines(remove_service(SERVER, folder.resolve(), into))
