@@ -400,10 +400,10 @@ def _describe_patients_known_by_picture(site: Site, costs: PatientCosts) -> str:
     Pictures without content are not compared, but a card such as "image not available" is a picture like any other.
     """
     names = np.unique(np.concatenate([site.train.patients, site.validation.patients]))
-    known = names[costs.mark_patients_known_by_picture() & ~find_placeholder_patients(names)].tolist()
-    if not known:
+    patients = names[costs.mark_patients_known_by_picture() & ~find_placeholder_patients(names)].tolist()
+    if not patients:
         return ""
-    shown = list_first_and_count_rest(known, 3)
+    shown = list_first_and_count_rest(patients, 3)
     return (
         f"recognised by a picture alone, which a patient of another name had too: {shown}. "
         'If it shows no patient (a card "image not available"), take its file out of the table.'

@@ -77,8 +77,8 @@ def make_pip_command() -> str:
     import shlex
     import shutil
 
-    found = shutil.which("pip")
-    if found and Path(found).parent == Path(sys.executable).parent:
+    pip_path = shutil.which("pip")
+    if pip_path and Path(pip_path).parent == Path(sys.executable).parent:
         return "pip"
     return f"{shlex.quote(sys.executable)} -m pip"
 

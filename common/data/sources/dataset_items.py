@@ -8,7 +8,7 @@ or 1 for each class; else it is a mask of pixels, and not read.
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class DatasetItem:
     mask: Any = None
     patient: str | None = None
     split: str | None = None
-    unread: tuple[str, ...] = field(default=())
+    unread: tuple[str, ...] = ()
 
 
 def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:

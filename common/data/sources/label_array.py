@@ -82,12 +82,12 @@ def convert_class_numbers(labels: NDArray[Any], classes: int) -> NDArray[Any]:
         return labels
     if classes == 1:
         return labels.reshape(-1, 1)
-    known = ~np.isnan(labels.astype(float))
-    numbers = labels[known].astype(float)
+    is_known = ~np.isnan(labels.astype(float))
+    numbers = labels[is_known].astype(float)
     if wrong := sorted({number for number in numbers.tolist() if number not in range(classes)}):
         raise ValueError(f"has the label {wrong[0]:g}, which is no number of one of {classes} classes.")
     rows = np.full((len(labels), classes), np.nan, np.float32)
-    rows[known] = np.eye(classes, dtype=np.float32)[numbers.astype(int)]
+    rows[is_known] = np.eye(classes, dtype=np.float32)[numbers.astype(int)]
     return rows
 
 

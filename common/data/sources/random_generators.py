@@ -74,13 +74,13 @@ def find_random_generators(root: Any) -> Iterator[Generator]:
     The global generators of Python, NumPy and torch are left out.
     """
     global_ones = (random._inst, np.random.mtrand._rand, torch.default_generator)
-    seen = {id(generator): generator for generator in global_ones}
+    visited = {id(generator): generator for generator in global_ones}
     waiting = deque([root])
-    while waiting and len(seen) < MOST_OBJECTS:
+    while waiting and len(visited) < MOST_OBJECTS:
         value = waiting.popleft()
-        if id(value) in seen or isinstance(value, _PLAIN):
+        if id(value) in visited or isinstance(value, _PLAIN):
             continue
-        seen[id(value)] = value  # the reference keeps the number from being given to another object
+        visited[id(value)] = value  # the reference keeps the number from being given to another object
         if isinstance(value, Generator):
             yield value
         else:
