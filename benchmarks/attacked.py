@@ -18,7 +18,7 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import make_hospital_plan
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
+from polyclinic.data.base.image_set import ImageSet
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "nih_cxr14" / "nih_cxr14_28.npz"
 FINDINGS = (

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.common.config import ExperimentFile
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import autocast, build_network
 from polyclinic.common.models.state import hash_model_state, make_model_layout, read_model_state
 from polyclinic.common.simulation import load_simulated_data, select_simulated_site_images
 from polyclinic.common.system.hashing import derive_seed
+from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.strategies.engine.membership import draw_random_site_names
 from polyclinic.strategies.local.training import shuffle_into_batches
 

@@ -24,15 +24,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from polyclinic.common.config import ExperimentFile, TrainingSection, validate_experiment
-from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.common.data.base.spec import AugmentationSpec, FolderDatasetSpec
-from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
-from polyclinic.common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
-from polyclinic.common.data.images.store import open_user_image_store
-from polyclinic.common.data.load import load_dataset
-from polyclinic.common.data.sources.built_in import draw_phantom_images
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.data.base.spec import AugmentationSpec, FolderDatasetSpec
+from polyclinic.data.images.pixel_cache import MemoryMappedPictures
+from polyclinic.data.images.pixels import convert_to_channels_first, load_pixels_on_device
+from polyclinic.data.images.store import open_user_image_store
+from polyclinic.data.load import load_dataset
+from polyclinic.data.sources.built_in import draw_phantom_images
 from polyclinic.server.simulation.simulate import simulate
 from polyclinic.strategies.local.losses import partial_loss
 from polyclinic.strategies.local.objective import pair_pixels_with_labels, plain

@@ -24,13 +24,13 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import ModelStateLayout, make_model_layout, read_model_state
 from polyclinic.common.wire.canonical_bytes import hash_record
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.server.runs.audit_log import RunAuditWriter
 from polyclinic.strategies.engine.events import ReplyArrival
 from polyclinic.strategies.registry import build_site_method

@@ -14,8 +14,8 @@ import numpy as np
 
 from polyclinic.client.site.patient_ledger import PatientCosts, PatientLedger, PrivacyCostEntry, make_cost_id
 from polyclinic.client.training.privacy import compute_largest_patient_epsilon
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixel_cache import PixelCache
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixel_cache import PixelCache
 from polyclinic.strategies.privacy.mechanism import NoisySteps
 
 SIDE = 64

@@ -15,11 +15,11 @@ from pathlib import Path
 from rich.console import Console
 
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.metrics.auroc import compute_mean_auroc
 from polyclinic.common.models.network import build_network, compute_image_probabilities, select_head_row_labels
 from polyclinic.common.models.state import write_model_state
 from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.server.federation.set_up import execute_run
 from polyclinic.server.runs.progress import SilentRunProgress
 from polyclinic.server.simulation.simulate import SimulationBackend

@@ -141,7 +141,7 @@ def preview_outgoing_records(
     )
     from polyclinic.client.site.budget import describe_ledger
     from polyclinic.client.site.settings import load_site, read_site_settings
-    from polyclinic.common.data.connections import list_dataset_connections
+    from polyclinic.data.connections import list_dataset_connections
 
     settings = read_site_settings(folder)
     site = replace(load_site(settings, make_event_printer(EscapingConsole(stderr=True))), tell=lambda line: None)

@@ -15,8 +15,6 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from polyclinic.common import plugins
-from polyclinic.common.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
-from polyclinic.common.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.examples import find_experiment_file
 from polyclinic.common.models.zoo.spec import ModelSpec, Sha256
@@ -24,6 +22,8 @@ from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIden
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
+from polyclinic.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
+from polyclinic.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 

@@ -16,9 +16,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.data.base.names import make_class_spelling_key
 from polyclinic.common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.system.plain_text import PLAIN_NAME
+from polyclinic.data.base.names import make_class_spelling_key
 
 
 @dataclass(frozen=True)

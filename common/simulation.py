@@ -12,17 +12,17 @@ from pydantic import TypeAdapter
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_label_declarations
-from polyclinic.common.data.base.image_set import (
+from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
     are_all_patients_known,
     concatenate_image_sets,
 )
-from polyclinic.common.data.base.spec import DataSpec
-from polyclinic.common.data.images.store import DecodedImageStore, open_user_image_store
-from polyclinic.common.data.load import load_dataset
-from polyclinic.common.data.partition.division import SitePartition, select_site_images
-from polyclinic.common.data.partition.partition import partition_dataset
+from polyclinic.data.base.spec import DataSpec
+from polyclinic.data.images.store import DecodedImageStore, open_user_image_store
+from polyclinic.data.load import load_dataset
+from polyclinic.data.partition.division import SitePartition, select_site_images
+from polyclinic.data.partition.partition import partition_dataset
 
 POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.common import __version__
 
 if TYPE_CHECKING:
-    from polyclinic.common.data.sources.plugin import LabelledImages
     from polyclinic.common.errors import BadInput
+    from polyclinic.data.sources.plugin import LabelledImages
     from polyclinic.runs import FinishedRun, compare, load, predict, simulate
 
 __all__ = ["BadInput", "FinishedRun", "LabelledImages", "__version__", "compare", "load", "predict", "simulate"]

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.config import ExperimentFile, read_experiment, validate_experiment
-from polyclinic.common.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
 from polyclinic.common.plugins import (
@@ -45,6 +44,7 @@ from polyclinic.common.plugins import (
     register_local_plugin,
 )
 from polyclinic.common.system.packages import refuse_missing_packages
+from polyclinic.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,15 +28,15 @@ import torch
 from torch import Tensor
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.spec import AugmentationSpec, PluginDatasetSpec
-from polyclinic.common.data.images.augmentation import augment_images_weakly
-from polyclinic.common.data.load import load_dataset
 from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import hash_model_state, make_model_layout, read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.plugins import LOSSES, PLUGIN, load_plugin_entry_point
+from polyclinic.data.base.spec import AugmentationSpec, PluginDatasetSpec
+from polyclinic.data.images.augmentation import augment_images_weakly
+from polyclinic.data.load import load_dataset
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 CLASSES = ("first", "second", "third")

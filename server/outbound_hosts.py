@@ -10,11 +10,11 @@ from pathlib import Path
 import typer
 
 from polyclinic.common.config import Experiment, ExperimentFile
-from polyclinic.common.data.base.spec import DataSpec
-from polyclinic.common.data.connections import OutboundConnection, list_dataset_connections
 from polyclinic.common.errors import Fault, raise_faults
 from polyclinic.common.hosts import HostUse, find_user_secrets_path, normalize_host, permit_hosts
 from polyclinic.common.system.terminal import EscapingConsole
+from polyclinic.data.base.spec import DataSpec
+from polyclinic.data.connections import OutboundConnection, list_dataset_connections
 from polyclinic.server.export.preflight import read_experiment_data_spec
 from polyclinic.server.runs.tracking import TrackingService, hide_password_in_urls
 from polyclinic.server.simulation.backends.cluster import find_cluster_host

@@ -22,7 +22,7 @@ from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_pai
 NORMAL = 1.96
 Interval = tuple[float, float]
 _ROOT = Path(__file__).parents[1]
-DECIDE = ("common/data", "common/metrics", "common/models", "strategies", "client/training")
+DECIDE = ("data", "common/metrics", "common/models", "strategies", "client/training")
 """Folders whose code determines the result of a run."""
 MEASURES = ("auroc", "average_precision", "balanced_accuracy")
 

@@ -162,8 +162,8 @@ def init_experiment_from_table(
     # Before NumPy and Pillow are imported.
     raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
-    from polyclinic.server.init_experiment import check_and_write_experiment, describe_next_command
-    from polyclinic.server.init_from_csv import ColumnHints, inspect_label_table
+    from polyclinic.studies.init.experiment import check_and_write_experiment, describe_next_command
+    from polyclinic.studies.init.table import ColumnHints, inspect_label_table
 
     data = inspect_label_table(
         labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
@@ -404,7 +404,7 @@ def predict_images(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from polyclinic.common.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
+    from polyclinic.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
     from polyclinic.server.export.pictures import refuse_data_without_pictures
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 

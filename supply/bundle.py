@@ -24,7 +24,7 @@ PYTHONS = ((3, 11), (3, 12), (3, 13))
 MACHINES = ("x86_64", "aarch64")
 SOURCES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "experiments"),
-    *("polyclinic", "common", "strategies", "studies", "server", "client"),
+    *("polyclinic", "common", "data", "strategies", "studies", "server", "client"),
 )
 """Files and folders of which the project's wheel is built."""
 GLIBC_TAGS = (*(f"manylinux_2_{minor}" for minor in range(28, 16, -1)), "manylinux2014")

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.layers import train_with_privacy_layers
-from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.models.network import compute_image_probabilities
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.simulation import load_simulated_data
 from polyclinic.common.wire.records import TrainReply, TrainRequest
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.images.pixels import convert_to_channels_first
 from tests.federations import experiment
 from tests.liars import Answer
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-PARTS = ("client", "common", "server", "strategies", "studies")
+PARTS = ("client", "common", "data", "server", "strategies", "studies")
 WRONG = "raise ImportError('a user\\'s own file was taken for a part of Polyclinic')\n"
 
 

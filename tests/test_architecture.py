@@ -14,12 +14,15 @@ from polyclinic.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
-    "common": {"common"},
-    "strategies": {"common", "strategies"},
-    "server": {"common", "strategies", "server"},
-    "client": {"common", "strategies", "client"},
-    "studies": {"common", "strategies", "server", "studies"},
+    "data": {"common", "data"},
+    "common": {"common", "data"},
+    "strategies": {"common", "data", "strategies"},
+    "server": {"common", "data", "strategies", "server"},
+    "client": {"common", "data", "strategies", "client"},
+    "studies": {"common", "data", "strategies", "server", "studies"},
 }
+DATA_MAY_IMPORT = ("errors", "hosts", "plugins", "system")
+"""What ``data`` imports of ``common``: messages, hosts, plug-ins and files. None of these knows a federation."""
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
 
@@ -68,6 +71,19 @@ def test_arrows_point_one_way_and_imports_are_absolute_and_no_test_imports_anoth
         for path in (ROOT / "tests").rglob("*.py")
         for _, module in imports(path)
         if module.startswith("tests.") and module.rsplit(".", 1)[-1].startswith("test_")
+    ]
+    assert wrong == []
+
+
+def test_the_data_package_and_what_it_imports_know_no_federation() -> None:
+    foundation = tuple(f"polyclinic.common.{name}" for name in DATA_MAY_IMPORT)
+    paths = [path for module, path in MODULES.items() if module.startswith(("polyclinic.data", *foundation))]
+    wrong = [
+        (str(path.relative_to(ROOT)), module)
+        for path in paths
+        for _, module in imports(path)
+        if module.startswith("polyclinic.common.")
+        and not module.startswith((*foundation, "polyclinic.common.examples"))
     ]
     assert wrong == []
 

@@ -48,13 +48,13 @@ def test_the_page_lists_every_extra_with_its_packages() -> None:
 
 
 def test_the_page_names_a_hospital_where_a_hospitals_code_imports_the_package_and_nowhere_else() -> None:
-    imported = imported_by("client", "common", "strategies")
+    imported = imported_by("client", "common", "data", "strategies")
     for name, _, who, _ in rows_of(BASE):
         if name not in NOT_IMPORTED:
             assert ("hospital" in who) is (MODULES.get(name, name) in imported), name
 
 
 def test_no_package_of_the_base_is_without_use() -> None:
-    imported = imported_by("client", "common", "strategies", "server", "studies", "polyclinic")
+    imported = imported_by("client", "common", "data", "strategies", "server", "studies", "polyclinic")
     names = names_of(PROJECT["dependencies"])
     assert [name for name in names if name not in NOT_IMPORTED and MODULES.get(name, name) not in imported] == []

@@ -13,7 +13,18 @@ import pytest
 from polyclinic.strategies.methods.base import Method
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("client", "common", "polyclinic", "server", "strategies", "studies", "benchmarks", "docs", "experiments")
+PRODUCT = (
+    "client",
+    "common",
+    "data",
+    "polyclinic",
+    "server",
+    "strategies",
+    "studies",
+    "benchmarks",
+    "docs",
+    "experiments",
+)
 FILES = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
 TESTS = list((ROOT / "tests").rglob("*.py"))
 MAY = {

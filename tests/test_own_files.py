@@ -19,7 +19,7 @@ import polyclinic as pc
 run = pc.simulate("digits_surgical", settings={"run.rounds": 1, "simulation.backend": BACKEND}, out="run")
 import sys
 assert (run.folder / "summary.json").is_file()
-assert not {"client", "common", "server", "strategies", "studies"} & sys.modules.keys()
+assert not {"client", "common", "data", "server", "strategies", "studies"} & sys.modules.keys()
 print("trained")
 """
 ON_RAY = pytest.param("ray", marks=pytest.mark.network)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.processes import ROOT
 
-PACKAGES = ("client", "server", "common", "strategies", "studies", "polyclinic")
+PACKAGES = ("client", "server", "common", "data", "strategies", "studies", "polyclinic")
 READING = {"r", "rb", "rt"}
 WRITERS = {"write_text", "write_bytes", "touch"}
 REVIEWED = {

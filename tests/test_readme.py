@@ -88,7 +88,7 @@ def test_every_file_and_test_that_the_threat_model_names_is_there() -> None:
     assert [name for name in sorted(names) if f"def {name}(" not in tests] == []
 
 
-FOLDERS = ("client", "common", "docker", "docs", "experiments", "polyclinic", "server", "strategies", "studies")
+FOLDERS = ("client", "common", "data", "docker", "docs", "experiments", "polyclinic", "server", "strategies", "studies")
 FOLDERS += ("supply", "benchmarks")
 SUFFIXES = {".py", ".md", ".j2", ".toml", ".sh", ".ipynb", ".svg", ".js", ".yaml"}
 

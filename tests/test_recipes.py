@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 import polyclinic.studies.cli
 from polyclinic import load
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
-from polyclinic.common.data.load import load_dataset
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.load import load_dataset
 from polyclinic.strategies.registry import find_method_faults
 from tests.bad_input.catalogue import changed
-from tests.common.data.dicom_files import dicom
-from tests.common.data.fake_pacs import FakePacs, Picture, running
+from tests.data.dicom_files import dicom
+from tests.data.fake_pacs import FakePacs, Picture, running
 from tests.doc_pages import blocks, lines, saved
 from tests.network.real import typed
 from tests.third_parties import install_module

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
-PARTS = ("common", "strategies", "server", "client", "studies")
+PARTS = ("common", "data", "strategies", "server", "client", "studies")
 HOSTILE = (*(f"{part}.py" for part in PARTS), "polyclinic.py")
 
 

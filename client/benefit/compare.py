@@ -20,7 +20,6 @@ from polyclinic.client.site.site import Site
 from polyclinic.client.training.figures import has_protected_local_parts, score_data_part
 from polyclinic.client.training.local_round import load_best_local_parts
 from polyclinic.client.training.task import LocalTask, prepare_local_task
-from polyclinic.common.data.base.image_set import are_all_patients_known
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.auroc import compute_metrics_per_class
 from polyclinic.common.metrics.benefit import (
@@ -38,6 +37,7 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.common.system.plain_text import format_count_with_noun, format_interval, format_number, format_signed
 from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGroups, check_head_row_names
+from polyclinic.data.base.image_set import are_all_patients_known
 from polyclinic.strategies.local.site_method import compute_largest_epoch_count
 
 FOLDER = "alone"

@@ -24,16 +24,16 @@ from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledge
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults, make_label_declaration
 from polyclinic.client.site.site_file import FILE, SiteSettings
-from polyclinic.common.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
-from polyclinic.common.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
-from polyclinic.common.data.images.headers import DicomHeader, describe_incomparable_dicom_greys
-from polyclinic.common.data.images.pixel_cache import hash_image_file
-from polyclinic.common.data.images.reading import is_grey_picture
-from polyclinic.common.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
-from polyclinic.common.data.tables.cells import count_uncertain_blank_cells
-from polyclinic.common.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
+from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
+from polyclinic.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
+from polyclinic.data.images.headers import DicomHeader, describe_incomparable_dicom_greys
+from polyclinic.data.images.pixel_cache import hash_image_file
+from polyclinic.data.images.reading import is_grey_picture
+from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
+from polyclinic.data.tables.cells import count_uncertain_blank_cells
+from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
 FEWEST_PATIENTS = 10
 """The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.check.source import SiteImageSource
-from polyclinic.common.data.base.spec import AS_IN_FILE
-from polyclinic.common.data.images.headers import (
+from polyclinic.data.base.spec import AS_IN_FILE
+from polyclinic.data.images.headers import (
     NO_DICOM,
     DicomHeader,
     convert_dicom_keywords_to_tags,
     read_dicom_elements,
     read_dicom_header,
 )
-from polyclinic.common.data.images.reading import (
+from polyclinic.data.images.reading import (
     BLANK,
     decode_picture,
     explain_decoding_error,
@@ -29,7 +29,7 @@ from polyclinic.common.data.images.reading import (
     open_png_or_jpeg,
     read_first_bytes,
 )
-from polyclinic.common.data.images.store import IN_MEMORY
+from polyclinic.data.images.store import IN_MEMORY
 
 BORDER = 1 / 16
 """Width of an image's border as a share of its side."""

@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.site.site_file import SiteSettings
-from polyclinic.common.data.base.image_set import (
+from polyclinic.common.errors import Fault
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.base.image_set import (
     PARTS,
     ImageSet,
     SkippedImage,
     are_all_patients_known,
     find_placeholder_patients,
 )
-from polyclinic.common.data.base.spec import (
+from polyclinic.data.base.spec import (
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
@@ -25,15 +27,13 @@ from polyclinic.common.data.base.spec import (
     PhantomDatasetSpec,
     PluginDatasetSpec,
 )
-from polyclinic.common.data.base.splits import Names
-from polyclinic.common.data.connections import list_dataset_connections
-from polyclinic.common.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
-from polyclinic.common.data.images.reading import DecodedImageFormat
-from polyclinic.common.data.load import load_dataset, open_label_table
-from polyclinic.common.data.sources.dicomweb import open_dicomweb_table
-from polyclinic.common.data.tables.files import describe_outside_pictures
-from polyclinic.common.errors import Fault
-from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.base.splits import Names
+from polyclinic.data.connections import list_dataset_connections
+from polyclinic.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
+from polyclinic.data.images.reading import DecodedImageFormat
+from polyclinic.data.load import load_dataset, open_label_table
+from polyclinic.data.sources.dicomweb import open_dicomweb_table
+from polyclinic.data.tables.files import describe_outside_pictures
 
 
 @dataclass(frozen=True)

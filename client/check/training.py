@@ -16,8 +16,6 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import SiteSettings, read_last_plan
 from polyclinic.client.training.local_round import compute_model_difference
 from polyclinic.common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
 from polyclinic.common.models.state import read_model_state
@@ -25,6 +23,8 @@ from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import ModelGroups, TrainReply
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
 from polyclinic.strategies.local.optimisation import make_optimizer
 from polyclinic.strategies.local.site_method import SiteMethod

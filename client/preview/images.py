@@ -15,15 +15,15 @@ from polyclinic.client.check.training import find_planned_training
 from polyclinic.client.site.settings import find_hospital_data_faults, make_label_declaration
 from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.config import Experiment, HospitalPlan
-from polyclinic.common.data.base.image_set import PARTS
-from polyclinic.common.data.base.spec import AugmentationSpec
-from polyclinic.common.data.images.augmentation import augment_images_weakly
-from polyclinic.common.data.images.pixels import convert_to_channels_first
-from polyclinic.common.data.images.reading import encode_png_thumbnail
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.network import convert_pixels_for_backbone
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import make_jinja_environment
+from polyclinic.data.base.image_set import PARTS
+from polyclinic.data.base.spec import AugmentationSpec
+from polyclinic.data.images.augmentation import augment_images_weakly
+from polyclinic.data.images.pixels import convert_to_channels_first
+from polyclinic.data.images.reading import encode_png_thumbnail
 
 SIDE = 160
 VIEWS = 2

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.site.policy import SitePolicy
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.metrics.auroc import ClassMetrics
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import Arrays
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.local.site_method import Statistic
 
 Few = NDArray[np.bool_]

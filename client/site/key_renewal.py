@@ -14,7 +14,6 @@ from polyclinic.client.site.site_file import (
     read_old_public_keys,
     read_site_toml_without_data,
 )
-from polyclinic.common.data.images.store import remove_image_store
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import (
@@ -29,6 +28,7 @@ from polyclinic.common.security.identity import (
 from polyclinic.common.security.phrase import compute_public_key_phrase
 from polyclinic.common.system.files import flush_folder, lock_file, open_own_file, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.data.images.store import remove_image_store
 
 OF_OLD_NODE = ("node-id", "in-hand")
 """Files in the state folder that belong to the old key's connection."""

@@ -33,10 +33,10 @@ from polyclinic.client.site.patient_groups import KEY_BYTES, ChargedGroup, Charg
 from polyclinic.client.site.patients import PatientFingerprinter, PatientFingerprints
 from polyclinic.client.site.site_file import FILE as SITE_FILE
 from polyclinic.client.site.site_file import SiteSettings
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import read_connection_kit
 from polyclinic.common.system.files import PRIVATE, flush_folder, is_disk_full
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.mechanism import NoisySteps
 
 FILE = "ledger.sqlite"

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from polyclinic.common.data.base.image_set import (
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_names import HashName, join_plain_name
+from polyclinic.data.base.image_set import (
     GREY_DIGESTS,
     ImageSet,
     compute_picture_digest,
     find_placeholder_patients,
 )
-from polyclinic.common.data.base.names import make_name_similarity_key
-from polyclinic.common.data.images.pixel_cache import EncryptedPictures
-from polyclinic.common.system.files import write_atomically
-from polyclinic.common.system.plain_names import HashName, join_plain_name
+from polyclinic.data.base.names import make_name_similarity_key
+from polyclinic.data.images.pixel_cache import EncryptedPictures
 
 FINGERPRINT_BYTES = 8
 """Of 200,000 patients two have the same fingerprint with a probability of one in a billion, and then share a budget."""

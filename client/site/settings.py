@@ -11,12 +11,12 @@ from polyclinic.client.site.patient_ledger import open_site_ledger
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
-from polyclinic.common.data.base.image_set import PARTS, ImageSet
-from polyclinic.common.data.images.store import DecodedImageStore, remove_image_store
-from polyclinic.common.data.load import find_dataset_faults, load_dataset
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
+from polyclinic.data.base.image_set import PARTS, ImageSet
+from polyclinic.data.images.store import DecodedImageStore, remove_image_store
+from polyclinic.data.load import find_dataset_faults, load_dataset
 
 
 def read_site_settings(folder: Path) -> SiteSettings:

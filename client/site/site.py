@@ -23,11 +23,11 @@ from polyclinic.client.site.patient_ledger import PatientLedger
 from polyclinic.client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import ImageTensors, load_pixels_on_device
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.system.plain_names import RunName, join_plain_name
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import ImageTensors, load_pixels_on_device
 from polyclinic.strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 

@@ -12,8 +12,6 @@ from pydantic import Field, ValidationError, field_validator
 
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.names import normalize_name
-from polyclinic.common.data.base.spec import DataSpec, list_dataset_uses
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
 from polyclinic.common.security.identity import (
@@ -38,6 +36,8 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.data.base.names import normalize_name
+from polyclinic.data.base.spec import DataSpec, list_dataset_uses
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
 OLD_KEYS_FILE = "old-keys"

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.spec import AugmentationSpec
-from polyclinic.common.data.images.pixels import ImageTensors
 from polyclinic.common.models.network import SplitNetwork, apply_doubling_single_image, autocast
 from polyclinic.common.security.identity import derive_storage_key
 from polyclinic.common.system.files import write_atomically
+from polyclinic.data.base.spec import AugmentationSpec
+from polyclinic.data.images.pixels import ImageTensors
 from polyclinic.strategies.local.arithmetic import read_number_format
 from polyclinic.strategies.local.site_method import SiteMethod
 

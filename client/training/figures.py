@@ -14,7 +14,6 @@ import numpy as np
 
 from polyclinic.client.site.disclosure import round_count_down, suppress_class_metrics
 from polyclinic.client.site.policy import SitePolicy
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.errors import BadInput, WireError
 from polyclinic.common.metrics.auroc import (
     ClassMetrics,
@@ -27,6 +26,7 @@ from polyclinic.common.metrics.score_histograms import Floats, ScoreHistogram, c
 from polyclinic.common.models.network import compute_image_probabilities, select_head_row_labels
 from polyclinic.common.models.state import hash_arrays, hash_model_state, make_model_layout, read_model_state
 from polyclinic.common.wire.records import Request
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
 from polyclinic.strategies.local.training import ValidationMetrics, validate_network
 

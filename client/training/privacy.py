@@ -37,7 +37,6 @@ from polyclinic.client.site.patient_ledger import (
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import find_placeholder_patients
 from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
 from polyclinic.common.system.files import write_atomically
@@ -51,6 +50,7 @@ from polyclinic.common.wire.records import (
     TrainRequest,
     select_arrays_with_prefix,
 )
+from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.privacy.image_gradients import CONSTANT_BUFFERS
 from polyclinic.strategies.privacy.mechanism import (

@@ -13,8 +13,6 @@ from polyclinic.client.site.site import Site
 from polyclinic.client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
 from polyclinic.client.training.figures import ALL_FIGURES, RequestedMetricsComputer
 from polyclinic.common.config import HospitalPlan, parse_plan_json
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import ImageTensors, select_input_rows
 from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.models.gpu import move_network_to_device, split_batches_across_gpus
 from polyclinic.common.models.network import (
@@ -37,6 +35,8 @@ from polyclinic.common.wire.records import (
     TrainReply,
     TrainRequest,
 )
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import ImageTensors, select_input_rows
 from polyclinic.strategies.local.arithmetic import copy_with_number_format
 from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 from polyclinic.strategies.local.site_method import SiteMethod

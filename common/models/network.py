@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import ImageTensors
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
 from polyclinic.common.models.trained import (
@@ -37,6 +35,8 @@ from polyclinic.common.models.zoo.registry import (
 )
 from polyclinic.common.models.zoo.spec import ModelSpec, Task, is_external_network
 from polyclinic.common.system.packages import import_torchvision
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import ImageTensors
 
 MemoryFormat = Literal["channels_last", "contiguous"]
 """The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""

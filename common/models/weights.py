@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from polyclinic.common.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.trained import merge_low_rank_tensors
 from polyclinic.common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
@@ -29,6 +28,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.packages import refuse_missing_packages
+from polyclinic.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
 
 _PREFIX = "backbone."
 _DAMAGED = (

@@ -277,7 +277,7 @@ _PACKAGE = Path(__file__).parents[2]
 # In a checkout the package's parts are links to the folders beside it.
 _PROGRAM_FOLDERS = tuple(
     f"{os.path.realpath(_PACKAGE / name)}{os.sep}"
-    for name in ("", "client", "common", "server", "strategies", "studies")
+    for name in ("", "client", "common", "data", "server", "strategies", "studies")
 )
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from polyclinic.common.config import ExperimentFile, make_hospital_plan
-from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.common.data.load import load_dataset, load_external_test_images
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from polyclinic.common.models.network import find_network_build_faults
 from polyclinic.common.simulation import open_simulation_image_store
 from polyclinic.common.system.files import is_disk_full, make_private_folder, remove_temporary_files
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.data.load import load_dataset, load_external_test_images
 from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
 from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
 from polyclinic.server.coordinator.preflight import make_no_superlink_fault

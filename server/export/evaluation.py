@@ -13,21 +13,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.common.data.base.image_set import (
-    ImageSet,
-    SkippedImage,
-    are_all_patients_known,
-    concatenate_image_sets,
-    describe_skipped_images,
-)
-from polyclinic.common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
-from polyclinic.common.data.images.store import open_user_image_store
-from polyclinic.common.data.load import load_dataset, refuse_test_set_without_model_class
-from polyclinic.common.data.sources.npz import load_npz_test_part
-from polyclinic.common.data.sources.npz_file import read_npz_headers
-from polyclinic.common.data.tables.csv import CsvTable
-from polyclinic.common.data.tables.patient_columns import guess_patient_column
-from polyclinic.common.data.tables.roles import guess_image_column
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class
 from polyclinic.common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
@@ -40,6 +25,21 @@ from polyclinic.common.system.plain_text import (
     format_number,
     join_as_english_list,
 )
+from polyclinic.data.base.image_set import (
+    ImageSet,
+    SkippedImage,
+    are_all_patients_known,
+    concatenate_image_sets,
+    describe_skipped_images,
+)
+from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
+from polyclinic.data.images.store import open_user_image_store
+from polyclinic.data.load import load_dataset, refuse_test_set_without_model_class
+from polyclinic.data.sources.npz import load_npz_test_part
+from polyclinic.data.sources.npz_file import read_npz_headers
+from polyclinic.data.tables.csv import CsvTable
+from polyclinic.data.tables.patient_columns import guess_patient_column
+from polyclinic.data.tables.roles import guess_image_column
 from polyclinic.server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
 from polyclinic.server.export.preflight import (
     EvaluationInput,

@@ -16,9 +16,6 @@ from torch.nn import functional
 
 from polyclinic.common import __version__
 from polyclinic.common.config import Experiment
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.store import open_user_image_store
-from polyclinic.common.data.load import load_dataset
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from polyclinic.common.models.network import SplitNetwork, logits_to_probabilities
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
@@ -31,6 +28,9 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.packages import find_missing_package_faults
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.store import open_user_image_store
+from polyclinic.data.load import load_dataset
 from polyclinic.server.export.pictures import read_unlabelled_pictures
 from polyclinic.server.export.prediction import choose_model_image_format
 from polyclinic.server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.data.images.reading import (
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.files import is_file
+from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
     UNREAD_SUFFIXES,
     DecodedImageFormat,
@@ -16,12 +18,10 @@ from polyclinic.common.data.images.reading import (
     is_supported_picture_file,
     read_first_bytes,
 )
-from polyclinic.common.data.images.store import decode_pictures
-from polyclinic.common.data.sources.npz import find_oversized_content_faults
-from polyclinic.common.data.sources.npz_file import open_npz_arrays, read_npz_headers
-from polyclinic.common.data.tables.files import PictureFileFinder
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.system.files import is_file
+from polyclinic.data.images.store import decode_pictures
+from polyclinic.data.sources.npz import find_oversized_content_faults
+from polyclinic.data.sources.npz_file import open_npz_arrays, read_npz_headers
+from polyclinic.data.tables.files import PictureFileFinder
 
 NPZ_PARTS = ("test", "val", "train")
 _KINDS = "PNG, JPEG, DICOM, NIfTI"

@@ -13,9 +13,15 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from polyclinic.common.data.base.decoded_size import LARGEST_MB
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.base.spec import (
+from polyclinic.common.errors import BadInput, raise_faults
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
+from polyclinic.common.system.plain_text import escape_unplain_characters
+from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.spec import (
     AS_IN_FILE,
     Axis,
     BitDepth,
@@ -25,14 +31,8 @@ from polyclinic.common.data.base.spec import (
     Resize,
     Window,
 )
-from polyclinic.common.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
-from polyclinic.common.data.images.reading import DecodedImageFormat
-from polyclinic.common.errors import BadInput, raise_faults
-from polyclinic.common.models.gpu import move_network_to_device
-from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
-from polyclinic.common.models.saved import load_model
-from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
-from polyclinic.common.system.plain_text import escape_unplain_characters
+from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
+from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
 from polyclinic.server.runs.reader import read_run
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from polyclinic.common.data.base.spec import (
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
+from polyclinic.common.system.files import find_output_file_faults, is_file, make_missing_input_fault
+from polyclinic.data.base.spec import (
     Axis,
     BitDepth,
     DataSpec,
@@ -18,12 +21,9 @@ from polyclinic.common.data.base.spec import (
     PictureRenderingOptions,
     Window,
 )
-from polyclinic.common.data.sources.npz import find_npz_array_name_faults
-from polyclinic.common.data.sources.npz_file import read_npz_headers
-from polyclinic.common.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from polyclinic.common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
-from polyclinic.common.system.files import find_output_file_faults, is_file, make_missing_input_fault
+from polyclinic.data.sources.npz import find_npz_array_name_faults
+from polyclinic.data.sources.npz_file import read_npz_headers
+from polyclinic.data.tables.csv import CsvTable, find_missing_column_faults, read_csv_table
 
 
 class ExportFormat(StrEnum):

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import load_pixels_on_device
 from polyclinic.common.metrics.auroc import (
     ClassMetrics,
     FinalTestSummary,
@@ -33,6 +31,8 @@ from polyclinic.common.models.network import (
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.zoo.spec import DESCRIPTION
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import load_pixels_on_device
 
 NOTE = "ensemble of the owning sites' own models"
 OWN_MODELS = "mean over the owning sites' own models"

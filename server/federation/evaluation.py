@@ -10,8 +10,6 @@ import numpy as np
 
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
-from polyclinic.common.data.images.pixels import load_pixels_on_device
 from polyclinic.common.metrics.auroc import (
     FIGURES,
     GLOBAL_MODEL,
@@ -47,6 +45,8 @@ from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.state import write_model_state
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.common.wire.records import UNKNOWN_COUNT, EvaluateReply
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
+from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.server.federation.checkpoints import Checkpoint
 from polyclinic.server.federation.ensemble import (
     OWN_MODELS,

@@ -11,7 +11,6 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from polyclinic.common.config import Experiment, make_hospital_plan
-from polyclinic.common.data.load import refuse_test_set_without_model_class
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.metrics.multi_class import find_best_client_accuracies
 from polyclinic.common.models.network import build_network
@@ -19,6 +18,7 @@ from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
 from polyclinic.common.system.files import open_input_file
 from polyclinic.common.wire.versions import WIRE_VERSION
+from polyclinic.data.load import refuse_test_set_without_model_class
 from polyclinic.server.federation.benefit import compare_with_local_training
 from polyclinic.server.federation.evaluation import (
     FinalTestOutcome,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from polyclinic.common.config import Experiment, ExperimentFile
-from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_components
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.plain_text import join_as_english_list, list_first_and_count_rest
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet, hash_dataset, hash_dataset_components
 from polyclinic.server.federation.checkpoints import (
     Checkpoint,
     CheckpointFolder,
@@ -121,7 +121,7 @@ def hash_run_data_sets(
     Returns:
         Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and a dictionary
             with hashes or counts of its images, pictures, labels, patients and hospitals
-            (:func:`polyclinic.common.data.base.image_set.hash_dataset_components`). Data sets that are None are left
+            (:func:`polyclinic.data.base.image_set.hash_dataset_components`). Data sets that are None are left
             out.
     """
     sets = {

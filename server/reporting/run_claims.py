@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from polyclinic.common.data.base.image_set import describe_skipped_images
 from polyclinic.common.metrics.auroc import (
     FEWEST_POSITIVES,
     GLOBAL_MODEL,
@@ -23,6 +22,7 @@ from polyclinic.common.system.plain_text import (
     join_first_and_count,
     list_first_and_count_rest,
 )
+from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
 
 CHANCE = 0.5

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polyclinic.common.data.base.image_set import SkippedImage
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary
 from polyclinic.common.metrics.benefit import FederationBenefit
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, RoundAccuracy
 from polyclinic.common.system.toml import describe_validation_error
+from polyclinic.data.base.image_set import SkippedImage
 
 SAMPLES = "samples.json"
 

@@ -10,9 +10,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import load_pixels_on_device
-from polyclinic.common.data.images.reading import encode_png_thumbnail
 from polyclinic.common.metrics.score_histograms import THRESHOLD
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import (
@@ -22,6 +19,9 @@ from polyclinic.common.models.network import (
     select_head_row_labels,
 )
 from polyclinic.common.system.files import write_atomically
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import load_pixels_on_device
+from polyclinic.data.images.reading import encode_png_thumbnail
 from polyclinic.server.runs.reader import SAMPLES, ClassSampleImages, ReportSampleImages, SampleImage
 
 Kind = Literal["found", "missed", "false alarm"]

@@ -12,14 +12,6 @@ import torch
 from rich.console import Console
 
 from polyclinic.common.config import Experiment, ExperimentFile, make_hospital_plan
-from polyclinic.common.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
-from polyclinic.common.data.load import (
-    find_dataset_faults,
-    find_external_test_faults,
-    load_external_test_images,
-    refuse_test_set_without_model_class,
-)
-from polyclinic.common.data.partition.checks import find_partition_faults
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.models.network import Precision, find_network_build_faults
@@ -36,6 +28,14 @@ from polyclinic.common.simulation import (
 )
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
+from polyclinic.data.load import (
+    find_dataset_faults,
+    find_external_test_faults,
+    load_external_test_images,
+    refuse_test_set_without_model_class,
+)
+from polyclinic.data.partition.checks import find_partition_faults
 from polyclinic.server.federation.evaluation import RunContext
 from polyclinic.server.federation.run import run_federation
 from polyclinic.server.federation.set_up import (

@@ -17,10 +17,10 @@ from flwr.serverapp.strategy import Result
 
 from polyclinic.common.config import HospitalPlan, ParticipationSection
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.data.base.image_set import DatasetSplits
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
 from polyclinic.common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply, have_equal_arrays
+from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.strategies.engine.aggregator import (
     Aggregator,
     get_update_norm_limit,

@@ -24,7 +24,6 @@ from polyclinic.common.contract import (
     make_foreign_class_fault,
     merge_label_declarations,
 )
-from polyclinic.common.data.base.names import make_class_spelling_key
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
@@ -33,6 +32,7 @@ from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, find_lacking_feature, read_version
+from polyclinic.data.base.names import make_class_spelling_key
 from polyclinic.strategies.aggregation.bounds import cap_image_counts
 from polyclinic.strategies.engine.claims import (
     ClaimsBySite,

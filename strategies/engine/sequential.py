@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 from polyclinic.common.config import HospitalPlan, ParticipationSection
-from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.common.data.images.pixels import load_pixels_on_device
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, build_network, unfreeze_network
 from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.common.wire.records import TrainReply
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.strategies.aggregation.bounds import Lengths
 from polyclinic.strategies.aggregation.means import mix_models
 from polyclinic.strategies.aggregation.server_optimizer import Moments

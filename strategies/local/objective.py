@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import ImageTensors
 from polyclinic.common.models.network import Model, select_head_row_labels
 from polyclinic.common.models.zoo.networks import is_batch_norm
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import ImageTensors
 from polyclinic.strategies.local.losses import LossFunction
 
 AnyModel = TypeVar("AnyModel", bound=Model)

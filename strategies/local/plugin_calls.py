@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.data.images.augmentation import augment_images_weakly
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.plugins import PLUGIN, format_plugin_user_name
+from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.spec import AugmentationSpec
-from polyclinic.common.data.images.augmentation import augment_images_weakly
 from polyclinic.common.metrics.auroc import compute_mean_auroc
 from polyclinic.common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
 from polyclinic.common.models.network import (
@@ -27,6 +25,8 @@ from polyclinic.common.models.network import (
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.common.plugins import PLUGIN
+from polyclinic.data.base.spec import AugmentationSpec
+from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 from polyclinic.strategies.local.losses import BatchWeight, LossFunction, count_known_labels
 from polyclinic.strategies.local.objective import LabelledExamples, Losses, Objective

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from polyclinic.common.config import HospitalPlan, ParticipationSection
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.data.base.image_set import DatasetSplits
 from polyclinic.common.errors import Fault
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
+from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.early_stopping import EarlyStopping

@@ -4,7 +4,7 @@ Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency an
 
 The paper's method. Labelled images: cross-entropy of a weakly augmented view (eq. 3). Unlabelled images: if the model's
 prediction for the weak view is confident, it becomes the pseudo-label of a strongly augmented view (eq. 4; RandAugment
-and Cutout, see :mod:`polyclinic.common.data.images.augmentation`), without a gradient. The loss is the first term plus
+and Cutout, see :mod:`polyclinic.data.images.augmentation`), without a gradient. The loss is the first term plus
 the weighted second term, which is divided by all unlabelled entries, confident or not.
 
 Our version, because images have several labels and a site annotates some classes. An *entry* is one class of one image;
@@ -23,8 +23,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from polyclinic.common.data.images.augmentation import augment_images_strongly
 from polyclinic.common.models.network import Model
+from polyclinic.data.images.augmentation import augment_images_strongly
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound

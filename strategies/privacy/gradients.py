@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.common.config import BY_STEP, HospitalPlan
-from polyclinic.common.data.base.spec import AugmentationSpec
-from polyclinic.common.data.images.augmentation import DRAWS, apply_weak_augmentation
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.network import SplitNetwork, autocast, build_network, set_train_mode
 from polyclinic.common.models.zoo.spec import is_external_network
+from polyclinic.data.base.spec import AugmentationSpec
+from polyclinic.data.images.augmentation import DRAWS, apply_weak_augmentation
 from polyclinic.strategies.local.losses import LossFunction
 from polyclinic.strategies.local.objective import Losses
 from polyclinic.strategies.local.site_method import SiteMethod

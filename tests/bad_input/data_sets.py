@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.bad_input.catalogue import Case, Ended, changed
 from tests.bad_input.experiment_files import DATA, PARTITION, run
-from tests.common.data.bombs import NPZ as NPZ_BOMBS
-from tests.common.data.bombs import wide_cell
+from tests.data.bombs import NPZ as NPZ_BOMBS
+from tests.data.bombs import wide_cell
 from tests.federations import DIGITS
 
 ROWS = 12

@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.bad_input.catalogue import Case, Ended
 from tests.bad_input.data_sets import FOLDER, PIXELS, ROWS, TABLE, run_on
-from tests.common.data.dicom_files import dicom
-from tests.common.data.dicom_syntaxes import in_fragments
+from tests.data.dicom_files import dicom
+from tests.data.dicom_syntaxes import in_fragments
 
 NOISE = np.random.default_rng(5).integers(0, 256, (64, 64), dtype=np.uint8)
 

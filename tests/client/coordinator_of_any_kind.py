@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.models.network import Head
 from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
 from polyclinic.common.security.identity import format_public_key_line
 from polyclinic.common.wire import secure_aggregation as wire
 from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.secure_aggregation import crypto
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
     BODY,

@@ -12,7 +12,6 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import ModelState, read_model_state
 from polyclinic.common.security.audit import AuditLog
@@ -20,6 +19,7 @@ from polyclinic.common.wire.codec import R, decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import ROLL_CALL
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
+from polyclinic.data.base.image_set import ImageSet
 
 OWN = ("b", "a")
 FEW_PHANTOMS = 'data={kind = "phantom", images = 90, image_size = 16}'

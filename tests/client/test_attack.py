@@ -48,9 +48,9 @@ from polyclinic.client.site.policy import Level, SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import make_hospital_plan
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from polyclinic.strategies.registry import list_statistic_meanings
 
 CLASSES = PHANTOM_CLASSES[:3]

@@ -19,9 +19,9 @@ from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.registry import STRATEGIES
 from tests.client.rounds import beginning, evaluation, plan, request
 

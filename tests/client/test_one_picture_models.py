@@ -13,11 +13,11 @@ from polyclinic.client.site.policy import Level, SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.features import BATCH, FeatureCache
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import load_pixels_on_device
 from polyclinic.common.models.network import build_network
 from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
 from polyclinic.common.wire.records import BenefitReply, EvaluateReply, TrainReply
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import load_pixels_on_device
 from tests.client.rounds import (
     beginning,
     benefit_request,

@@ -40,10 +40,10 @@ from polyclinic.client.training.privacy import (
     make_privacy_status_at_start,
 )
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet, make_placeholder_patient_names
-from polyclinic.common.data.base.names import make_name_similarity_key
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.data.base.image_set import ImageSet, make_placeholder_patient_names
+from polyclinic.data.base.names import make_name_similarity_key
 from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, images, plan, private_plan, request, site
 from tests.processes import ROOT

@@ -23,11 +23,11 @@ from polyclinic.client.site.site import Site
 from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
 from polyclinic.client.training.privacy import PrivacyBudgetLedger, make_privacy_status, open_privacy_ledger
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.plugins import MODELS, identify_plugin, register_local_plugin
 from polyclinic.common.wire.records import RollCall, TrainReply
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import Killed, beginning, changed_plan, evaluation, images, plan, private_plan, request, site
 

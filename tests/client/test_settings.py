@@ -13,10 +13,6 @@ from PIL import Image
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.settings import choose_training_device, load_site, read_site_settings
 from polyclinic.client.site.site_file import make_site_folder, read_and_check_connection_kit
-from polyclinic.common.data.base.image_set import LazyPictures
-from polyclinic.common.data.base.spec import PhantomDatasetSpec
-from polyclinic.common.data.images import store
-from polyclinic.common.data.load import load_dataset
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.identity import (
     SiteConnectionKit,
@@ -25,6 +21,10 @@ from polyclinic.common.security.identity import (
     read_connection_kit,
     write_commented_toml_file,
 )
+from polyclinic.data.base.image_set import LazyPictures
+from polyclinic.data.base.spec import PhantomDatasetSpec
+from polyclinic.data.images import store
+from polyclinic.data.load import load_dataset
 from tests.client.handshakes import coordinator_in
 
 HEAD = 'name = "north"\n'

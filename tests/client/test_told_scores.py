@@ -13,12 +13,12 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.layers import evaluate_with_privacy_layers
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.metrics.score_histograms import BINS, EDGES
 from polyclinic.common.plugins import METRICS, identify_plugin, register_local_plugin
 from polyclinic.common.simulation import load_undivided_data
 from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.records import EvaluateReply
+from polyclinic.data.base.image_set import ImageSet
 from tests.client.hidden_labels import hospital, several_classes_an_image
 from tests.client.rounds import beginning, changed_plan, evaluation, images, plan, record_of, request, send
 from tests.federations import experiment, federation, of_type, overheard

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyclinic.common.data.base.spec import AugmentationSpec
-from polyclinic.common.data.images.augmentation import (
+from polyclinic.data.base.spec import AugmentationSpec
+from polyclinic.data.images.augmentation import (
     CHANGES,
     GREY,
     apply_strong_augmentation,

@@ -18,10 +18,10 @@ from polyclinic.common.config import (
     read_experiment,
     read_experiment_tables,
 )
-from polyclinic.common.data.base.spec import AugmentationSpec, DataSpec
-from polyclinic.common.data.partition.spec import PartitionSpec
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.data.base.spec import AugmentationSpec, DataSpec
+from polyclinic.data.partition.spec import PartitionSpec
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
 from polyclinic.strategies.registry import STRATEGIES, build_site_method

@@ -27,7 +27,7 @@ from tests.missing_packages import break_package, hide_packages
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FOLDERS = ("common", "strategies", "client", "server", "studies", "polyclinic")
+FOLDERS = ("common", "data", "strategies", "client", "server", "studies", "polyclinic")
 CPU = "--index-url https://download.pytorch.org/whl/cpu"
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import convert_to_channels_first, load_pixels_on_device
-from tests.common.data.conftest import splits_of
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import convert_to_channels_first, load_pixels_on_device
+from tests.data.conftest import splits_of
 
 HANDS = (np.array([3, 39, 0, 17, 3]), np.arange(40)[::-1].copy())
 

@@ -114,7 +114,11 @@ NOT_OF_OTHERS = [
 def test_the_programs_write_no_json_and_open_no_console_in_another_way() -> None:
     """``json.dumps(..., ensure_ascii=False)`` and rich's own console let control characters through."""
     root = Path(__file__).parents[2]
-    own = [path for package in ("common", "strategies", "server", "client") for path in (root / package).rglob("*.py")]
+    own = [
+        path
+        for package in ("common", "data", "strategies", "server", "client")
+        for path in (root / package).rglob("*.py")
+    ]
     texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in own}
     raw_json = [name for name, text in texts.items() if "ensure_ascii=False" in text]
     assert sorted(raw_json) == NOT_OF_OTHERS

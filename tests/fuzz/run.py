@@ -18,7 +18,7 @@ READERS = [
     "polyclinic.common.wire.message_objects",
     "polyclinic.common.security.identity",
     "polyclinic.common.config",
-    "polyclinic.common.data",
+    "polyclinic.data",
     "polyclinic.common.system.toml",
     "polyclinic.common.models.saved",
     "polyclinic.common.models.state",

@@ -29,19 +29,6 @@ from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
-from polyclinic.common.data.images.headers import (
-    DicomHeader,
-    compute_rle_plane_sizes,
-    estimate_jpeg_2000_decoder_memory,
-    read_dicom_headers,
-    read_encoded_frame_shape,
-)
-from polyclinic.common.data.images.reading import DecodedImageFormat
-from polyclinic.common.data.images.store import decode_pictures
-from polyclinic.common.data.load import load_dataset
-from polyclinic.common.data.tables.csv import read_csv_table
-from polyclinic.common.data.tables.labels import open_folder_label_table
 from polyclinic.common.errors import BadInput, WireError
 from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.saved import load_model, save_model
@@ -75,6 +62,19 @@ from polyclinic.common.wire.fleet_protocol import (
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.message_objects import decode_message_objects, encode_message_objects
 from polyclinic.common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
+from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
+from polyclinic.data.images.headers import (
+    DicomHeader,
+    compute_rle_plane_sizes,
+    estimate_jpeg_2000_decoder_memory,
+    read_dicom_headers,
+    read_encoded_frame_shape,
+)
+from polyclinic.data.images.reading import DecodedImageFormat
+from polyclinic.data.images.store import decode_pictures
+from polyclinic.data.load import load_dataset
+from polyclinic.data.tables.csv import read_csv_table
+from polyclinic.data.tables.labels import open_folder_label_table
 from polyclinic.server.coordinator.authority import (
     find_server_certificate_faults,
     issue_server_certificate,
@@ -99,9 +99,9 @@ from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
 from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, kit_text, request_text
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
-from tests.common.data.bombs import jpeg_2000, jpeg_ls, run_lengths
-from tests.common.data.damaged import nifti_files, valid_files
 from tests.common.flower_messages import message, same
+from tests.data.bombs import jpeg_2000, jpeg_ls, run_lengths
+from tests.data.damaged import nifti_files, valid_files
 from tests.federations import DIGITS
 from tests.fuzz.contents import content_as_bytes, content_of_bytes
 from tests.fuzz.hospital import hospital

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.spec import AugmentationSpec
 from polyclinic.common.models import gpu
 from polyclinic.common.models.gpu import BackboneCudaGraph, compute_backbone_features, move_network_to_device
 from polyclinic.common.models.network import (
@@ -21,6 +20,7 @@ from polyclinic.common.models.network import (
 )
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.strategies.local.losses import missing_as_negative_loss
 from polyclinic.strategies.local.objective import Batch, LabelledExamples, Objective, plain
 from polyclinic.strategies.local.optimisation import make_optimizer

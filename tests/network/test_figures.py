@@ -17,9 +17,9 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 from polyclinic.client.site.policy import Level
 from polyclinic.client.site.settings import load_site
 from polyclinic.client.site.site_file import read_site_toml_without_data
-from polyclinic.common.data.images.pixels import load_pixels_on_device
 from polyclinic.common.models.network import compute_image_probabilities, select_head_row_labels
 from polyclinic.common.models.saved import load_model
+from polyclinic.data.images.pixels import load_pixels_on_device
 from tests.federations import DIGITS
 from tests.network.federated import connected
 from tests.network.real import Site, summary_of, written

@@ -13,8 +13,6 @@ import polyclinic.client.app
 from polyclinic.client.benefit.compare import compare_with_local_only_training
 from polyclinic.client.site.site import Site
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.benefit import FederationBenefit
 from polyclinic.common.models.network import build_network, compute_image_probabilities
@@ -22,6 +20,8 @@ from polyclinic.common.models.saved import load_model, read_model_description, s
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system.plain_text import format_number
 from polyclinic.common.wire.records import BenefitReply, BenefitRequest
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.server.federation.benefit import compute_comparison_deadline_s
 from polyclinic.server.federation.ensemble import evaluate_ensemble, find_local_model_folders
 from polyclinic.server.reporting.run_claims import (

@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.base.spec import DigitsDatasetSpec
-from polyclinic.common.data.load import load_dataset
 from polyclinic.common.errors import Fault
+from polyclinic.data.base.spec import DigitsDatasetSpec
+from polyclinic.data.load import load_dataset
 from polyclinic.server.reporting.run_claims import list_prominent_limitations
 from polyclinic.server.runs.reader import read_run
 from polyclinic.server.simulation import simulate
 from polyclinic.server.simulation.simulate import check_simulation_experiment
-from tests.common.data.dicom_files import dicom
-from tests.common.data.nifti_files import write
+from tests.data.dicom_files import dicom
+from tests.data.nifti_files import write
 from tests.federations import DIGITS
 from tests.network.real import flwr_sim
 from tests.server.commands import ROOT, needs_real_data

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from polyclinic.common.data.base.spec import DigitsDatasetSpec
-from polyclinic.common.data.load import load_dataset
 from polyclinic.common.models.saved import load_model
+from polyclinic.data.base.spec import DigitsDatasetSpec
+from polyclinic.data.load import load_dataset
 from polyclinic.server.export.prediction import compute_picture_probabilities
 from tests.network.real import flwr_sim
 

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.load import load_dataset
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, save_model
 from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, Task
+from polyclinic.data.load import load_dataset
 from polyclinic.server.export.exported_model import METADATA, ExportedOutputsDiffer, ExportFormat, export_model
 from tests.federations import DIGITS
 from tests.missing_packages import hide_packages

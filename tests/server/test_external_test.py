@@ -10,13 +10,13 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from polyclinic.common.config import validate_experiment
-from polyclinic.common.data.base.spec import FolderDatasetSpec
-from polyclinic.common.data.images.pixels import convert_to_channels_first
-from polyclinic.common.data.load import find_external_test_faults
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import compute_image_probabilities
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.system.toml import parse_toml
+from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.images.pixels import convert_to_channels_first
+from polyclinic.data.load import find_external_test_faults
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.deployment.network import NetworkBackend
 from polyclinic.server.reporting.run_claims import describe_run_result

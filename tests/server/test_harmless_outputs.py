@@ -18,7 +18,6 @@ import polyclinic.server.runs.progress
 from polyclinic.client.connection import status as site_status
 from polyclinic.client.gate import audit_report
 from polyclinic.client.gate.gate import LISTED_BYTES, list_fields_for_audit_line
-from polyclinic.common.data.tables.csv import read_csv_table
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
 from polyclinic.common.metrics.bootstrap import AurocIntervals
@@ -30,6 +29,7 @@ from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.system.terminal import EscapingConsole, make_event_printer, run_command_line_program
 from polyclinic.common.wire.canonical_bytes import RecordField
+from polyclinic.data.tables.csv import read_csv_table
 from polyclinic.server.deployment import status
 from polyclinic.server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
 from polyclinic.server.export.prediction import format_rows_as_csv, predict_to_csv

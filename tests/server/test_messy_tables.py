@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.base.image_set import concatenate_image_sets
-from polyclinic.common.data.load import load_dataset
-from polyclinic.common.data.partition.spec import ClassListsPartitionSpec
+from polyclinic.data.base.image_set import concatenate_image_sets
+from polyclinic.data.load import load_dataset
+from polyclinic.data.partition.spec import ClassListsPartitionSpec
 from polyclinic.strategies.registry import find_method_faults
 from tests.network.real import flwr_sim
 

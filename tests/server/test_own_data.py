@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
-from polyclinic.common.data.base.spec import NpzDatasetSpec
-from polyclinic.common.data.load import find_dataset_faults, load_dataset
-from polyclinic.common.data.partition.spec import ClassListsPartitionSpec
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.base.spec import NpzDatasetSpec
+from polyclinic.data.load import find_dataset_faults, load_dataset
+from polyclinic.data.partition.spec import ClassListsPartitionSpec
 from polyclinic.strategies.registry import find_method_faults
-from tests.common.data.bombs import GOOD, png
-from tests.common.data.dicom_files import dicom
+from tests.data.bombs import GOOD, png
+from tests.data.dicom_files import dicom
 from tests.network.real import flwr_sim
 from tests.server.commands import Ended
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyclinic.common.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.common.data.load import load_dataset, load_external_test_images
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.plugins import PluginIdentity
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet
+from polyclinic.data.load import load_dataset, load_external_test_images
 from polyclinic.server.federation import checkpoints
 from polyclinic.server.federation.checkpoints import CheckpointFolder
 from polyclinic.server.runs.folder import RunFolder

@@ -7,9 +7,9 @@ import pytest
 
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.common.config import ExperimentFile
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.errors import BadInput
 from polyclinic.common.simulation import load_simulated_data, select_simulated_site_images
+from polyclinic.data.base.image_set import ImageSet
 from polyclinic.server.simulation.export_sites import export_simulated_sites
 from tests.federations import DIGITS, experiment
 

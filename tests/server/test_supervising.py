@@ -143,7 +143,7 @@ def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() ->
 
 
 def test_no_program_is_started_with_a_function_for_the_child() -> None:
-    folders = ("client", "common", "server", "strategies", "polyclinic")
+    folders = ("client", "common", "data", "server", "strategies", "polyclinic")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     assert [str(path) for path in files if "preexec_fn=" in path.read_text(encoding="utf-8")] == []
 

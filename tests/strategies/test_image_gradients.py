@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.spec import AugmentationSpec
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import SplitNetwork, build_network, set_train_mode
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import LabelledExamples, plain
 from polyclinic.strategies.local.training import FrozenNetworkParts, TrainingTask

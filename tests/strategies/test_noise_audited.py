@@ -14,9 +14,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.spec import AugmentationSpec
 from polyclinic.common.models.network import SplitNetwork
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import LabelledExamples, plain
 from polyclinic.strategies.local.training import FrozenNetworkParts, TrainingTask

@@ -13,12 +13,12 @@ from scipy import stats
 from torch import nn
 
 from polyclinic.common.config import PrivacySection, TrainingSection, make_hospital_plan
-from polyclinic.common.data.base.spec import AugmentationSpec
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import Head, SplitNetwork, build_network, set_train_mode
 from polyclinic.common.models.state import read_model_state
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.wire.records import ModelGroups
+from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import LabelledExamples, plain
 from polyclinic.strategies.local.optimisation import make_optimizer

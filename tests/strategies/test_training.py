@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from polyclinic.common.config import TrainingSection
-from polyclinic.common.data.base.spec import AugmentationSpec
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models import network as networks
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import hash_model_state, read_model_state
 from polyclinic.common.models.state import make_model_layout as layout
 from polyclinic.common.models.zoo.spec import ModelSpec, Task
+from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.strategies.local import optimisation
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 from polyclinic.strategies.local.losses import (

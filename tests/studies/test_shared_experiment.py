@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.data.fake_pacs import FakePacs, picture, running
+from tests.data.fake_pacs import FakePacs, picture, running
 from tests.processes import environment
 from tests.studies.shared_experiments import DIGITS, EXPERIMENT, PROGRAM, STOPPED, Ended
 

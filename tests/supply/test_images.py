@@ -39,7 +39,7 @@ def test_it_has_one_command_and_no_module_of_the_coordinator(hospital: Path) -> 
     files = [path.relative_to(hospital) for path in hospital.rglob("*")]
     assert not [path for path in files if path.parts[0] in ("server", "studies", "experiments")]
     assert {path.name for path in (hospital / "polyclinic").iterdir() if path.is_symlink()} == {
-        *("client", "common", "strategies"),
+        *("client", "common", "data", "strategies"),
     }
     sources = [path.read_text(encoding="utf-8") for path in hospital.rglob("*.py")]
     assert len(sources) > 150

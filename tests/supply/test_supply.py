@@ -17,7 +17,7 @@ from supply.lock import LOCKS, entries, lock_torch_for_cpus, made_on, newer_rele
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {name: (ROOT / "supply" / name).read_text(encoding="utf-8") for name in LOCKS}
-PACKAGES = ("common", "strategies", "server", "client")
+PACKAGES = ("common", "data", "strategies", "server", "client")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 

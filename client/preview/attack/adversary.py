@@ -23,8 +23,6 @@ from polyclinic.client.app import make_client_app
 from polyclinic.client.site.disclosure import mark_images_of_hidden_classes
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import PARTS, ImageSet
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import ModelState
@@ -40,6 +38,8 @@ from polyclinic.common.wire.records import (
     TrainReply,
     TrainRequest,
 )
+from polyclinic.data.base.image_set import PARTS, ImageSet
+from polyclinic.data.images.pixels import convert_to_channels_first
 
 Floats = NDArray[np.float64]
 Picture = tuple[str, str]

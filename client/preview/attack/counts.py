@@ -23,10 +23,10 @@ from polyclinic.client.preview.attack.adversary import (
     zero_all_parameters,
 )
 from polyclinic.common.config import HospitalPlan, PrivacySection
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.models.network import Head
 from polyclinic.common.models.state import ModelState, hash_model_state, make_model_layout, read_model_state
 from polyclinic.common.wire.records import UNKNOWN_COUNT, TrainReply
+from polyclinic.data.base.image_set import ImageSet
 
 SURE = 30.0
 TESTS = 4

@@ -29,11 +29,11 @@ from polyclinic.client.preview.attack.adversary import (
     select_fedsld_cnn_layers,
     set_pixel_passing_weights,
 )
-from polyclinic.common.data.base.image_set import ImageSet
-from polyclinic.common.data.images.pixels import convert_to_channels_first
-from polyclinic.common.data.images.reading import encode_png_thumbnail
 from polyclinic.common.models.network import SplitNetwork, convert_pixels_for_backbone, set_train_mode
 from polyclinic.common.models.state import make_model_layout, read_model_state
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import convert_to_channels_first
+from polyclinic.data.images.reading import encode_png_thumbnail
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
 

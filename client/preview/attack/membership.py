@@ -18,12 +18,12 @@ from torch import Tensor
 from polyclinic.client.preview.attack.adversary import Adversary, AttackResult, Floats, copy_site_with_images
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
-from polyclinic.common.data.images.pixels import convert_to_channels_first
 from polyclinic.common.metrics.auroc import compute_mean_auroc
 from polyclinic.common.models.network import SplitNetwork
 from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, write_model_state
 from polyclinic.common.wire.records import TrainReply
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 

@@ -27,9 +27,9 @@ from polyclinic.client.preview.attack.adversary import (
 )
 from polyclinic.client.preview.attack.counts import STILL
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.common.models.network import SplitNetwork
 from polyclinic.common.models.state import make_model_layout, read_model_state
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 
 SIZE, SIDE = 60, 12
 ANSWERS_FROM = 0.9

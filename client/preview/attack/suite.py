@@ -40,9 +40,9 @@ from polyclinic.client.preview.attack.patients import (
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.data.base.image_set import ImageSet
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import make_jinja_environment
+from polyclinic.data.base.image_set import ImageSet
 
 MOST_IMAGES = 60
 """Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""

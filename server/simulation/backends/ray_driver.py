@@ -23,9 +23,9 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from polyclinic.common.data.base.image_set import restore_array_from_bytes
 from polyclinic.common.errors import BadInput, ProgramCannotContinue, raise_faults
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.data.base.image_set import restore_array_from_bytes
 from polyclinic.server.simulation.backends import cluster
 from polyclinic.server.simulation.backends.cluster import (
     RayWorkerSettings,

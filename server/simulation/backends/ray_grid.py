@@ -8,15 +8,15 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from polyclinic.common.data.base.image_set import (
+from polyclinic.common.system.resources import reuse_large_buffers
+from polyclinic.data.base.image_set import (
     DatasetSplits,
     LazyPictures,
     list_array_dtypes_and_shapes,
     serialize_dataset_splits,
     view_array_as_bytes,
 )
-from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
-from polyclinic.common.system.resources import reuse_large_buffers
+from polyclinic.data.images.pixel_cache import MemoryMappedPictures
 from polyclinic.server.simulation.backends.inline import (
     CLIENT_APP_RAISED,
     FIRST_NODE,

@@ -15,11 +15,11 @@ import ray
 from flwr.clientapp import ClientApp
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.data.base.image_set import deserialize_dataset_splits
-from polyclinic.common.data.images.pixel_cache import MemoryMappedPictures
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.simulation import cache_received_data
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.data.base.image_set import deserialize_dataset_splits
+from polyclinic.data.images.pixel_cache import MemoryMappedPictures
 from polyclinic.server.simulation.backends.cluster import collect_node_versions, find_node_version_faults
 from polyclinic.server.simulation.backends.inline import (
     call_client_app,

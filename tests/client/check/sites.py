@@ -16,13 +16,13 @@ from polyclinic.client.check.machine import GpuMeasurements, MachineMeasurements
 from polyclinic.client.check.run import run_site_check
 from polyclinic.client.site.site_file import make_site_folder, read_site_toml_without_data
 from polyclinic.common.config import read_experiment
-from polyclinic.common.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from polyclinic.common.security.identity import (
     SiteConnectionKit,
     format_public_key_line,
     read_private_key,
     write_commented_toml_file,
 )
+from polyclinic.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import coordinator_in
 from tests.federations import DIGITS

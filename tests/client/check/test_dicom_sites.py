@@ -13,12 +13,12 @@ from polyclinic.client.check.data import check_site_data
 from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.settings import read_site_settings
-from polyclinic.common.data.base.image_set import make_placeholder_patient_names
-from polyclinic.common.data.base.spec import FolderDatasetSpec
-from polyclinic.common.data.images.syntaxes import READ_BY
-from polyclinic.common.data.tables.labels import LabelTable, open_folder_label_table
-from tests.common.data.dicom_files import dicom
-from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
+from polyclinic.data.base.image_set import make_placeholder_patient_names
+from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.images.syntaxes import READ_BY
+from polyclinic.data.tables.labels import LabelTable, open_folder_label_table
+from tests.data.dicom_files import dicom
+from tests.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
 
 SPEC = """kind = "folder"
 images = "images"

@@ -29,13 +29,13 @@ from polyclinic.client.site.settings import load_site
 from polyclinic.client.site.site_file import read_site_toml_without_data, store_last_plan
 from polyclinic.client.training import task
 from polyclinic.common.config import Experiment, make_hospital_plan, read_experiment
-from polyclinic.common.data.sources.built_in import draw_phantom_images
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
 from polyclinic.common.wire.records import RollCall
+from polyclinic.data.sources.built_in import draw_phantom_images
 from polyclinic.server.deployment.supervisor import RunExitCode
 from tests.client.check.sites import CLASSES, Hospital
-from tests.common.data.dicom_files import dicom
+from tests.data.dicom_files import dicom
 from tests.federations import DIGITS
 from tests.network.real import flwr_client
 

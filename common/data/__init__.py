@@ -1,1 +1,0 @@
-"""Load image data sets, split them by patient, and partition them over simulated sites."""

@@ -1,0 +1,406 @@
+"""Data sets in memory (:class:`ImageSet`, :class:`DatasetSplits`); conversion to arrays for other processes."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.names import is_anonymous_patient
+
+PARTS = ("train", "validation", "test")
+MOST_SKIPPED_NAMED = 5
+UNKNOWN_PATIENT = "unknown#"
+"""Prefix of placeholder patient names, followed by the image's number."""
+
+
+def make_placeholder_patient_names(count: int, start: int = 0) -> NDArray[np.str_]:
+    """Return made-up patient names ``(count,)``, one per image, numbered from ``start``, for data without patients."""
+    return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
+
+
+def fill_missing_patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
+    """Return a patient name for each image, and fill in missing names with the help of the study.
+
+    An image without a name gets the patient of its study if the study has exactly one. Else it gets a placeholder,
+    which all unnamed images of the study share; an image without a study has a placeholder of its own.
+
+    Args:
+        patients: ``(n,)`` names, empty where unknown; names such as ``ANON`` count as unknown too.
+        studies: ``(n,)`` StudyInstanceUIDs, empty where unknown.
+    """
+    named = defaultdict[str, set[str]](set)
+    patients = ["" if is_anonymous_patient(patient) else patient for patient in patients]
+    for patient, study in zip(patients, studies, strict=True):
+        if patient and study:
+            named[study].add(patient)
+    of_study = {study: next(iter(names)) for study, names in named.items() if len(names) == 1}
+    return [
+        patient or of_study.get(study) or f"{UNKNOWN_PATIENT}{study or place}"
+        for place, (patient, study) in enumerate(zip(patients, studies, strict=True))
+    ]
+
+
+def find_placeholder_patients(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
+    """Return a mask ``(n,)``, True where the patient name is a placeholder."""
+    return np.asarray(np.char.find(patients, UNKNOWN_PATIENT) >= 0)
+
+
+def are_all_patients_known(patients: NDArray[np.str_]) -> bool:
+    """Return True if none of the patient names ``(n,)`` is a placeholder (:func:`find_placeholder_patients`)."""
+    return not find_placeholder_patients(patients).any()
+
+
+@dataclass(frozen=True)
+class SkippedImage:
+    """An image that could not be read and is left out of the data set, with the reason."""
+
+    name: str
+    reason: str
+
+
+GREY_DIGESTS = 2**32
+"""Digests below this number are those of pictures that are one grey all over."""
+
+
+def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
+    """Return a number below 2^64 that identifies a picture by its pixels.
+
+    Usually the number is a hash of the pixels, 2^32 or more. If all values of the picture are equal, it is below 2^32:
+    that value if it is a whole number, else the bits of its float32.
+
+    A float32 picture of whole numbers has the same digest as the uint8 picture of these numbers.
+
+    Args:
+        pixels: uint8, or float32 from 0 to 255.
+        secret: Key of the hash; without the key nobody can test whether a digest is that of a known picture.
+    """
+    if pixels.dtype != np.uint8:
+        rounded = pixels.clip(0, 255).astype(np.uint8)
+        if np.array_equal(rounded, pixels):
+            pixels = rounded
+    low = pixels.min()
+    if low == pixels.max():
+        return int(low) if pixels.dtype == np.uint8 else int(np.float32(low).view(np.uint32))
+    content = np.ascontiguousarray(pixels).data.cast("B")
+    hashed = blake3(content) if secret is None else blake3(content, key=secret)
+    return max(int.from_bytes(hashed.digest(8)), GREY_DIGESTS)
+
+
+class LazyPictures(ABC):
+    """Base class of pictures that are read from the disk, or from a user's data set, only when they are needed.
+
+    Such an object behaves like a uint8 array ``(n, height, width[, 3])`` that is indexed along its first axis.
+
+    Attributes:
+        shape: The shape of that array.
+        draws: True if reading applies random transforms, which the ``seed`` of :meth:`read_pictures` determines. Only
+            one thread may then read, because the process's global random generators are used.
+        reproducible: False if the same seed gave different pictures.
+    """
+
+    shape: tuple[int, ...]
+    draws = False
+    reproducible = True
+    dtype = np.dtype(np.uint8)
+
+    @abstractmethod
+    def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
+        """Return the pictures with these indices, in the given order; uint8, or float32 from 0 to 255.
+
+        Args:
+            seed: Determines the random transforms, if reading applies any.
+        """
+
+    @abstractmethod
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """Return the digest (:func:`compute_picture_digest`) of each picture with these indices, without reading it."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
+        return self.read_pictures(np.arange(len(self))[rows])
+
+
+def describe_skipped_images(skipped: Sequence[SkippedImage]) -> str:
+    """Return a sentence that lists the first images that could not be read; empty if there are none."""
+    if not skipped:
+        return ""
+    names = list_first_and_count_rest([f"{skip.name} ({skip.reason})" for skip in skipped], MOST_SKIPPED_NAMED)
+    verb = "is" if len(skipped) == 1 else "are"
+    return f"{format_count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
+
+
+def describe_blank_pictures(names: Sequence[str]) -> str:
+    """Return a sentence that lists the first files rendered in one uniform grey; empty if there are none."""
+    if not names:
+        return ""
+    files = format_count_with_noun(len(names), "DICOM or NIfTI file is", "DICOM or NIfTI files are")
+    reason = "their window or VOI LUT misses all of their values. data.window = [centre, width] sets another"
+    return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MOST_SKIPPED_NAMED)}."
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with their labels, patients and centres; index i of each array belongs to image i.
+
+    Attributes:
+        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`LazyPictures` of that shape. The
+            training, validation and test part of a data set share one store.
+        labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated, or uncertain).
+        class_names: Column names of ``labels``, in the order of the source.
+        patients: ``(n,)`` strings. All images of a patient are in the same part of a split. Unknown patients have the
+            names of :func:`make_placeholder_patient_names`.
+        sources: ``(n,)`` strings, the centre that each image came from; empty strings where unknown.
+        skipped: Images that could not be read and are left out.
+        missing: Number of images that the label table names and the image folder lacks.
+        places: ``(n,)``, the index of each image's picture in ``stored``; None if image i has picture i.
+        notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
+    """
+
+    stored: NDArray[np.uint8] | LazyPictures
+    labels: NDArray[np.float32]
+    class_names: tuple[str, ...]
+    patients: NDArray[np.str_]
+    sources: NDArray[np.str_]
+    skipped: tuple[SkippedImage, ...] = ()
+    missing: int = 0
+    places: NDArray[np.intp] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self)
+        assert self.stored.dtype == np.uint8, self.stored.dtype
+        assert self.stored.ndim in (3, 4), self.stored.shape
+        assert self.labels.dtype == np.float32, self.labels.dtype
+        assert self.labels.shape == (n, len(self.class_names)), self.labels.shape
+        assert self.patients.shape == (n,), self.patients.shape
+        assert self.sources.shape == (n,), self.sources.shape
+
+    def __len__(self) -> int:
+        return len(self.stored) if self.places is None else len(self.places)
+
+    @property
+    def images(self) -> NDArray[np.uint8]:
+        """All pictures in memory, ``(n, height, width[, 3])``: ``stored`` itself, or a copy of those at ``places``.
+
+        For a large set, call :meth:`select_rows` first, because all selected pictures are loaded.
+        """
+        if self.places is not None:
+            return self.stored[self.places]
+        return self.stored[:] if isinstance(self.stored, LazyPictures) else self.stored
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Return False if the same seed gave different pictures of a user's data set."""
+        return not isinstance(self.stored, LazyPictures) or self.stored.reproducible
+
+    @cached_property
+    def picture_digests(self) -> NDArray[np.uint64]:
+        """The digest (:func:`compute_picture_digest`) of each picture, ``(n,)``."""
+        rows = np.arange(len(self)) if self.places is None else self.places
+        if isinstance(self.stored, LazyPictures):
+            return self.stored.read_picture_digests(rows)
+        pictures = self.stored  # equal rows are hashed once: identical files share a row
+        with ThreadPoolExecutor() as pool:
+            different, places = np.unique(rows, return_inverse=True)
+            digests = list(pool.map(lambda row: compute_picture_digest(pictures[row]), different.tolist()))
+        return np.array(digests, np.uint64)[places]
+
+    @property
+    def channels(self) -> int:
+        """The number of channels: 1 for grey, 3 for colour."""
+        return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
+
+    def select_rows(self, index: NDArray[np.intp]) -> "ImageSet":
+        """Return the images with these indices, in the given order, without copying pictures."""
+        return replace(
+            self,
+            places=index if self.places is None else self.places[index],
+            labels=self.labels[index],
+            patients=self.patients[index],
+            sources=self.sources[index],
+        )
+
+    def select_label_columns(self, class_names: tuple[str, ...]) -> "ImageSet":
+        """Return the same images with only the label columns of ``class_names``, in that order."""
+        columns = [self.class_names.index(name) for name in class_names]
+        return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
+
+
+def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
+    """Join several image sets, which have the same classes, image size and colour, into one.
+
+    No picture is copied if all sets use the same store.
+    """
+    shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
+    every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
+    return replace(
+        sets[0],
+        stored=sets[0].stored if shared else np.concatenate([images.images for images in sets]),
+        places=np.concatenate(every) if shared else None,
+        labels=np.concatenate([images.labels for images in sets]),
+        patients=np.concatenate([images.patients for images in sets]),
+        sources=np.concatenate([images.sources for images in sets]),
+        skipped=tuple(skip for images in sets for skip in images.skipped),
+        notes=tuple(dict.fromkeys(note for images in sets for note in images.notes)),
+    )
+
+
+@dataclass(frozen=True)
+class DatasetSplits:
+    """The training, validation and test part of one data set; each patient is in only one part."""
+
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+
+    def __post_init__(self) -> None:
+        assert self.train.class_names == self.validation.class_names == self.test.class_names
+
+    @property
+    def parts(self) -> tuple[ImageSet, ImageSet, ImageSet]:
+        """The three parts, in the order of :data:`PARTS`."""
+        return self.train, self.validation, self.test
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The class names, which are the same in all parts."""
+        return self.train.class_names
+
+
+def hash_dataset(*parts: ImageSet) -> str:
+    """Return a SHA-256 that identifies a data set: its classes, and every label, patient, centre and picture.
+
+    Args:
+        parts: The parts of the data set, which have the same classes.
+    """
+    digest = hashlib.sha256(json.dumps(parts[0].class_names).encode())
+    for images in parts:
+        digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
+        digest.update(np.ascontiguousarray(images.labels).tobytes())
+        digest.update(images.picture_digests.tobytes())
+    return digest.hexdigest()
+
+
+def hash_dataset_components(*parts: ImageSet) -> dict[str, str]:
+    """Return hashes of single components of a data set, which show where two data sets differ.
+
+    They are useful if the :func:`hash_dataset` of the two differs. They do not depend on the order of the images,
+    because a single changed label may distribute all patients anew over the parts.
+
+    Args:
+        parts: The parts of the data set, which have the same classes.
+
+    Returns:
+        By name: the number of images; a hash of all pictures, of all labels and of all patients; a hash of the pairs of
+        picture and labels, and of the pairs of picture and patient; for each hospital, a hash of its images.
+    """
+    labels = [row.tobytes() for part in parts for row in part.labels]
+    digests = [digest.tobytes() for part in parts for digest in part.picture_digests]
+    patients = [json.dumps(name).encode() for part in parts for name in part.patients.tolist()]
+    sources = [name for part in parts for name in part.sources.tolist()]
+    pairs = {"labels by picture": zip(digests, labels, strict=True)}
+    pairs["patients by picture"] = zip(digests, patients, strict=True)
+    contents = {"pictures": digests, "labels": labels, "patients": patients}
+    contents |= {kind: list(map(b"".join, entries)) for kind, entries in pairs.items()}
+    for source, entries in zip(sources, zip(digests, labels, patients, strict=True), strict=True):
+        if source:
+            contents.setdefault(f"hospital {source}", []).append(b"".join(entries))
+    return {"images": str(len(labels))} | {
+        key: hashlib.sha256(b"".join(sorted(content))).hexdigest()[:16] for key, content in contents.items()
+    }
+
+
+_ARRAYS = ("stored", "labels", "patients", "sources", "places")
+Layout = dict[str, Any]
+
+
+def serialize_dataset_splits(
+    splits: DatasetSplits, describe: Callable[[LazyPictures], Any] = lambda stored: None
+) -> tuple[Layout, list[NDArray[Any]]]:
+    """Convert a data set for another process: to JSON, and to a list of arrays to which the JSON refers by index.
+
+    An array that several parts share is in the list once.
+
+    Args:
+        describe: Given a :class:`LazyPictures`, returns JSON by which the other process opens the pictures itself, or
+            None to copy all pictures into an array.
+    """
+    arrays: list[NDArray[Any]] = []
+    numbers: dict[int, Any] = {}
+    layout: Layout = {}
+    for part, images in zip(PARTS, splits.parts, strict=True):
+        layout[part] = {
+            "class_names": list(images.class_names),
+            "skipped": [asdict(skip) for skip in images.skipped],
+            "missing": images.missing,
+            "notes": list(images.notes),
+        }
+        for name in _ARRAYS:
+            array = getattr(images, name)
+            if array is not None and id(array) not in numbers:
+                place = describe(array) if isinstance(array, LazyPictures) else None
+                numbers[id(array)] = len(arrays) if place is None else place
+                if place is None:
+                    arrays.append(array[:])
+            layout[part][name] = None if array is None else numbers[id(array)]
+    return layout, arrays
+
+
+def deserialize_dataset_splits(
+    layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], LazyPictures] | None = None
+) -> DatasetSplits:
+    """Rebuild a data set from the JSON and the arrays of :func:`serialize_dataset_splits`, without copying an array.
+
+    Args:
+        opened: Opens pictures from the JSON that ``describe`` of :func:`serialize_dataset_splits` returned; None if all
+            pictures are in ``arrays``.
+    """
+    sets, stores = list[ImageSet](), dict[str, LazyPictures]()
+    for part in (layout[name] for name in PARTS):
+        fields: dict[str, Any] = {}
+        for name in _ARRAYS:
+            place = part[name]
+            if isinstance(place, dict) and opened is not None:
+                key = str(place)
+                fields[name] = stores[key] = stores[key] if key in stores else opened(place)
+            else:
+                fields[name] = None if place is None else arrays[place]
+        skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
+        fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
+        sets.append(ImageSet(class_names=tuple(part["class_names"]), **fields))
+    return DatasetSplits(*sets)
+
+
+def view_array_as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of an array as a flat uint8 array, without a copy if the array is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def list_array_dtypes_and_shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the dtype and the shape of each array, which :func:`restore_array_from_bytes` needs to restore it."""
+    return [(array.dtype.str, array.shape) for array in arrays]
+
+
+def restore_array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Restore a read-only array from the bytes of :func:`view_array_as_bytes`, without a copy."""
+    return np.frombuffer(data, dtype).reshape(shape)

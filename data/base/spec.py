@@ -1,0 +1,572 @@
+"""Settings of a data set in a configuration file, as immutable pydantic models.
+
+Relative paths start from the folder of the configuration file. This module reads no data:
+:mod:`polyclinic.data.load` does.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from polyclinic.common.errors import quote_names
+from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, HostUse, find_user_secrets_path, normalize_host
+from polyclinic.common.plugins import NAME_PATTERN, PluginName
+from polyclinic.common.system.plain_text import PLAIN_NAME
+from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.names import Name
+
+Resize = Literal["pad", "stretch"]
+Frame = Annotated[int, Field(ge=1)] | Literal["middle"]
+Axis = Literal["axial", "coronal", "sagittal"]
+Window = tuple[float, Annotated[float, Field(ge=1)]]
+"""Centre and width of a window, in rescaled values (Hounsfield units in CT)."""
+BitDepth = Annotated[int, Field(ge=8, le=16)]
+LabelPolicy = Literal["unknown", "negative", "positive"]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(gt=0)]
+Side = Annotated[int, Field(gt=0, le=4096)]
+"""Height or width of an image, in pixels."""
+LargestMb = Annotated[int, Field(ge=1, le=2**20)]
+"""Limit in MiB for a decoded file: see :mod:`polyclinic.data.base.decoded_size`."""
+LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
+"""A seed in the range of numpy's legacy generator."""
+
+
+ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
+NO_FINDING = ("No Finding", "No Findings", "Normal")
+"""Names that say that all classes are absent, compared without regard to case."""
+
+SPLIT_SEED = 1337
+
+
+class BaseDatasetSpec(BaseModel):
+    """Base class of all data settings: immutable, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class PictureRenderingOptions:
+    """Options for rendering an image file as one 8-bit picture: which frame or slice, and which grey values.
+
+    Attributes:
+        frame: Number of the frame in a multi-frame DICOM file, or of the slice in a NIfTI volume, from 1, or
+            ``"middle"``; without it such files are unreadable.
+        axis: The axis at right angles to the slices of a NIfTI volume.
+        window: Window centre and width that replace those of the file; None uses the file's own window, or else the
+            image's range of values.
+        largest_mb: MiB that one decoded picture may take.
+        bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; None refuses them.
+        jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
+            to three times as fast, with slightly different pixels.
+    """
+
+    frame: Frame | None = None
+    axis: Axis = "axial"
+    window: Window | None = None
+    largest_mb: int = LARGEST_MB
+    bit_depth: int | None = None
+    jpeg_draft: bool = False
+
+
+AS_IN_FILE = PictureRenderingOptions()
+
+
+class PictureTableSpec(BaseDatasetSpec):
+    """Common settings of all data sets that consist of a label table and pictures.
+
+    Attributes:
+        labels: The table, ``.csv`` or ``.csv.gz``.
+        image_size: Height and width in pixels after resizing.
+        resize: ``"pad"`` keeps the aspect ratio and pads with black; ``"stretch"`` does not keep it.
+        skip_budget: Fraction of unreadable images above which the data set is refused.
+        missing_files: ``"fault"`` refuses a table with rows whose image file is missing; ``"ignore"`` leaves these rows
+            out and counts them.
+        largest_mb: Limit in MiB for one decoded picture. The limit for the decoded label table is at least as high, and
+            grows with the size of its file.
+        frame, axis, window, bit_depth, jpeg_draft: See :class:`PictureRenderingOptions`.
+    """
+
+    labels: str
+    image_size: Side = 224
+    resize: Resize = "pad"
+    color: bool = False
+    skip_budget: Fraction = 0.05
+    missing_files: Literal["ignore", "fault"] = "fault"
+    frame: Frame | None = None
+    axis: Axis = "axial"
+    window: Window | None = None
+    largest_mb: LargestMb = LARGEST_MB
+    bit_depth: BitDepth | None = None
+    jpeg_draft: bool = False
+    split_seed: LegacySeed = SPLIT_SEED
+
+    @property
+    def rendering_options(self) -> PictureRenderingOptions:
+        return PictureRenderingOptions(
+            self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft
+        )
+
+
+class PictureFolderSpec(PictureTableSpec):
+    """Common settings of all data sets whose pictures are files in a folder; ``images`` is the folder."""
+
+    images: str
+
+
+class LabelColumnsSpec(PictureTableSpec):
+    """Settings that name the columns of a hospital's own label table.
+
+    The table has either one column per class (``label_columns``, with cells 1, 0, -1 for uncertain, or blank), or one
+    column with names of findings (``finding_column``, with ``separator`` between the names). Each finding must be in
+    ``classes``, ``other_findings`` or ``no_finding``.
+
+    Attributes:
+        other_findings: Findings in ``finding_column`` that are no class of the model; ``"*"`` allows all findings that
+            do not resemble a class.
+        no_finding: Names in ``finding_column`` that say that no class is present.
+        not_assessed: Words in ``finding_column`` that say that nobody could assess the image, such as ``ungradable`` or
+            ``99``: all classes that the cell does not name are unknown.
+        synonyms: Maps a label column, or a name in ``finding_column``, to the class that it means.
+        uncertain: The meaning of -1 in ``label_columns``.
+        blank: The meaning of an empty cell: for one class in ``label_columns``, for all classes in ``finding_column``.
+        similar_patients: Names of patients that differ only in case, punctuation, spaces or zeros are refused
+            (``"fault"``), or count as one patient in the split (``"join"``).
+        split_column: Column with the values train, val or validation, and test; without it patients are split 70/10/20.
+        validation_fraction: Fraction of the training patients held out for validation if ``split_column`` names none.
+    """
+
+    label_columns: tuple[Name, ...] = ()
+    finding_column: Name | None = None
+    separator: Annotated[str, Field(min_length=1)] = "|"
+    classes: tuple[Name, ...] = ()
+    other_findings: tuple[Name, ...] = ()
+    no_finding: tuple[Name, ...] = NO_FINDING
+    not_assessed: tuple[Name, ...] = ()
+    synonyms: Mapping[Name, Name] = Field(default_factory=dict)
+    uncertain: LabelPolicy = "unknown"
+    blank: Literal["unknown", "negative"] = "unknown"
+    patient_column: Name | None = None
+    similar_patients: Literal["fault", "join"] = "fault"
+    source_column: Name | None = None
+    split_column: Name | None = None
+    validation_fraction: Fraction = 0.1
+
+    @property
+    def class_names_in_table(self) -> tuple[str, ...]:
+        """The class names as written in the table, synonyms included."""
+        return self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The distinct classes, after synonyms are replaced."""
+        return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.class_names_in_table))
+
+    @field_validator("separator")
+    @classmethod
+    def _normalize_separator(cls, separator: str) -> str:
+        """Replace each run of white space by one space; a separator that is one line end or tab stays."""
+        alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
+        return alone.get(separator) or re.sub(r"\s+", " ", separator)
+
+    @model_validator(mode="after")
+    def _check_synonyms(self) -> Self:
+        if chained := sorted(set(self.synonyms) & set(self.synonyms.values())):
+            raise ValueError(f"synonyms: a class cannot be a synonym itself: {', '.join(chained)}")
+        if self.label_columns and (foreign := sorted(set(self.synonyms) - set(self.label_columns))):
+            raise ValueError(f"synonyms: on the left of each = stands one of label_columns, not {', '.join(foreign)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_label_columns(self) -> Self:
+        if bool(self.label_columns) == (self.finding_column is not None):
+            raise ValueError("give either label_columns, or finding_column with classes")
+        if (self.finding_column is not None) != bool(self.classes):
+            raise ValueError("finding_column and classes belong together: classes names the findings to keep")
+        for names in (self.label_columns, self.classes):
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"each class is named once; named again: {', '.join(repeated)}")
+        folded = {name.casefold() for name in (*self.classes, *self.synonyms)}
+        for key in ("other_findings", "not_assessed"):
+            if both := [name for name in getattr(self, key) if self.classes and name.casefold() in folded]:
+                raise ValueError(f"a class or synonym, and in {key} too: {', '.join(both)}. Remove it from one of them")
+        if divided := [name for name in self.classes if self.separator in name]:
+            raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
+        owner, useless = "label_columns", ["uncertain"]
+        if self.label_columns:
+            owner, useless = "finding_column", ["separator", "other_findings", "no_finding", "not_assessed"]
+        for key in useless:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} has a meaning for {owner} only; leave it out")
+        return self
+
+
+def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of one label table, with some settings that it lacks added from another table.
+
+    Only settings about the names in cells are added. For a table with a ``finding_column`` they are the classes, the
+    synonyms and the lists of other names; for one with ``label_columns``, the synonyms of these columns.
+
+    Args:
+        own: The settings of the table, as parsed from a file.
+        names: The settings of the other table.
+    """
+    kinds = {"other_findings": list, "no_finding": list, "not_assessed": list, "classes": list, "synonyms": dict}
+    given = {key: of[key] for of in (names, own) for key, kind in kinds.items() if isinstance(of.get(key), kind)}
+    if "finding_column" in own:
+        given.setdefault("classes", names.get("label_columns", []))
+        classes = {str(name).casefold() for name in (*given["classes"], *given.get("synonyms", ()))}
+        for key in {"other_findings", "not_assessed"}.difference(own) & given.keys():
+            given[key] = [name for name in given[key] if str(name).casefold() not in classes]
+    elif isinstance(columns := own.get("label_columns"), list):
+        given = {"synonyms": {name: label for name, label in given.get("synonyms", {}).items() if name in columns}}
+    else:
+        given = {}
+    return {**given, **own}
+
+
+class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
+    """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, recognised by their content."""
+
+    kind: Literal["folder"]
+    image_column: Name
+
+
+_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
+
+
+def _describe_move_of_secret(url: Any, given: Mapping[str, Any]) -> str:
+    """Return the message for a file that names a secret, with the line that the user may write instead.
+
+    Args:
+        url: The address in the same table, as it came from the file.
+        given: The refused keys.
+    """
+    try:
+        host = normalize_host(url if isinstance(url, str) else "")
+    except ValueError:
+        host = "https://HOST"
+    entry = {"authentication": "basic", **given}
+    if len(entry) == 1:
+        entry["secret"] = "NAME:PASSWORD" if entry["authentication"] == "basic" else "TOKEN"
+    line = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in entry.items())
+    return (
+        f"{quote_names(given)}: a secret is the user's own and no part of this file, whose author could name any "
+        f"secret beside any address. Take out the lines. If {host} is to have this secret, write into "
+        f"{find_user_secrets_path()} (a hospital: into {SECRETS_FILE} beside site.toml), with mode 600: "
+        f'"{host}" = {{ {line} }}'
+    )
+
+
+class DicomwebDatasetSpec(LabelColumnsSpec):
+    """A hospital's label table, and a PACS from which the images are read over DICOMweb (QIDO-RS and WADO-RS).
+
+    A secret for the PACS is no part of it: see :mod:`polyclinic.common.hosts`.
+
+    Attributes:
+        url: The address of both services, ``https://HOST/dicom-web``.
+        instance_column: Column of SOPInstanceUIDs: each row is an image.
+        study_column: Column of StudyInstanceUIDs: each row is a study, and all images of the study get the row's
+            labels. Together with ``instance_column`` it names the study that holds the row's image.
+        accession_column: Column of AccessionNumbers, instead of ``study_column``.
+        modalities: Modalities to keep, such as ``["DX", "CR"]``; if empty, all that hold pictures.
+        ca_file: File of CA certificates (PEM) for checking the server; None uses the system's. Not for a server that is
+            sent a secret: who receives it is decided where the secret is.
+        cache: Folder for downloaded images and search results.
+        cache_gb: Maximum size of the cache in GB; the least recently used images are removed first.
+        largest_mb: MiB that one image may take, both as downloaded and once decoded.
+        timeout_s: Seconds to wait for a connection, and for the beginning of a response.
+        connections: Maximum number of simultaneous connections.
+    """
+
+    kind: Literal["dicomweb"]
+    url: str
+    instance_column: Name | None = None
+    study_column: Name | None = None
+    accession_column: Name | None = None
+    modalities: tuple[Annotated[str, Field(pattern="^[A-Z0-9_ ]{1,16}$")], ...] = ()
+    ca_file: str | None = None
+    cache: str = "dicomweb-cache"
+    cache_gb: Annotated[float, Field(gt=0, le=100_000)] = 20
+    largest_mb: Annotated[int, Field(ge=1, le=2048)] = LARGEST_MB
+    timeout_s: Annotated[float, Field(ge=0.1, le=600)] = 30
+    connections: Annotated[int, Field(ge=1, le=16)] = 4
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_secret_keys(cls, table: Any) -> Any:
+        """Refuse the keys of older releases that named a secret; the message has the line to write, and where."""
+        if not isinstance(table, Mapping):
+            return table
+        if given := {key: table[key] for key in RETIRED_KEYS if table.get(key) is not None}:
+            raise ValueError(_describe_move_of_secret(table.get("url"), given))
+        # Run folders of older releases hold the keys without a value.
+        return {key: value for key, value in table.items() if key not in RETIRED_KEYS}
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        try:
+            normalize_host(url)
+            valid = _URL.fullmatch(url) is not None
+        except ValueError:
+            valid = False
+        if not valid:
+            # The quotes suppress the value in pydantic's message, because it may contain a password.
+            raise ValueError('must be "https://HOST[:PORT]/PATH" without a name, a password, a ? or a #')
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_image_key_columns(self) -> Self:
+        if self.study_column is not None and self.accession_column is not None:
+            raise ValueError("give study_column or accession_column, not both")
+        if not (self.instance_column or self.study_column or self.accession_column):
+            raise ValueError("give instance_column, study_column or accession_column: what names an image in the PACS")
+        return self
+
+    @property
+    def search_column(self) -> str:
+        """Return the column whose values are sent to the PACS."""
+        return self.study_column or self.accession_column or self.instance_column or ""
+
+
+TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
+
+
+class NpzDatasetSpec(BaseDatasetSpec):
+    """One npz file in MedMNIST's layout, with arrays ``{train,val,test}_{images,labels}``.
+
+    Instead of ``_images`` the file may hold JPEG files: their concatenated bytes in ``{train,test}_jpeg``, and the
+    position of each file's first byte in ``_offsets`` ``(n + 1,)``.
+
+    Attributes:
+        classes: Class names in label order; may be empty for the files of MedMNIST, MNIST and CIFAR-10.
+        keep: The classes to use, in this order; all if empty. In single-label data, images of other classes are left
+            out; in multi-label data all images stay.
+        patient_key: Suffix of the arrays of patients: ``"patient"`` means ``train_patient``, ``val_patient`` and
+            ``test_patient``.
+        source_key: Suffix of the arrays that name the centre of each image.
+        train_limit: Maximum number of training images, sampled in proportion to each combination of labels.
+        test_limit: Maximum number of test images, sampled in the same way.
+        validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
+        image_size: Height and width in pixels; None keeps those of the file.
+        largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.data.base.decoded_size`.
+    """
+
+    kind: Literal["npz"]
+    path: str
+    classes: tuple[Name, ...] = ()
+    keep: tuple[Name, ...] = ()
+    patient_key: str | None = None
+    source_key: str | None = None
+    train_limit: Count | None = None
+    test_limit: Count | None = None
+    validation_fraction: Fraction = 0.1
+    image_size: Side | None = None
+    resize: Resize = "pad"
+    skip_budget: Fraction = 0.05
+    largest_mb: LargestMb = LARGEST_MB
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class NihDatasetSpec(PictureFolderSpec):
+    """NIH ChestX-ray14: ``labels`` is ``Data_Entry_2017*.csv``; images may be in subfolders (``images_001/images``).
+
+    Attributes:
+        view: Keep only this view position; None keeps all.
+        train_val_list: NIH's ``train_val_list.txt``, given with ``test_list``; without both files patients are split
+            70/10/20, as in the surgical aggregation paper.
+        validation_fraction: Fraction of the patients in ``train_val_list`` that are held out for validation.
+    """
+
+    kind: Literal["nih"]
+    view: Literal["PA", "AP"] | None = None
+    train_val_list: str | None = None
+    test_list: str | None = None
+    validation_fraction: Fraction = 0.125
+    missing_files: Literal["ignore", "fault"] = "ignore"
+
+    @model_validator(mode="after")
+    def _check_nih_split_lists(self) -> Self:
+        if (self.train_val_list is None) != (self.test_list is None):
+            raise ValueError("train_val_list and test_list belong together: give both or neither")
+        return self
+
+
+class ChexpertDatasetSpec(PictureFolderSpec):
+    """CheXpert's official ``train.csv``: frontal images only, 13 classes, split 70/10/20 by patient.
+
+    ``images`` is the folder to which the paths in column ``Path`` are relative, or the ``CheXpert-v1.0*`` folder
+    itself.
+
+    Attributes:
+        uncertain: The meaning of -1; ``"negative"`` is U-Zeros, as in the surgical aggregation paper.
+        blank: The meaning of an empty cell; ``"negative"`` in that paper.
+    """
+
+    kind: Literal["chexpert"]
+    uncertain: LabelPolicy = "negative"
+    blank: Literal["unknown", "negative"] = "negative"
+
+
+class MimicDatasetSpec(PictureFolderSpec):
+    """MIMIC-CXR-JPG with the CXR-LT label table; ``images`` is the folder that holds ``files/p10/...``.
+
+    Attributes:
+        classes: Label columns to keep; if empty, the 20 classes of NIH and CheXpert together.
+        views: View positions to keep.
+        split: ``"test"`` puts all images into the test part, for external tests; ``"patients"`` splits 70/10/20.
+    """
+
+    kind: Literal["mimic"]
+    classes: tuple[Name, ...] = ()
+    views: ClassNames = ("AP", "PA")
+    uncertain: LabelPolicy = "negative"
+    blank: Literal["unknown", "negative"] = "negative"
+    split: Literal["test", "patients"] = "test"
+
+
+class DigitsDatasetSpec(BaseDatasetSpec):
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no download."""
+
+    kind: Literal["digits"]
+    image_size: Side | None = None
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class PhantomDatasetSpec(BaseDatasetSpec):
+    """Synthetic chest radiographs drawn by a program: thorax, lungs, heart and nine visible findings.
+
+    Attributes:
+        images: Total number of images in the three parts; each patient has 1 to 3.
+        image_size: Height and width in pixels.
+        seed: Seed of the images.
+    """
+
+    kind: Literal["phantom"]
+    images: Annotated[int, Field(ge=20, le=10**7)] = 3000
+    image_size: Annotated[int, Field(ge=16, le=4096)] = 64
+    seed: Annotated[int, Field(ge=0)] = 0
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class CompositesDatasetSpec(BaseDatasetSpec):
+    """Multi-label images, each composed of up to four pictures of a single-label npz file such as MNIST.
+
+    Attributes:
+        classes: Class names of the file, as in :class:`NpzDatasetSpec`; earlier classes are more frequent.
+        train, validation, test: Numbers of composed images.
+        image_size: Height and width of a composed image in pixels.
+        falling: Frequency of each class divided by that of the class before it.
+        seed: Seed of the composed images.
+        largest_mb: Limit for the file, as in :class:`NpzDatasetSpec`.
+    """
+
+    kind: Literal["composites"]
+    path: str
+    classes: tuple[Name, ...] = ()
+    train: Count = 3000
+    validation: Count = 600
+    test: Count = 1500
+    image_size: Side = 28
+    falling: Annotated[float, Field(gt=0, le=1)] = 0.8
+    seed: Annotated[int, Field(ge=0)] = 0
+    largest_mb: LargestMb = LARGEST_MB
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class PluginDatasetSpec(BaseDatasetSpec):
+    """A data set that a user's installed package reads.
+
+    Attributes:
+        name: Name of the entry point in the group ``polyclinic.datasets``.
+        options: Passed to the plug-in unchanged.
+        image_size: Height and width in pixels; None keeps those of the plug-in's images.
+    """
+
+    kind: Literal["plugin"]
+    name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    image_size: Side | None = None
+    resize: Resize = "pad"
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class MixtureDatasetSpec(BaseDatasetSpec):
+    """Several data sets, called tasks, combined into one with images of one size and the classes of all tasks.
+
+    Class ``normal`` of task ``busi`` is named ``busi normal``. The source of each image is the name of its task.
+    Classes of other tasks are unknown in an image, not absent.
+
+    Attributes:
+        tasks: The data set of each task, by the task's name.
+        image_size: Height and width in pixels, for all tasks.
+    """
+
+    kind: Literal["mixture"]
+    tasks: Annotated[Mapping[TaskName, NpzDatasetSpec], Field(min_length=1)]
+    image_size: Side
+    color: bool = False
+
+    @model_validator(mode="after")
+    def _check_task_image_sizes(self) -> Self:
+        if sized := [task for task, spec in self.tasks.items() if spec.image_size not in (None, self.image_size)]:
+            raise ValueError(f"image_size is the mixture's; take it out of {', '.join(sized)}")
+        return self
+
+
+DataSpec = Annotated[
+    NpzDatasetSpec
+    | FolderDatasetSpec
+    | DicomwebDatasetSpec
+    | NihDatasetSpec
+    | ChexpertDatasetSpec
+    | MimicDatasetSpec
+    | DigitsDatasetSpec
+    | PhantomDatasetSpec
+    | CompositesDatasetSpec
+    | MixtureDatasetSpec
+    | PluginDatasetSpec,
+    Field(discriminator="kind"),
+]
+
+
+def list_dataset_uses(spec: DataSpec | None, base: Path) -> tuple[HostUse, ...]:
+    """Return the hosts that a data set talks to when it is loaded, and the column that each is sent.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+    """
+    return (make_search_use(spec, base),) if isinstance(spec, DicomwebDatasetSpec) else ()
+
+
+def make_search_use(spec: DicomwebDatasetSpec, base: Path) -> HostUse:
+    """Return the use of a PACS, which is sent each value of one column of the table."""
+    table = os.path.realpath(base / spec.labels)
+    return HostUse(normalize_host(spec.url), spec.url, table, spec.search_column)
+
+
+class AugmentationSpec(BaseDatasetSpec):
+    """Random changes to training images, from the section ``[augmentation]`` of an experiment; all off by default.
+
+    Attributes:
+        rotation: Largest angle in either direction, as a fraction of a full turn: 0.2 is +-72 degrees.
+        horizontal_flip: True mirrors each image with probability 0.5.
+        zoom: Height and width are scaled independently: with 0.5 the result shows 0.5 to 1.5 times the original extent.
+        contrast: 0.75 multiplies the distance from the image's mean by 0.25 to 1.75. Not clipped to 0..255.
+        translate: Largest shift in either direction, as a fraction of the height and of the width.
+        transform: ``plugin:NAME``, a user's transform that is applied last.
+    """
+
+    rotation: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    horizontal_flip: bool = False
+    zoom: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    contrast: Annotated[float, Field(ge=0, le=1)] = 0.0
+    translate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    transform: PluginName | None = None

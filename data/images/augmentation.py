@@ -1,0 +1,229 @@
+"""Weak and strong random augmentation of a batch of training images, on the images' device.
+
+Weak augmentation follows the Keras layers of Kulkarni et al., "Surgical Aggregation", ML4H 2024, in this order:
+rotation, horizontal flip, zoom, contrast; we add a translation before the contrast. All steps but contrast are one
+affine transform, so that an image is interpolated once (in Keras once per layer). Reflection fills pixels from outside
+the image.
+
+Strong augmentation is RandAugment (Cubuk et al., CVPR Workshops 2020) followed by Cutout, as in the appendix of Sohn et
+al., "FixMatch", NeurIPS 2020: each image gets two of fourteen operations (n = 2), each with a strength drawn uniformly
+from its whole range (m = 10), and then a grey square of half the image's side. Departure: reflection fills pixels from
+outside, where theirs become black. ``_change_image_saturation`` leaves grey images unchanged.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.plugins import PLUGIN, TRANSFORMS, load_plugin_entry_point
+from polyclinic.data.base.spec import AugmentationSpec
+
+DRAWS = 7
+"""Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
+
+
+def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
+    """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``.
+
+    The input tensor itself is returned if all changes are off.
+
+    Args:
+        spec: The kinds of changes and their largest amounts.
+        generator: A CPU generator even for images on a GPU, so that the random choices do not depend on the device.
+
+    Raises:
+        BadInput: If the user's transform, ``spec.transform``, is not installed or returns another shape or type.
+    """
+    if spec == AugmentationSpec():
+        return images
+    images = apply_weak_augmentation(images, spec, torch.rand(DRAWS, len(images), generator=generator))
+    if spec.transform is None:
+        return images
+    result = load_plugin_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
+    if not isinstance(result, Tensor) or result.shape != images.shape or not result.is_floating_point():
+        got = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        problem = f'"{spec.transform}" made {got} of float pixels {tuple(images.shape)}; shape and kind must stay.'
+        raise BadInput([Fault("augmentation.transform", problem)])
+    return result.to(images)
+
+
+def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+    """Apply weak augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
+
+    Args:
+        spec: The kinds of changes and their largest amounts.
+        draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast, and
+            horizontal flip. In the first six, 0.5 changes nothing, and 0 and 1 are the extremes; the flip applies below
+            0.5.
+    """
+    assert images.is_floating_point(), images.dtype
+    turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
+    mirrored = (draws[6] < 0.5) & spec.horizontal_flip
+    if spec.rotation or spec.zoom or spec.translate:
+        sign = 1 - 2 * mirrored.float()  # first flip, then zoom; a positive zoom shows more than the original
+        scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
+        linear = make_rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
+        shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
+        images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2))
+    elif spec.horizontal_flip:
+        images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
+    if not spec.contrast:
+        return images
+    factors = (1 + contrast * spec.contrast).to(images)[:, None, None, None]
+    mean = images.mean((2, 3), keepdim=True)  # of each channel of each image
+    return mean + (images - mean) * factors
+
+
+def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
+    """Return matrices ``(batch, 2, 2)`` that rotate without distortion, although the images may not be square.
+
+    The matrices map output to input coordinates, both from -1 to 1 across the image.
+
+    Args:
+        turns: ``(batch,)`` angles in full turns.
+        images: ``(batch, channels, height, width)``; only the aspect ratio is used.
+    """
+    angles = 2 * math.pi * turns
+    cos, sin = angles.cos(), angles.sin()
+    aspect = images.shape[2] / images.shape[3]
+    return torch.stack((cos, -sin * aspect, sin / aspect, cos), 1).reshape(-1, 2, 2)
+
+
+def apply_affine_transforms(images: Tensor, transforms: Tensor) -> Tensor:
+    """Transform each image by its affine matrix in ``transforms`` ``(batch, 2, 3)``, with bilinear interpolation."""
+    grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+TIMES = 2
+HOLE = 0.5
+GREY = 127.0
+
+_DRAWS = 2 * TIMES + 2  # operation and strength for each change, then the square's position
+_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+def augment_images_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Apply RandAugment and Cutout to float pixels ``(batch, channels, height, width)``, which are clamped to 0..255.
+
+    Args:
+        generator: A CPU generator even for images on a GPU.
+    """
+    return apply_strong_augmentation(images, torch.rand(_DRAWS, len(images), generator=generator))
+
+
+def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
+    """Apply strong augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
+
+    Args:
+        draws: ``(6, batch)`` in [0, 1): the first operation and its strength, the second operation and its strength,
+            and the vertical and horizontal centre of the Cutout square.
+    """
+    images = images.clamp(0, 255)
+    for which, strengths in zip((draws[:-2:2] * len(CHANGES)).long(), draws[1:-2:2], strict=True):
+        before = images
+        images = before.clone()
+        for number, change in enumerate(CHANGES.values()):
+            chosen = (which == number).nonzero().flatten()
+            if len(chosen):
+                rows = chosen.to(images.device)
+                images[rows] = change(before[rows], strengths[chosen].to(images))
+    height, width = images.shape[2:]
+    half = HOLE * min(height, width) / 2
+    rows = torch.arange(height, device=images.device) + 0.5
+    columns = torch.arange(width, device=images.device) + 0.5
+    inside_y = (rows - draws[-2].to(images)[:, None] * height).abs() < half  # (batch, height)
+    inside_x = (columns - draws[-1].to(images)[:, None] * width).abs() < half  # (batch, width)
+    return torch.where((inside_y[:, :, None] & inside_x[:, None, :])[:, None], GREY, images)
+
+
+# ---------------------------------------------------------------------- changes: images, strengths (batch,) in [0, 1)
+
+
+def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
+    """Stretch the values of each channel to 0..255; a constant channel stays unchanged. ``strengths`` has no effect."""
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
+
+
+def _equalize_channel_histograms(images: Tensor, strengths: Tensor) -> Tensor:
+    """Spread the values of each channel so that all of 0..255 occur about equally often, as ``PIL.ImageOps.equalize``.
+
+    A channel with too few different values stays unchanged. ``strengths`` has no effect. The result is that of
+    torchvision, which takes seconds to import and may not fit the installed torch.
+    """
+    pixels = images.round().long()  # (batch, channels, height, width), 0..255
+    values = pixels.flatten(2)  # (batch, channels, height * width)
+    counts = values.new_zeros((*values.shape[:2], 256)).scatter_add(2, values, torch.ones_like(values))
+    lower = counts.cumsum(2) - counts  # number of pixels below each value
+    highest = counts.gather(2, values.amax(2, keepdim=True))  # number of pixels at the channel's highest value
+    step = (values.shape[2] - highest) // 255  # pixels for each value of the result; (batch, channels, 1)
+    table = ((lower + step // 2) // step.clamp(min=1)).clamp(max=255)
+    equalized = table.gather(2, values).view_as(pixels)
+    return torch.where(step[..., None] > 0, equalized, pixels).to(images)
+
+
+def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
+    """Blend ``images`` with ``other`` pictures; the weight of ``images`` rises with the strength from 0.05 to 0.95."""
+    return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
+
+
+def _change_image_saturation(images: Tensor, strengths: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
+    return _blend_two_pictures(grey, images, strengths)
+
+
+def _change_image_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
+    """Blend images with a smoothed copy of themselves; the weight of the original rises with the strength.
+
+    The smoothing kernel of 3x3 pixels weighs the centre 5 and each of the eight neighbours 1.
+    """
+    sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
+    smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
+    return _blend_two_pictures(smooth, images, strengths)
+
+
+def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
+    """Shear or shift each image by an affine matrix ``(2, 3)``: the identity with one changed entry.
+
+    Args:
+        strengths: ``(batch,)``; 0 changes the entry by ``-most``, 0.5 by nothing, 1 by ``most``.
+        place: Row and column of the entry.
+        most: Largest change of the entry.
+    """
+    transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
+    transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
+    return apply_affine_transforms(images, transforms)
+
+
+CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "autocontrast": _stretch_channel_contrast,
+    "brightness": lambda images, strengths: _blend_two_pictures(torch.zeros_like(images), images, strengths),
+    "colour": _change_image_saturation,
+    "contrast": lambda images, strengths: _blend_two_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
+    "equalized": _equalize_channel_histograms,
+    "identity": lambda images, strengths: images,
+    # Keep only the 4 to 8 highest bits of each pixel.
+    "posterized": lambda images, strengths: images - images % 2 ** (4 - (5 * strengths).floor())[:, None, None, None],
+    # By up to 30 degrees in either direction, with a column of zeros for the shift.
+    "rotated": lambda images, strengths: apply_affine_transforms(
+        images, functional.pad(make_rotation_matrices((2 * strengths - 1) * 30 / 360, images), (0, 1))
+    ),
+    "sharpness": _change_image_sharpness,
+    "sheared_x": partial(_shear_or_shift_images, place=(0, 1), most=0.3),
+    "sheared_y": partial(_shear_or_shift_images, place=(1, 0), most=0.3),
+    # Invert the pixels at or above a threshold.
+    "solarized": lambda images, strengths: torch.where(
+        images >= 256 * strengths[:, None, None, None], 255 - images, images
+    ),
+    "translated_x": partial(_shear_or_shift_images, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
+    "translated_y": partial(_shear_or_shift_images, place=(1, 2), most=2 * 0.3),
+}
+"""The fourteen operations: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""

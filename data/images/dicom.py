@@ -1,0 +1,299 @@
+"""Decode a DICOM image to 8 bits as a viewer would show it: rescaled, windowed, high densities white."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydicom.encaps import get_frame
+from pydicom.pixels.utils import get_expected_length, pixel_array
+from pydicom.tag import Tag
+from pydicom.uid import UID, RLELossless
+
+from polyclinic.data.base.decoded_size import refuse_oversized_file
+from polyclinic.data.base.spec import Frame, PictureRenderingOptions
+from polyclinic.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
+from polyclinic.data.images.grey import (
+    GreyscalePipeline,
+    StoredPixelBits,
+    guess_lookup_table_bit_depth,
+    read_dicom_element_value,
+    read_dicom_number,
+    read_dicom_unsigned_integer,
+    read_lookup_table_entries,
+    render_dicom_as_8_bit_grey,
+)
+from polyclinic.data.images.headers import (
+    compute_rle_plane_sizes,
+    convert_dicom_keywords_to_tags,
+    estimate_jpeg_2000_decoder_memory,
+    is_jpeg_2000_signed,
+    read_dicom_elements,
+    read_encoded_frame_shape,
+    refuse_large_dicom_elements,
+)
+from polyclinic.data.images.syntaxes import LOSSY, READ_BY, get_transfer_syntax_name, is_transfer_syntax_readable
+
+_FRAME_KEYWORDS = {
+    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
+    "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
+}
+
+
+def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
+    """Return the index, from 0, of the frame or slice that the user chose.
+
+    Args:
+        frame: Frame number from 1, or "middle" (the later of the two in the middle); None if the user chose none.
+        count: Number of frames in the file.
+        subject: Beginning of the error message, such as "the DICOM file has 4 frames".
+
+    Raises:
+        ValueError: If there are several frames and none is chosen, or there is no such frame.
+    """
+    if frame == "middle":
+        return count // 2
+    if frame is None and count > 1:
+        raise ValueError(f'{subject}; choose one by data.frame, 1 to {count} or "middle"')
+    if frame is not None and frame > count:
+        raise ValueError(f"{subject}; data.frame = {frame} is none of them")
+    return (frame or 1) - 1
+
+
+def apply_frame_functional_groups(dataset: Any, index: int) -> None:
+    """Copy the rescaling, window and VOI LUT of one frame to the top level of a multi-frame data set.
+
+    Single-frame files have these elements there, so that later code treats both alike. Values of the frame take
+    precedence over those shared by all frames, and these over the top level, unless they are blank (DICOM PS3.3
+    C.7.6.16.2.9 and C.7.6.16.2.10).
+
+    Raises:
+        ValueError: If there are groups for some frames, and none for this one.
+    """
+    shared = read_dicom_element_value(dataset, "SharedFunctionalGroupsSequence")
+    of_frames = read_dicom_element_value(dataset, "PerFrameFunctionalGroupsSequence")
+    if of_frames and len(of_frames) <= index:
+        raise ValueError(f"PerFrameFunctionalGroupsSequence ends at frame {len(of_frames)}")
+    groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
+    for group in groups:
+        for sequence, keywords in _FRAME_KEYWORDS.items():
+            for item in (group.get(sequence) or [])[:1]:
+                values = (item.get(keyword) for keyword in keywords if keyword != "VOILUTFunction")
+                for keyword in keywords if any(value or value == 0 for value in values) else ():
+                    dataset.pop(keyword, None)
+                    if keyword in item:
+                        dataset[keyword] = item[keyword]
+
+
+_GREY = ("MONOCHROME1", "MONOCHROME2")
+_COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+_PALETTE, _RGB = "PALETTE COLOR", ("Red", "Green", "Blue")
+_PIXELS = Tag("PixelData")
+_RLE_PADDING = 16
+"""A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
+_KIND = "PhotometricInterpretation"
+_NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
+_READ = convert_dicom_keywords_to_tags(
+    *(_KIND, *_NUMBERS),
+    *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
+    *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
+    *("VOILUTSequence", "ModalityLUTSequence", "PresentationLUTSequence"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+    *(f"{color}PaletteColorLookupTableDescriptor" for color in _RGB),
+)
+
+
+def decode_dicom_and_blankness(data: bytes, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
+    """Decode a DICOM file to uint8 pixels, ``(height, width)`` for grey or ``(height, width, 3)`` for colour.
+
+    Returns:
+        The pixels, and True if all are the same grey although the stored values differ, because the window misses them.
+
+    Raises:
+        ValueError: If the file has no grey or colour picture, lacks the chosen frame, or is too large. Exceptions
+            of pydicom are not caught.
+    """
+    dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
+    refuse_large_dicom_elements(dataset, _READ, rendering.largest_mb)
+    layout = _read_dicom_pixel_layout(dataset)
+    index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
+    apply_frame_functional_groups(dataset, index)
+    limit = rendering.largest_mb << 20
+    refuse_oversized_file(layout.frame_byte_size, limit)
+    stored, allocated = layout.stored, layout.allocated
+    # Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
+    # overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the range a little.
+    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
+    high = read_dicom_unsigned_integer(dataset, "HighBit")
+    high = stored - 1 if high is None or not as_stored else high
+    if not 0 < stored <= high + 1 <= allocated:
+        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
+    meaning = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
+    numbers, values = _decode_dicom_frame(dataset, layout, index, limit), meaning.extract_pixel_values
+    if layout.kind in _COLOR:
+        return convert_row_bands_to_8_bits(
+            lambda band: scale_samples_to_8_bits(values(band), stored, "BitsStored"), numbers
+        ), False
+    if layout.kind == _PALETTE:
+        return convert_row_bands_to_8_bits(lambda band: _convert_palette_to_rgb(values(band), dataset), numbers), False
+    grey = render_dicom_as_8_bit_grey(
+        numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window)
+    )
+    return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
+
+
+@dataclass(frozen=True)
+class DicomPixelLayout:
+    """The pixel format that a DICOM header states.
+
+    Attributes:
+        syntax: Transfer syntax.
+        kind: Photometric interpretation.
+        samples: Samples per pixel.
+        allocated: Bits allocated per sample.
+        stored: Bits of a sample that hold its value.
+        signed: True if samples are signed.
+    """
+
+    syntax: UID
+    kind: str
+    frames: int
+    rows: int
+    columns: int
+    samples: int
+    allocated: int
+    stored: int
+    signed: bool
+
+    @property
+    def frame_byte_size(self) -> int:
+        """The number of bytes of one frame's pixels."""
+        return self.rows * self.columns * self.samples * -(-self.allocated // 8)
+
+
+def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
+    """Read the pixel format; refuse a file without pixels, or with an element that is missing or not supported."""
+    if not read_dicom_element_value(dataset, "PixelData"):
+        raise ValueError("the DICOM file holds no pixels")
+    syntax = dataset.file_meta.get("TransferSyntaxUID")
+    if not syntax:
+        raise ValueError("the DICOM file does not give TransferSyntaxUID")
+    if not is_transfer_syntax_readable(syntax):
+        raise ValueError(f"its pixels are packed as {get_transfer_syntax_name(syntax)}, which cannot be decoded here")
+    photometric = read_dicom_element_value(dataset, _KIND) or None
+    numbers = [read_dicom_unsigned_integer(dataset, name) for name in _NUMBERS]
+    if None in numbers or photometric is None:
+        values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
+        missing = ", ".join(name for name, value in values if value is None)
+        raise ValueError(f"the DICOM file does not give {missing}")
+    rows, columns, samples, allocated, stored, signed = (int(number or 0) for number in numbers)
+    kind = str(photometric)[:20]
+    if kind not in (*_GREY, *_COLOR, _PALETTE):
+        raise ValueError(f"its pixels are of the kind {kind}, which is neither grey, palette, RGB nor YBR")
+    if samples != (3 if kind in _COLOR else 1):
+        raise ValueError(f"SamplesPerPixel {samples} contradicts PhotometricInterpretation {kind}")
+    if kind in _COLOR and signed:
+        raise ValueError("PixelRepresentation says that its colours are signed, which is not read here")
+    if samples > 1 and dataset.get("PlanarConfiguration") is None:
+        if not syntax.is_encapsulated:
+            raise ValueError("the DICOM file does not give PlanarConfiguration")
+        dataset.PlanarConfiguration = 0  # compressed frames define their own order
+    if kind == _PALETTE:
+        _refuse_unsupported_palette(dataset)
+    frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
+    return DicomPixelLayout(syntax, kind, frames, rows, columns, samples, allocated, stored, bool(signed))
+
+
+def _refuse_unsupported_palette(dataset: Any) -> None:
+    """Raise a ``ValueError`` if the palette of a palette-colour image is missing, segmented or contradictory."""
+    if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
+        raise ValueError("its palette is segmented, which is not read here")
+    for keyword in (f"{color}PaletteColorLookupTable{part}" for color in _RGB for part in ("Descriptor", "Data")):
+        if not read_dicom_element_value(dataset, keyword):
+            raise ValueError(f"its pixels are numbers in a palette, and the file does not give {keyword}")
+    descriptors = [read_dicom_element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
+    if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they must be equal
+        raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
+
+
+def _decode_dicom_frame(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> NDArray[Any]:
+    """Decode a frame to stored values ``(rows, columns[, samples])``; uncompressed and RLE pixels keep unused bits.
+
+    Args:
+        index: Number of the frame, from 0.
+        limit: Bytes of memory that decoding may take.
+
+    Raises:
+        ValueError: If the pixels are damaged, or do not fit the header.
+    """
+    _refuse_pixel_size_mismatch(dataset, layout, index, limit)
+    syntax, size, is_grey, stored = layout.syntax, layout.allocated // 8, layout.samples == 1, dataset.BitsStored
+    if is_grey and not syntax.is_encapsulated and syntax.is_little_endian and size in (1, 2, 4):  # faster than pydicom
+        kind, shape = f"<{'i' if layout.signed else 'u'}{size}", (layout.rows, layout.columns)
+        count = math.prod(shape)
+        return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(shape)
+    if not syntax.is_encapsulated or syntax == RLELossless:
+        dataset.BitsStored = dataset.BitsAllocated  # else pydicom clears the unused bits
+    try:
+        pixels = pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
+        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")) if is_grey else pixels
+    except (RuntimeError, NotImplementedError):
+        raise ValueError(f"its pixels, packed as {get_transfer_syntax_name(syntax)}, are damaged or cut off") from None
+    except AttributeError as error:  # pydicom names the element that is missing
+        raise ValueError(str(error)) from None
+    finally:
+        dataset.BitsStored = stored
+
+
+def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> None:
+    """Refuse pixel data that have another size or sign than the header states, or need too much memory.
+
+    Pixels of another size would shear the picture.
+
+    Args:
+        index: Number of the frame, from 0.
+        limit: Bytes of memory that decoding may take.
+
+    Raises:
+        ValueError: If the pixel data are refused.
+    """
+    rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
+    if not layout.syntax.is_encapsulated:
+        subsampled = layout.allocated % 8 or layout.kind == "YBR_FULL_422"
+        expected = get_expected_length(dataset) if subsampled else layout.frames * layout.frame_byte_size
+        actual = len(pixels)
+        row = expected // (rows * layout.frames)
+        if actual - expected >= max(row, 1) or actual < expected:  # a few bytes more are padding
+            size = f"{rows} rows and {columns} columns"
+            raise ValueError(f"the file says {size}, which are {expected} bytes of pixels, and holds {actual}")
+        return
+    packed = get_frame(pixels, index, number_of_frames=layout.frames)
+    if layout.syntax == RLELossless:
+        for count in compute_rle_plane_sizes(packed):
+            if not 0 <= count - rows * columns < min(columns, _RLE_PADDING):
+                raise ValueError(f"the file says {rows} rows and {columns} columns, its packed pixels are {count}")
+        return
+    stated = (rows, columns, layout.samples)
+    if (inside := read_encoded_frame_shape(packed)) != stated:
+        sizes = (" × ".join(map(str, size)) for size in (stated, inside))
+        raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
+    if is_jpeg_2000_signed(packed) and not layout.signed:
+        raise ValueError("PixelRepresentation says unsigned, its packed pixels say signed")
+    refuse_oversized_file(layout.frame_byte_size + estimate_jpeg_2000_decoder_memory(packed), limit)
+
+
+def _convert_palette_to_rgb(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
+    """Convert palette indices to 8-bit colours ``(height, width, 3)`` (DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6)."""
+    entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
+    entries = entries or 2**16
+    order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
+    data = [dataset[f"{name}PaletteColorLookupTableData"].value for name in _RGB]
+    tables = [read_lookup_table_entries(entry, entries, bits, order, "its palette") for entry in data]
+    top = max(int(table.max()) for table in tables)
+    # A table of zeros has no depth: a palette may lack a colour.
+    if len(set(map(len, data))) > 1 or any(0 < table.max() <= 255 < top for table in tables):
+        raise ValueError("the red, green and blue table of its palette have entries of unlike depths")
+    depth = 8 if top <= 255 else guess_lookup_table_bit_depth(top, bits, 16, "palette")
+    place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
+    return np.stack([scale_samples_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)

@@ -1,0 +1,359 @@
+"""Read the headers of DICOM files and of compressed frames within a memory limit.
+
+Decoders allocate the memory that a frame's header states. So the stated size is checked before a frame is decoded.
+"""
+
+import io
+import struct
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pydicom
+from pydicom import filereader
+from pydicom.dataelem import RawDataElement
+from pydicom.tag import BaseTag, Tag
+from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
+from polyclinic.data.base.image_set import fill_missing_patients_by_study
+from polyclinic.data.base.names import is_anonymous_patient
+from polyclinic.data.images.jpeg import iterate_jpeg_segments
+from polyclinic.data.images.reading import is_dicom_file
+from polyclinic.data.images.store import IN_MEMORY
+
+# pydicom's warnings are meant for programmers; our own checks report what matters to users.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
+
+_OF_A_READ = 512
+"""Estimated memory in bytes per read by pydicom: an element takes one or two reads, a sequence item four."""
+_OF_AN_ITEM = 1280
+_DEFLATED = DeflatedExplicitVRLittleEndian.encode()
+_PIECE = 1 << 12
+_OF_A_BYTE = {"SQ": 40}
+"""Estimated memory per byte of a sequence, besides its items."""
+_OF_A_VALUES_BYTE = 300
+"""Estimated memory per byte of other elements, whose short values each become an object."""
+_ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
+"""The tag of a sequence item in both byte orders."""
+
+
+class _ReadCountLimitedFile:
+    """A binary file that limits the number of reads, and so the number of Python objects that pydicom creates."""
+
+    def __init__(self, content: BinaryIO, largest_mb: int) -> None:
+        self._read, self._limit = content.read, largest_mb << 20
+        self._claimed = 0
+        self.seek, self.tell = content.seek, content.tell
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to ``size`` bytes; raise a ``ValueError`` after too many reads."""
+        self._claimed += _OF_A_READ
+        refuse_oversized_file(self._claimed, self._limit)
+        return self._read(size)
+
+
+def convert_dicom_keywords_to_tags(*keywords: str) -> tuple[BaseTag, ...]:
+    """Convert DICOM keywords such as "PatientID" to pydicom tags."""
+    return tuple(map(Tag, keywords))
+
+
+def read_dicom_elements(
+    content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB
+) -> Any:
+    """Read a DICOM file, given its bytes or the open file, into a pydicom data set.
+
+    Args:
+        tags: Read only these elements, and stop before the pixels; None reads all.
+        largest_mb: MiB that the elements may take, and that a deflated file may inflate to.
+
+    Raises:
+        ValueError: If the file takes more memory than allowed. Exceptions of pydicom are not caught.
+    """
+    file = io.BytesIO(content) if isinstance(content, bytes) else content
+    only, meta = None if tags is None else list[BaseTag | int](tags), None
+    if not isinstance(content, bytes) or _DEFLATED in content:  # rare: parses the header twice
+        filereader.read_preamble(file, force=False)
+        meta = filereader._read_file_meta_info(file)
+    if meta is None or meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+        file.seek(0)
+        counted: Any = _ReadCountLimitedFile(file, largest_mb)
+        return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
+    inflater, inflated, limit = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO(), largest_mb << 20
+    while packed := file.read(_PIECE):
+        inflated.write(inflater.decompress(packed, limit + 1 - inflated.tell()))
+        refuse_oversized_file(inflated.tell(), limit)
+    inflated.seek(0)
+    counted = _ReadCountLimitedFile(inflated, largest_mb)
+    dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
+    dataset.file_meta = meta
+    return dataset
+
+
+def refuse_large_dicom_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
+    """Refuse a data set with elements whose values would become too many Python objects.
+
+    Args:
+        dataset: The result of :func:`read_dicom_elements`; pydicom parses an element only on first access.
+        tags: The elements to check.
+
+    Raises:
+        ValueError: If the values would take more memory than a picture may.
+    """
+    claimed = 0
+    for tag in tags:
+        element = dataset.get_item(tag)
+        if not isinstance(element, RawDataElement) or not isinstance(element.value, bytes):
+            continue
+        claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
+        if element.VR == "SQ":
+            claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
+    refuse_oversized_file(claimed, largest_mb << 20)
+
+
+_SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
+_TABLES = {0xC4, 0xC8, 0xCC}
+_JPEG_LS = 0xF7
+_CODING_STYLE, _COMPONENT_STYLE, _TILE_PART, _DATA = 0xFF52, 0xFF53, 0xFF90, 0xFF93
+_OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
+"""Bytes that OpenJPEG allocates per tile, and per code block with its precinct (measured with version 2.5)."""
+
+
+def read_encoded_frame_shape(frame: bytes) -> tuple[int, int, int]:
+    """Return the rows, columns and samples per pixel that the header of a JPEG, JPEG-LS or JPEG 2000 frame states.
+
+    Raises:
+        ValueError: If the header is damaged or ambiguous.
+    """
+    with suppress(struct.error, IndexError):
+        if frame.startswith(b"\xff\xd8"):  # JPEG or JPEG-LS: the frame header (ITU-T T.81, B.2.2; T.87, C.2.2)
+            for marker, start, _ in iterate_jpeg_segments(frame):
+                if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
+                    rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
+                    return rows, columns, samples
+        elif frame.count(_SIZ) == 1:  # JPEG 2000: the SIZ marker (ITU-T T.800, A.5.1), which must occur once
+            width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)
+            (samples,) = struct.unpack_from(">H", frame, frame.index(_SIZ) + 40)
+            return height - top, width - left, samples
+    raise ValueError("its packed pixels are damaged or cut off")
+
+
+def is_jpeg_2000_signed(frame: bytes) -> bool:
+    """Return True if a frame is JPEG 2000 with signed samples (ITU-T T.800, A.5.1), False for other kinds of frames.
+
+    Call :func:`read_encoded_frame_shape` first, which refuses a damaged header.
+    """
+    return not frame.startswith(b"\xff\xd8") and frame[frame.index(_SIZ) + 42] >= 0x80
+
+
+def estimate_jpeg_2000_decoder_memory(frame: bytes) -> int:
+    """Estimate the bytes that a JPEG 2000 decoder needs besides the pixels; 0 for other kinds of frames.
+
+    A malicious frame may declare tiles and code blocks of one pixel, for each of which the decoder allocates memory.
+
+    Raises:
+        ValueError: If the header is damaged.
+    """
+    if frame.startswith(b"\xff\xd8"):
+        return 0
+    try:
+        place = frame.index(_SIZ)
+        *corner, tile_width, tile_height = struct.unpack_from(">IIIIII", frame, place + 8)
+        (samples,) = struct.unpack_from(">H", frame, place + 40)
+        width, height = corner[0] - corner[2], corner[1] - corner[3]
+        tiles = -(-width // tile_width) * -(-height // tile_height) if min(tile_width, tile_height) else 2**32
+        sides = min(width, tile_width), min(height, tile_height)
+        # Each tile may have its own header: assume the largest values of all headers for each.
+        styles: list[tuple[int, bytes]] = list(_parse_jpeg_2000_coding_styles(frame, place + 4, wide=samples > 256))
+        blocks = max((_count_jpeg_2000_code_blocks(*sides, style) for _, style in styles), default=0)
+        visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
+        return int(tiles * _OF_A_TILE + samples * blocks * (tiles * _OF_A_BLOCK + visits))
+    except (struct.error, IndexError, ValueError):
+        raise ValueError("its packed pixels are damaged or cut off") from None
+
+
+def _parse_jpeg_2000_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of layers and the coding parameters of each COD and COC marker (ITU-T T.800, A.6.1 and A.6.2).
+
+    Args:
+        place: Position of the length field after the SIZ marker.
+        wide: True if component numbers take two bytes.
+    """
+    layers, part, marker = 1, 0, 0
+    while place + 2 <= len(frame) and marker != 0xFFD9:
+        (length,) = struct.unpack_from(">H", frame, place)
+        content = frame[place + 2 : place + length]
+        if marker == _CODING_STYLE:
+            layers = struct.unpack_from(">H", content, 2)[0]
+            yield layers, content[5:]
+        elif marker == _COMPONENT_STYLE:
+            yield layers, content[3 if wide else 2 :]
+        elif marker == _TILE_PART:
+            size = struct.unpack_from(">I", content, 2)[0]
+            part = place - 2 + size if size else frame.rindex(_END)
+        place += length
+        (marker,) = struct.unpack_from(">H", frame, place) if place + 2 <= len(frame) else (0xFFD9,)
+        place += 2
+        if marker == _DATA:  # the next part begins at the stated end of this one
+            place = max(part, place)
+            (marker,) = struct.unpack_from(">H", frame, place)
+            place += 2
+            if marker not in (_TILE_PART, 0xFFD9):
+                raise ValueError
+
+
+def _count_jpeg_2000_code_blocks(width: int, height: int, style: bytes) -> int:
+    """Count the code blocks of one component of a tile over all resolution levels."""
+    levels, exponents = style[0], (style[1] + 2, style[2] + 2)
+    precincts, total = style[5:], 0
+    for level in range(levels + 1):
+        precinct = precincts[level] if level < len(precincts) else 0xFF
+        halved = int(level > 0)
+        across, down = (
+            min(block, max(size - halved, 0))
+            for block, size in zip(exponents, (precinct & 15, precinct >> 4), strict=True)
+        )
+        shrunk = levels - level + halved
+        total += (3 if halved else 1) * -(-width >> shrunk >> across) * -(-height >> shrunk >> down)
+    return total
+
+
+_QUICKLY_UNPACKED = 2**22
+"""Compressed bytes up to which a segment is decompressed (to at most 64 times as many) to learn its size; the size of
+larger ones is counted without decompression."""
+
+
+def compute_rle_plane_sizes(frame: bytes) -> list[int]:
+    """Return the decompressed size in bytes of each segment of an RLE frame (PS3.5, annex G).
+
+    A segment holds one byte of each pixel.
+
+    Raises:
+        ValueError: If the header is damaged.
+    """
+    from imagecodecs import packbits_decode  # imported here, because most tables have no DICOM
+
+    try:
+        segments, *starts = struct.unpack_from("<16I", frame)
+    except struct.error:
+        raise ValueError("its packed pixels are damaged or cut off") from None
+    sizes = list[int]()
+    for place, stop in zip(starts, [*starts[1:segments], len(frame)], strict=False):
+        end, size = min(stop, len(frame)), 0
+        if end - place <= _QUICKLY_UNPACKED:
+            with suppress(RuntimeError):  # data that end within a run: the loop below counts their size
+                sizes.append(len(packbits_decode(frame[place:end])))
+                continue
+        while place < end:
+            control, place = frame[place], place + 1
+            if control < 128:  # literal run of control + 1 bytes
+                size += min(control + 1, end - place)
+                place += control + 1
+            elif control > 128:  # one byte, repeated 257 - control times
+                size += 257 - control
+                place += 1
+        sizes.append(size)
+    return sizes
+
+
+_GROUPS = convert_dicom_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_WINDOWS = (*convert_dicom_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_HEAD_TAGS = (
+    *convert_dicom_keywords_to_tags(
+        "PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"
+    ),
+    *_WINDOWS,
+)
+_FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
+"""The tag of FrameVOILUTSequence in both byte orders."""
+
+
+@dataclass(frozen=True)
+class DicomHeader:
+    """Selected header elements of a DICOM file; all empty if the file is damaged or no DICOM file.
+
+    Attributes:
+        syntax: Transfer syntax.
+        patient, study: PatientID and StudyInstanceUID.
+        shown_by_range: True for a grey image without window and VOI LUT, which is shown over its own range of values.
+    """
+
+    syntax: str = ""
+    patient: str = ""
+    study: str = ""
+    modality: str = ""
+    shown_by_range: bool = False
+
+
+NO_DICOM = DicomHeader()
+
+
+def read_dicom_headers(files: Sequence[Path]) -> list[DicomHeader]:
+    """Read the headers of several files in parallel; the results are in the order of the files."""
+    with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
+        return list(pool.map(read_dicom_header, files))
+
+
+def read_dicom_header(content: Path | bytes) -> DicomHeader:
+    """Read the header of one DICOM file, given its path or its bytes."""
+    # Errors on damaged files are ignored here, and reported when the pixels are decoded.
+    try:
+        with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
+            if not is_dicom_file(opened.read(132)):
+                return NO_DICOM
+            opened.seek(0)
+            head = read_dicom_elements(opened, _HEAD_TAGS)
+        refuse_large_dicom_elements(head, _HEAD_TAGS, LARGEST_MB)
+        keywords = ("PatientID", "StudyInstanceUID", "Modality")
+        patient, study, modality = (str(head.get(keyword) or "").strip() for keyword in keywords)
+        grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
+        has_window = False
+        # An element that defines a window or a VOI LUT, directly or for each frame.
+        for tag in _WINDOWS if grey else ():
+            value: Any = None if (element := head.get_item(tag)) is None else element.value
+            if value and tag in _GROUPS and isinstance(value, bytes):  # not parsed: there may be thousands of items
+                value = any(mark in value for mark in _FRAME_VOI)
+            elif value and tag in _GROUPS:
+                value = "FrameVOILUTSequence" in value[0]
+            if has_window := bool(value):
+                break
+        by_range = grey and not has_window
+        return DicomHeader(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
+    except Exception:
+        return NO_DICOM
+
+
+def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:
+    """Return the PatientID of each file, with gaps filled by :func:`fill_missing_patients_by_study`.
+
+    Returns:
+        One name per file. None if no file names a patient, or if only one PatientID occurs in several files, which was
+        probably written in place of all names.
+    """
+    names = {head.patient for head in heads if not is_anonymous_patient(head.patient)}
+    if not names or len(names) < min(2, len(heads)):
+        return None
+    return fill_missing_patients_by_study([head.patient for head in heads], [head.study for head in heads])
+
+
+def describe_incomparable_dicom_greys(heads: Sequence[DicomHeader]) -> list[str]:
+    """Return warnings about DICOM files whose greys are not comparable: mixed modalities, or missing windows."""
+    dicoms, problems = [head for head in heads if head.syntax], list[str]()
+    modalities = Counter(head.modality or "unknown" for head in dicoms)
+    if len(modalities) > 1:
+        mixed = ", ".join(f"{count:,} {name}" for name, count in modalities.most_common())
+        problems.append(f"modalities are mixed: {mixed}. Their grey values mean different things; is that intended?")
+    if count := sum(head.shown_by_range for head in dicoms):
+        files = format_count_with_noun(len(dicoms), "DICOM file")
+        problems.append(
+            f"{count:,} of {files} name no window and no VOI LUT: each is shown over its own range of values, so that "
+            "one tissue has another grey in each. window = [centre, width] shows all alike, such as [40, 400] for CT."
+        )
+    return problems

@@ -1,0 +1,187 @@
+"""Decode one slice of a NIfTI volume to 8 bits in radiological orientation, without loading the whole volume.
+
+nibabel parses the header (NIfTI-1 or NIfTI-2, either byte order, qform or sform). The voxels are read plane by plane
+from the start of the file, up to the last plane that the slice needs.
+"""
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from nibabel import orientations
+from nibabel.nifti1 import Nifti1Header
+from nibabel.nifti2 import Nifti2Header
+from numpy.typing import NDArray
+
+from polyclinic.data.base.decoded_size import (
+    compute_decoded_file_size_limit,
+    refuse_oversized_file,
+)
+from polyclinic.data.base.spec import Axis, PictureRenderingOptions
+from polyclinic.data.images.dicom import choose_frame_index
+from polyclinic.data.images.grey import apply_voi_window, rescale_to_unit_range
+
+io_orientation: Any = orientations.io_orientation  # it has no types
+AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
+"""Index of the world axis (RAS+: right, front, head) at right angles to the slices."""
+_OF_A_PIXEL = np.dtype(np.float64).itemsize
+_PIECE = 1 << 16
+_LARGEST = 1e30
+"""Larger voxels are errors, and differences between them would overflow."""
+
+
+@dataclass(frozen=True)
+class NiftiHeader:
+    """Shape, voxel type and orientation of a volume, from the file's header.
+
+    Attributes:
+        shape: Number of voxels along the file's three axes; the first axis varies fastest.
+        kind: Data type of a voxel, in the file's byte order.
+        start: Position of the first voxel in the decompressed file.
+        slope: Factor of the stored values; ``intercept`` is added afterwards.
+        orientation: ``(3, 2)``: for each axis of the file the world axis, and its direction, 1 or -1.
+    """
+
+    shape: tuple[int, int, int]
+    kind: np.dtype[Any]
+    start: int
+    slope: float
+    intercept: float
+    orientation: NDArray[np.float64]
+
+    @property
+    def plane_byte_size(self) -> int:
+        """Number of bytes of one plane: all voxels with the same index along the file's third axis."""
+        return self.shape[0] * self.shape[1] * self.kind.itemsize
+
+    def find_nifti_file_axis(self, world: int) -> tuple[int, bool]:
+        """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction.
+
+        Args:
+            world: 0 for the axis to the patient's right, 1 to the front, 2 to the head.
+        """
+        axis = int(np.flatnonzero(self.orientation[:, 0] == world)[0])
+        return axis, bool(self.orientation[axis, 1] < 0)
+
+
+def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
+    """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
+
+    An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
+    and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Axial slices
+    are counted from the feet, coronal ones from the back, sagittal ones from the left.
+
+    A gzip file is decompressed to its end, because its checksum is there.
+
+    Returns:
+        The pixels, and True if all are the same grey although the values differ, because the window misses them.
+
+    Raises:
+        ValueError: If the file is damaged, too large or not numeric, or has no such slice.
+    """
+    with file.open("rb") as head:
+        is_packed = head.read(2) == b"\x1f\x8b"
+    with cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb") as content:
+        volume = _read_nifti_header(content)
+        world = AXES[rendering.axis]
+        axis, backwards = volume.find_nifti_file_axis(world)
+        packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
+        unpacked = volume.start + volume.plane_byte_size * volume.shape[2]
+        limit = max(packed, compute_decoded_file_size_limit(packed, rendering.largest_mb))
+        refuse_oversized_file(unpacked, limit)
+        refuse_oversized_file(max(volume.plane_byte_size, _OF_A_PIXEL * pixels), rendering.largest_mb << 20)
+        count = volume.shape[axis]
+        number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
+        at = count - 1 - number if backwards else number
+        values = _read_nifti_slice(content, volume, world, at)
+        while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):  # the checksum comes last
+            refuse_oversized_file(content.tell(), limit)
+    if not np.isfinite(values).any():
+        raise ValueError("the slice holds no number, only NaN or infinite values")
+    with np.errstate(all="ignore"):
+        scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
+    grey = np.clip(scaled, -_LARGEST, _LARGEST)
+    if rendering.window:
+        shown = apply_voi_window(grey, *rendering.window)
+    else:
+        shown = rescale_to_unit_range(grey, grey.min(), grey.max())
+    picture = np.round(255 * shown).astype(np.uint8)
+    return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
+
+
+def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
+    """Read the header from the start of an open file; refuse a damaged header or an unsupported kind of volume."""
+    head = _read_exact_byte_count(content, Nifti1Header.template_dtype.itemsize)
+    kind: Any = Nifti1Header
+    if head[344:347] not in (b"n+1", b"ni1"):
+        kind = Nifti2Header
+        head += _read_exact_byte_count(content, Nifti2Header.template_dtype.itemsize - len(head))
+    damaged = "the head of the NIfTI file is damaged"
+    try:
+        header = kind(head, check=False)
+        shape, voxel_type = [int(side) for side in header.get_data_shape()], header.get_data_dtype()
+        slope, intercept = header.get_slope_inter()
+        orientation = io_orientation(header.get_best_affine())
+        start = int(header.get_data_offset())
+    except Exception:  # nibabel raises several kinds of errors on damaged bytes
+        raise ValueError(damaged) from None
+    if bytes(header["magic"])[:2] == b"ni":
+        raise ValueError("its voxels are in another file (.hdr and .img); save it as one .nii file")
+    if voxel_type.kind not in "iuf":
+        raise ValueError("its voxels are no single numbers (colour or complex values)")
+    if len(shape) < 2 or min(shape) < 1 or any(side > 1 for side in shape[3:]):
+        raise ValueError(f"its shape is {' × '.join(map(str, shape[:7]))}; only three axes are read")
+    if start < len(head) or sorted(orientation[:, 0]) != [0, 1, 2]:
+        raise ValueError(damaged)
+    width, height, depth, *_ = (*shape, 1)
+    scale = 1.0 if slope is None else float(slope)
+    return NiftiHeader((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
+
+
+def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:
+    """Return a slice at right angles to the axis ``world``, transposed and flipped for display, as ``(height, width)``.
+
+    Args:
+        content: The decompressed file.
+        world: 0 for the axis to the patient's right, 1 to the front, 2 to the head.
+        at: Index of the slice along the file's axis that runs along ``world``.
+    """
+
+    def read_next_plane() -> NDArray[Any]:
+        plane = np.frombuffer(_read_exact_byte_count(content, volume.plane_byte_size), dtype=volume.kind)
+        return plane.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
+
+    axis, _ = volume.find_nifti_file_axis(world)
+    if axis == 2:
+        content.seek(volume.start + at * volume.plane_byte_size)
+        voxels = read_next_plane().astype(np.float64)
+    else:
+        content.seek(volume.start)
+        rows = [read_next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
+        voxels = np.stack(rows, axis=1)  # the two other axes are in the file's order
+    left_to_right, up = (other for other in range(3) if other != world)
+    across, upwards = (volume.find_nifti_file_axis(other) for other in (left_to_right, up))
+    first_axis = 1 if axis == 0 else 0
+    shown = voxels if first_axis == upwards[0] else voxels.T  # (up, across)
+    # Axes towards the patient's right, front and head are reversed on display: the patient faces the viewer.
+    return shown[:: 1 if upwards[1] else -1, :: 1 if across[1] else -1]
+
+
+def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
+    """Read up to ``size`` bytes; ``ValueError`` if the file is damaged."""
+    try:
+        return content.read(size)
+    except (OSError, EOFError, zlib.error):
+        raise ValueError("damaged or cut off") from None
+
+
+def _read_exact_byte_count(content: IO[bytes], size: int) -> bytes:
+    """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
+    data = _read_nifti_bytes(content, size)
+    if len(data) < size:
+        raise ValueError("damaged or cut off")
+    return data

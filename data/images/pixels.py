@@ -1,0 +1,148 @@
+"""Image sets as PyTorch tensors for a network, on the CPU or a GPU; the sites of a process share one copy."""
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyclinic.data.base.image_set import ImageSet, LazyPictures
+from polyclinic.data.images.pixel_cache import MemoryMappedPictures
+
+PART_OF_FREE_MEMORY = 0.5
+"""Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory, copied batch by batch."""
+
+
+@dataclass(frozen=True)
+class ImageTensors:
+    """The pictures of an image set, uint8 ``(n, channels, height, width)``, fetched by index as tensors.
+
+    With a user's data set that has random transforms, training sees new random pictures at each reading, determined by
+    torch's global generator. :meth:`iterate_batches`, for evaluation, always returns the same pictures.
+
+    Attributes:
+        stored: The pictures, ``(m, channels, height, width)``, on the CPU or on ``device``; or a :class:`LazyPictures`
+            that reads them when needed.
+        rows: ``(n,)`` index of each picture in ``stored``; None if picture i is ``stored[i]``.
+        device: The device to which pictures are moved for use.
+        on_disk: True if ``stored`` is read from the disk, so that prefetching the next batch saves time.
+    """
+
+    stored: Tensor | LazyPictures
+    rows: Tensor | None
+    device: torch.device
+    on_disk: bool = False
+
+    def __len__(self) -> int:
+        return len(self.stored) if self.rows is None else len(self.rows)
+
+    @property
+    def index_tensor_device(self) -> torch.device:
+        """The device on which index tensors must be."""
+        return self.stored.device if isinstance(self.stored, Tensor) else torch.device("cpu")
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return the pictures with these indices, in the given order, on ``device``."""
+        return self._read_picture_tensors(rows, self._draw_transform_seed()).to(self.device)
+
+    def iterate_batches(self, size: int) -> Iterator[Tensor]:
+        """Yield all pictures in order, in batches of ``size``, on ``device``; an empty set yields one empty batch."""
+        if isinstance(self.stored, LazyPictures) or self.on_disk:
+            yield from self._read_batches_ahead(torch.split(torch.arange(len(self)), size), lambda: 0)
+            return
+        for start in range(0, max(len(self), 1), size):
+            batch = slice(start, start + size)
+            yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
+
+    def prefetch_batches(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the pictures of each index tensor in ``parts``; pictures on the disk are prefetched by a thread."""
+        return self._read_batches_ahead(parts, self._draw_transform_seed)
+
+    def _read_batches_ahead(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
+        if not self.on_disk:
+            yield from (self._read_picture_tensors(rows, draw_seed()).to(self.device) for rows in parts)
+            return
+        with ThreadPoolExecutor(1, "read-ahead") as reader:
+            waiting = None
+            for rows in parts:
+                following = reader.submit(self._read_picture_tensors, rows, 0)
+                if waiting is not None:
+                    yield waiting.result().to(self.device)  # here, because a thread would disturb CUDA graphs
+                waiting = following
+            if waiting is not None:
+                yield waiting.result().to(self.device)
+
+    def _draw_transform_seed(self) -> int:
+        if isinstance(self.stored, Tensor) or not self.stored.draws:
+            return 0
+        return int(torch.randint(2**62, (), generator=torch.default_generator))
+
+    def _read_picture_tensors(self, rows: Tensor, seed: int) -> Tensor:
+        """Return the pictures with these indices, not yet moved to ``device``.
+
+        Args:
+            seed: Determines the random transforms of a user's data set.
+        """
+        rows = rows.to(self.index_tensor_device)
+        places = rows if self.rows is None else self.rows[rows]
+        if isinstance(self.stored, Tensor):
+            return self.stored[places]
+        return convert_to_channels_first(self.stored.read_pictures(places.numpy(), seed))
+
+
+def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> Tensor | ImageTensors:
+    """Return the network inputs (images or features) with these indices, in order, without copying pictures."""
+    if isinstance(inputs, Tensor):
+        return inputs[torch.from_numpy(rows).to(inputs.device)]
+    index = torch.from_numpy(rows).to(inputs.index_tensor_device)
+    return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
+
+
+def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
+    """Return the pictures of an image set, on the device if it has room; sets with the same store share one copy."""
+    stored = images.stored
+    on_disk = isinstance(stored, LazyPictures) and not stored.draws
+    pixels: Tensor | LazyPictures = stored if isinstance(stored, LazyPictures) else _copy_to_device(stored, device)
+    if isinstance(stored, MemoryMappedPictures) and device != "cpu":
+        copy = _copy_to_device(stored.array, device)
+        if copy.device.type != "cpu":
+            stored.verify_all_picture_digests()
+            pixels, on_disk = copy, False
+    rows = None
+    if images.places is not None:
+        rows = torch.from_numpy(images.places)
+        rows = rows.to(pixels.device) if isinstance(pixels, Tensor) else rows
+    return ImageTensors(pixels, rows, torch.device(device), on_disk)
+
+
+def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
+    """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
+        tensor = torch.from_numpy(np.ascontiguousarray(images))
+    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+
+
+_on_devices: dict[tuple[int, str], Tensor] = {}
+
+
+def _copy_to_device(stored: NDArray[np.uint8], device: str) -> Tensor:
+    """Return an array of pictures as a tensor ``(n, channels, height, width)``, on the device if it has room.
+
+    If the array takes more than half of the device's free memory, the tensor is on the CPU instead. For a device other
+    than the CPU, the tensor is cached as long as the array exists.
+    """
+    if device == "cpu":
+        return convert_to_channels_first(stored)
+    key = (id(stored), device)
+    if key not in _on_devices:
+        tensor, (free, _) = convert_to_channels_first(stored), torch.cuda.mem_get_info(device)
+        _on_devices[key] = tensor.to(device) if stored.nbytes <= PART_OF_FREE_MEMORY * free else tensor
+        weakref.finalize(stored, _on_devices.pop, key, None)
+    return _on_devices[key]

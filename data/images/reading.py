@@ -1,0 +1,321 @@
+"""Decode PNG, JPEG, DICOM and NIfTI files, and convert the pictures to the size and colour of a data set."""
+
+import io
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
+from polyclinic.data.base.image_set import SkippedImage
+from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
+from polyclinic.data.images.bands import scale_samples_to_8_bits
+from polyclinic.data.images.jpeg import decode_jpeg
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
+"""File name extensions of supported pictures; the content alone decides the kind of a file."""
+UNREAD_SUFFIXES = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
+"""File name extensions of pictures that are not supported."""
+_UNREAD_KINDS = {
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+    b"GIF8": "GIF",
+    b"\0\0\0\x0cjP": "JPEG 2000",
+    b"%PDF": "PDF",
+}
+"""First bytes of unsupported file formats."""
+_LONGEST_REASON = 150
+_NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
+_CONVERT = "convert it to PNG"
+NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
+BLANK = "blank"
+"""Key in a Pillow image's ``info``, True if a window misses all values of a DICOM file or a NIfTI slice."""
+DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
+_PNG = b"\x89PNG"
+_PNG_OR_JPEG = (_PNG, b"\xff\xd8")
+_MAY_TURN = (b"eXIf", b"adobe.xmp", b"Raw profile type")
+"""Markers of PNG metadata that may contain an orientation."""
+_HEAD = 348
+"""Number of first bytes that identify the kind of a file."""
+_PACKED_HEAD = 4096
+"""Bytes of a gzip file that contain the first 348 decompressed ones: the file's name comes first, and data may be
+stored uncompressed."""
+# Replaced by our own limit, which users can raise: see polyclinic.data.base.decoded_size.
+Image.MAX_IMAGE_PIXELS = None
+_SAMPLES = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
+"""Samples per pixel of a decoded PNG file, by its colour type; a palette becomes colours."""
+_IN_PILLOW = 4
+"""Bytes per pixel in Pillow's memory, except for plain grey."""
+
+
+def is_dicom_file(data: bytes) -> bool:
+    """Return True if the bytes have the DICOM prefix ``DICM`` at position 128."""
+    return data[128:132] == b"DICM"
+
+
+def is_nifti_file(head: bytes) -> bool:
+    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a NIfTI-1 or NIfTI-2 file."""
+    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
+
+
+def is_supported_picture_file(head: bytes) -> bool:
+    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a supported image format."""
+    return head.startswith(_PNG_OR_JPEG) or is_dicom_file(head) or is_nifti_file(head)
+
+
+def explain_unsupported_file_type(head: bytes) -> str:
+    """Return an error message for a file of an unsupported kind, given its first bytes; known formats get a remedy."""
+    kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
+    kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
+    kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
+    return f"a {kind} file; {_CONVERT}" if kind else NOT_A_PICTURE
+
+
+def describe_png_conversion(reasons: Iterable[str]) -> str:
+    """Return advice on how to convert files to PNG, or an empty text if no reason calls for it.
+
+    Args:
+        reasons: Reasons why files are not read, from :func:`explain_unsupported_file_type`.
+    """
+    if not any(reason.endswith(_CONVERT) for reason in reasons):
+        return ""
+    return (
+        "To convert, make a copy of the folder, and in it save each such file as PNG under its own name (the ending "
+        "does not matter): "
+        """python -c "import sys; from PIL import Image; [Image.open(f).save(f, 'PNG') for f in sys.argv[1:]]" """
+        "FILE ..."
+    )
+
+
+def read_first_bytes(file: Path) -> bytes:
+    """Return the first 348 bytes of a file, decompressed if it is a gzip file; fewer if it is short or damaged."""
+    with file.open("rb") as opened:
+        head = opened.read(_PACKED_HEAD)
+        if not head.startswith(b"\x1f\x8b"):
+            return head[:_HEAD]
+        with suppress(zlib.error):
+            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD)
+    return b""
+
+
+@dataclass(frozen=True)
+class DecodedImageFormat:
+    """The format of all pictures in a data set: shape ``(size, size)``, or ``(size, size, 3)`` in colour."""
+
+    size: int
+    color: bool
+    resize: Resize
+    rendering: PictureRenderingOptions = AS_IN_FILE
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.size, self.size, 3) if self.color else (self.size, self.size)
+
+
+def explain_decoding_error(error: Exception) -> str:
+    """Return a one-line reason for the user why a file cannot be decoded, given the exception."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return f"the file cannot be opened: {error.strerror}"
+    if isinstance(error, ValueError | OSError) and 0 < len(reason) <= _LONGEST_REASON:
+        return reason
+    return "damaged, or of a kind that cannot be decoded here"
+
+
+def decode_picture(
+    content: bytes | Path, rendering: PictureRenderingOptions = AS_IN_FILE, side: int = 0
+) -> Image.Image:
+    """Decode an image file into an 8-bit grey ("L") or colour ("RGB") picture; its content decides the file type.
+
+    Args:
+        content: The bytes of the file, or its path. From a NIfTI volume at a path only one slice is read.
+        side: Size in pixels to which the picture is shrunk later. With ``rendering.jpeg_draft`` a JPEG file is decoded
+            at a half, a quarter or an eighth of its size, but not below ``side``. 0 decodes in full size.
+
+    Raises:
+        OSError, ValueError, ...: Any error of the decoders; see
+        :func:`polyclinic.data.images.store.decode_pictures`.
+    """
+    if isinstance(content, Path) and is_nifti_file(read_first_bytes(content)):
+        from polyclinic.data.images.nifti import decode_nifti_and_blankness  # takes a second, like DICOM
+
+        return _make_image_with_blank_flag(*decode_nifti_and_blankness(content, rendering))
+    data = content.read_bytes() if isinstance(content, Path) else content
+    if not data:
+        raise ValueError("empty")
+    if is_dicom_file(data):
+        from polyclinic.data.images.dicom import (
+            decode_dicom_and_blankness,  # takes a second, and most data sets have none
+        )
+
+        return _make_image_with_blank_flag(*decode_dicom_and_blankness(data, rendering))
+    if not data.startswith(_PNG_OR_JPEG):
+        raise ValueError(explain_unsupported_file_type(data[:_HEAD]))
+
+    def check_size_and_set_scale(opened: Image.Image) -> None:
+        # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
+        beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
+        size = opened.width * opened.height * ((1 if opened.mode == "L" else _IN_PILLOW) + beside)
+        refuse_oversized_file(size, rendering.largest_mb << 20)
+        if side and rendering.jpeg_draft:
+            opened.draft(None, (side, side))
+
+    if data.startswith(_PNG):
+        if is_16_bit_png(data) and rendering.bit_depth is None:
+            raise ValueError(DEPTH_UNKNOWN)
+        if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
+            raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
+        samples = decode_png_samples(data, rendering.largest_mb)
+        if samples.dtype == np.uint16:
+            samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
+        image = Image.fromarray(samples)
+        if any(mark in data for mark in _MAY_TURN):
+            with open_png_or_jpeg(data) as head:
+                image.getexif().update(head.getexif())
+    else:
+        image = decode_jpeg(data, check_size_and_set_scale)
+    ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
+    return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _make_image_with_blank_flag(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
+    image = Image.fromarray(pixels)
+    image.info[BLANK] = is_blank
+    return image
+
+
+def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Decode a PNG file to ``(height, width[, 3])``, without its alpha channel.
+
+    This uses libpng instead of Pillow, which keeps only 8 of 16 bits and accepts a truncated file.
+
+    Raises:
+        ValueError: If the file is damaged, cut off or too large.
+    """
+    from imagecodecs import png_decode
+
+    with open_png_or_jpeg(data) as head:
+        pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
+    of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
+    of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
+    refuse_oversized_file(pixels * of_a_pixel, largest_mb << 20)
+    try:
+        decoded = png_decode(data)
+    except RuntimeError:
+        raise ValueError("damaged or cut off") from None
+    if decoded.ndim == 3:
+        decoded = decoded[..., 0] if decoded.shape[2] <= 2 else decoded[..., :3]
+    return np.ascontiguousarray(decoded)
+
+
+def is_16_bit_png(head: bytes) -> bool:
+    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a PNG with 16-bit samples."""
+    return head.startswith(_PNG) and head[24:25] == b"\x10"
+
+
+def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
+    """Open a PNG or JPEG file with Pillow, without decoding its pixels.
+
+    Raises:
+        ValueError: If the header is damaged, or the file is of another kind.
+    """
+    try:
+        return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("PNG", "JPEG"))
+    except UnidentifiedImageError:
+        raise ValueError("damaged or cut off") from None
+
+
+def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Convert a picture to a Pillow mode; return the picture itself, not a copy, if it already has that mode."""
+    return image if image.mode == mode else image.convert(mode)
+
+
+def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
+    """Convert a picture to a data set's size and colour, with bilinear resizing.
+
+    A picture that is not square is padded with black, unless the format stretches pictures.
+    """
+    mode = "RGB" if form.color else "L"
+    # Grey is converted to colour after resizing.
+    image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
+    longer, width, height = max(image.size), form.size, form.size
+    if form.resize == "pad":
+        width, height = (max(1, round(side * form.size / longer)) for side in image.size)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    image = _convert_pillow_mode(image, mode)
+    canvas = np.zeros(form.shape, dtype=np.uint8)
+    top, left = (form.size - height) // 2, (form.size - width) // 2
+    canvas[top : top + height, left : left + width] = np.asarray(image)
+    return canvas
+
+
+def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:
+    """Resize images ``(n, height, width[, 3])`` to ``size``; return the same array if they already have it."""
+    if size is None or images.shape[1:3] == (size, size):
+        return images
+    form = DecodedImageFormat(size, images.ndim == 4, resize)
+    result = np.empty((len(images), *form.shape), dtype=np.uint8)
+    for row, image in enumerate(images):
+        result[row] = fit_picture_to_format(Image.fromarray(image), form)
+    return result
+
+
+def convert_image_colors(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
+    """Convert images ``(n, height, width[, 3])`` to grey or colour; return the same array if nothing changes."""
+    if color == (images.ndim == 4):
+        return images
+    if color:
+        return np.repeat(images[..., None], 3, axis=3)
+    grey = np.empty(images.shape[:3], dtype=np.uint8)
+    for row, image in enumerate(images):
+        grey[row] = np.asarray(Image.fromarray(image).convert("L"))
+    return grey
+
+
+def refuse_too_many_skipped_images(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
+    """Raise an error if more than the fraction ``budget`` of a data set's images is unreadable.
+
+    Args:
+        where: The configuration key that the error message names.
+        total: Number of all images, unreadable ones included.
+
+    Raises:
+        BadInput: With the first five file names for each reason.
+    """
+    if len(skipped) <= budget * total:
+        return
+    names = defaultdict[str, list[str]](list)
+    for skip in skipped:
+        names[skip.reason].append(skip.name)
+    listed = [f"{quote_names(of_reason, 5)} ({reason})" for reason, of_reason in names.items()]
+    more = f"; and of {len(listed) - 20} other reasons" if len(listed) > 20 else ""
+    problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
+    problem += f"{'; '.join(listed[:20])}{more}."
+    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", describe_png_conversion(names))))
+    raise BadInput([Fault(where, problem, remedy, cause="unreadable")])
+
+
+def is_grey_picture(image: NDArray[np.uint8]) -> bool:
+    """Return True if a picture ``(height, width[, 3])`` has no colour except noise."""
+    if image.ndim == 2:
+        return True
+    spread = image.max(axis=2).astype(np.int16) - image.min(axis=2)
+    return bool((spread > _NOISE_OF_COLOR).mean() <= _SHARE_IN_COLOR)
+
+
+def encode_png_thumbnail(image: NDArray[np.uint8], side: int) -> bytes:
+    """Encode an image ``(height, width[, 3])`` as PNG, shrunk so that no side exceeds ``side`` pixels."""
+    thumbnail, file = Image.fromarray(image), io.BytesIO()
+    thumbnail.thumbnail((side, side))
+    thumbnail.save(file, format="PNG", optimize=True)
+    return file.getvalue()

@@ -1,0 +1,73 @@
+"""The result of a partition: for each simulated site, its images and the classes that it annotates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class SitePartition:
+    """The images and the classes of one site.
+
+    Attributes:
+        class_names: The classes that the site annotates, sorted.
+        train: Indices into the training part of the partitioned data set.
+        validation: Indices into the validation part of that data set.
+        test: Indices into the test part of that data set; None if all sites are tested on the whole test part.
+    """
+
+    site: str
+    class_names: tuple[str, ...]
+    train: Rows
+    validation: Rows
+    test: Rows | None = None
+
+
+@dataclass(frozen=True)
+class PartitionedDataset:
+    """A data set divided over sites.
+
+    Attributes:
+        splits: The images that the indices in ``parts`` refer to. Some partitions split the original data set anew.
+        parts: The sites, in the order of their names.
+        server: Images that the coordinator holds; None in most partitions.
+        empty_sites: Names of sites that got no training image, and are not in ``parts``.
+    """
+
+    splits: DatasetSplits
+    parts: tuple[SitePartition, ...]
+    server: DatasetSplits | None = None
+    empty_sites: tuple[str, ...] = ()
+
+
+def select_site_images(splits: DatasetSplits, part: SitePartition) -> DatasetSplits:
+    """Return the images of a site, with only the label columns that it annotates."""
+    test = splits.test if part.test is None else splits.test.select_rows(part.test)
+    sets = (splits.train.select_rows(part.train), splits.validation.select_rows(part.validation), test)
+    return DatasetSplits(*(images.select_label_columns(part.class_names) for images in sets))
+
+
+def make_numbered_site_names(stem: str, count: int) -> tuple[str, ...]:
+    """Return numbered site names, padded so that they sort by number: ``("site-01", ..., "site-12")``."""
+    return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
+
+
+def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
+    """Select the images of all sites, one site after the other, and return each site's indices into the selection.
+
+    Args:
+        rows: For each site, indices into ``images``.
+    """
+    ends = np.cumsum([len(of_site) for of_site in rows])
+    return images.select_rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
+
+
+def drop_skipped_images_list(images: ImageSet) -> ImageSet:
+    """Return the images without their list of unreadable files, to avoid reporting the same files twice."""
+    return replace(images, skipped=(), missing=0)

@@ -1,0 +1,218 @@
+"""Partition one data set over simulated sites (:func:`partition_dataset`).
+
+This module handles sites that annotate different classes. Patients are distributed independently of the classes, as in
+Kulkarni et al., "Surgical Aggregation", ML4H 2024 (see :mod:`polyclinic.data.base.splits`), or each centre of
+the data is a site. Each class is annotated by at least one site, and each site annotates at least one class. Other
+partitions are in :mod:`by_label` and :mod:`by_task`.
+"""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.system.plain_text import list_first_and_count_rest
+from polyclinic.data.base.image_set import DatasetSplits
+from polyclinic.data.base.splits import find_positive_images, split_patients_over_sites
+from polyclinic.data.partition.by_label import partition_by_label
+from polyclinic.data.partition.by_task import partition_by_task
+from polyclinic.data.partition.checks import (
+    ClassLists,
+    find_empty_site_faults,
+    find_partition_data_faults,
+    find_partition_faults,
+    find_unannotated_class_faults,
+)
+from polyclinic.data.partition.division import PartitionedDataset, SitePartition, make_numbered_site_names
+from polyclinic.data.partition.paper_tables import TABLES, read_paper_class_lists
+from polyclinic.data.partition.spec import (
+    ClassListsPartitionSpec,
+    ClassPartitionSpec,
+    ClassSubsetsPartitionSpec,
+    DirichletPartitionSpec,
+    LabelSkewPartitionSpec,
+    MissingClassesPartitionSpec,
+    PaperTablePartitionSpec,
+    PartitionSpec,
+    RandomOwnersPartitionSpec,
+    TaskMixturePartitionSpec,
+)
+
+_DRAWS, _MOST_NAMED = 10_000, 20
+
+
+def distribute_classes_over_sites(
+    shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Give shared classes to all sites, and each other class, in random order, to one site.
+
+    A class goes to a site with at least ``minimum`` positive images of it, or to any site if none has as many. Of
+    several such sites, one with the fewest classes gets it. At the end, a site without a class takes one from the site
+    with the most.
+
+    Args:
+        shared: ``(classes,)``, True for shared classes.
+        positives: ``(sites, classes)`` numbers of positive training images.
+
+    Returns:
+        ``(sites, classes)``, True where the site annotates the class.
+    """
+    owned = np.repeat(shared[None, :], len(positives), axis=0)
+    order = random.permutation(len(positives))
+    for column in random.permutation(np.flatnonzero(~shared)):
+        by_turn = order[np.argsort(owned[order].sum(axis=1), kind="stable")]
+        able = by_turn[positives[by_turn, column] >= minimum]
+        owned[(able if len(able) else by_turn)[0], column] = True
+    for site in np.flatnonzero(~owned.any(axis=1)):
+        richest = int(np.argmax(owned.sum(axis=1)))
+        columns = np.flatnonzero(owned[richest])
+        column = columns[np.argmax(positives[site, columns])]
+        owned[richest, column], owned[site, column] = False, True
+    return owned
+
+
+def draw_random_class_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
+    """Draw a mask ``(sites, classes)``: 1 to ``sites`` sites annotate each class; a site without a class gets one."""
+    owned = np.zeros((sites, classes), dtype=np.bool_)
+    for column in range(classes):
+        owned[random.permutation(sites)[: random.integers(1, sites + 1)], column] = True
+    for site in np.flatnonzero(~owned.any(axis=1)):
+        owned[site, random.integers(classes)] = True
+    return owned
+
+
+def draw_site_classes_with_missing(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
+    """Draw a mask ``(sites, classes)`` in which each site lacks ``missing`` classes.
+
+    Drawing is repeated until each class is annotated by some site, at most 10,000 times. FedMLP's authors draw in the
+    same way, but accept the first draw even if no site annotates a class. If each site has only one class, nothing is
+    drawn: the sites annotate the classes in turn.
+    """
+    if classes - missing == 1:
+        return np.eye(classes, dtype=np.bool_)[np.arange(sites) % classes]
+    random = Random(seed)
+    for _ in range(_DRAWS):
+        owned = np.zeros((sites, classes), dtype=np.bool_)
+        for site in range(sites):
+            owned[site, random.sample(range(classes), classes - missing)] = True
+        if owned.any(axis=0).all():
+            break
+    return owned
+
+
+def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePartition, ...]:
+    """Partition the training and validation part over sites; the test part stays common to all sites.
+
+    Raises:
+        BadInput: If a check fails; it lists all faults.
+    """
+    if spec.images == "source":
+        sites = tuple(sorted(set(splits.train.sources.tolist())))
+    elif isinstance(spec, ClassListsPartitionSpec):
+        sites = tuple(sorted(spec.lists))
+    else:
+        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
+        assert count is not None, "find_partition_faults has seen to it"
+        sites = make_numbered_site_names("site", count)
+    raise_faults(find_partition_data_faults(splits, spec, sites))
+    if spec.images == "source":
+        dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
+    else:
+        random, dealt = np.random.RandomState(seed % (1 << 32)), []
+        for part in (splits.train, splits.validation):  # in this order, with the same generator
+            abnormal = find_positive_images(part.labels)
+            of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
+            dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
+    rows = list(zip(*dealt, strict=True))
+    remedy = "Take fewer sites: abnormal and other patients are dealt apart."
+    raise_faults(find_empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
+    positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
+    lists = _choose_site_class_lists(
+        splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites)))
+    )
+    where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
+    if isinstance(spec, ClassListsPartitionSpec):
+        where, remedy = "partition.lists", "A site with training images has to list it; or take it out of [data]."
+    raise_faults(find_unannotated_class_faults(splits.class_names, lists, where, remedy))
+    return tuple(
+        SitePartition(site, tuple(sorted(lists[site])), train, validation)
+        for site, (train, validation) in zip(sites, rows, strict=True)
+    )
+
+
+def _choose_site_class_lists(
+    class_names: tuple[str, ...],
+    spec: ClassPartitionSpec,
+    sites: tuple[str, ...],
+    positives: NDArray[np.intp],
+    random: np.random.Generator,
+) -> ClassLists:
+    match spec:
+        case ClassListsPartitionSpec():
+            return {site: spec.lists[site] for site in sites}
+        case PaperTablePartitionSpec():
+            return dict(zip(sites, read_paper_class_lists(spec.table, spec.row), strict=True))
+        case RandomOwnersPartitionSpec():
+            owned = draw_random_class_owners(len(sites), len(class_names), random)
+        case MissingClassesPartitionSpec():
+            owned = draw_site_classes_with_missing(len(sites), len(class_names), spec.missing, spec.lists_seed)
+        case ClassSubsetsPartitionSpec():
+            if isinstance(spec.shared, tuple):
+                shared = np.isin(class_names, spec.shared)
+            else:
+                shared = np.zeros(len(class_names), dtype=np.bool_)
+                shared[random.permutation(len(class_names))[: spec.shared]] = True
+            owned = distribute_classes_over_sites(shared, positives, spec.minimum_positives, random)
+    return {
+        site: tuple(name for name, has in zip(class_names, row, strict=True) if has)
+        for site, row in zip(sites, owned, strict=True)
+    }
+
+
+def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> PartitionedDataset:
+    """Partition a data set over simulated sites, according to its settings.
+
+    Args:
+        seed: The seed if ``spec.seed`` is None.
+
+    Raises:
+        BadInput: If a check fails; it lists all faults.
+    """
+    seed = seed if spec.seed is None else spec.seed
+    raise_faults(find_partition_faults(splits.class_names, spec))
+    match spec:
+        case LabelSkewPartitionSpec() | DirichletPartitionSpec():
+            return partition_by_label(splits, spec, seed)
+        case TaskMixturePartitionSpec():
+            return partition_by_task(splits, spec)
+        case _:
+            parts = partition_by_class(splits, spec, seed)
+            if isinstance(spec, ClassListsPartitionSpec) and spec.images == "source" and spec.test_labels == "listed":
+                splits = mask_unlisted_test_labels(splits, spec.lists)
+            return PartitionedDataset(splits, parts)
+
+
+def mask_unlisted_test_labels(splits: DatasetSplits, lists: ClassLists) -> DatasetSplits:
+    """Set the test labels of a class to unknown for images from centres whose list lacks the class.
+
+    A centre that does not look for a class does not record it either, so that a negative label means nothing. A note
+    counts the labels that remain.
+
+    Args:
+        lists: The classes that each centre lists, by the centre's name.
+    """
+    names, test = splits.class_names, splits.test
+    sources, places = np.unique(test.sources, return_inverse=True)
+    is_listed = np.array(
+        [[name in lists.get(source, ()) for name in names] for source in sources.tolist()], dtype=np.bool_
+    )
+    labels = np.where(is_listed.reshape(-1, len(names))[places.reshape(-1)], test.labels, np.float32(np.nan))
+    before, after = ((~np.isnan(of)).sum(axis=0).tolist() for of in (test.labels, labels))
+    fewer = [f"{name} {count:,}" for name, count, total in zip(names, after, before, strict=True) if count < total]
+    if fewer:
+        note = "A class that a hospital does not list in partition.lists is unknown in its test images. Of "
+        note += f"{len(test):,} test images these have a label: {list_first_and_count_rest(fewer, _MOST_NAMED)}."
+        splits = DatasetSplits(*(replace(part, notes=(*part.notes, note)) for part in splits.parts))
+    return replace(splits, test=replace(splits.test, labels=labels))

@@ -1,0 +1,241 @@
+"""What one item of a user's data set holds: its image, labels, label mask, patient and part, by plain rules.
+
+An item is an image, ``(image, labels)``, a longer tuple that begins so, or a dictionary. In a dictionary the keys below
+are read, in any case and with any signs between the letters. Nothing else is searched: an item of another form is
+brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if it has one 0
+or 1 for each class; else it is a mask of pixels, and not read.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import quote_names
+from polyclinic.data.base.image_set import PARTS
+from polyclinic.data.base.names import is_anonymous_patient, normalize_name
+from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "image": ("image", "img", "pixelvalues"),
+    "labels": ("labels", "label", "lab", "target", "targets"),
+    "mask": ("labelmask", "labelsmask"),
+    "patient": (
+        *("patient", "patients", "patientid", "patientids", "patientnr", "patientnumber", "pid", "mrn"),
+        *("subject", "subjects", "subjectid"),
+    ),
+    "split": ("split",),
+}
+"""Keys of a dictionary item by meaning, reduced to lower-case letters and digits."""
+USE_ITEM = "Bring each item into that form: pc.LabelledImages(dataset, item=lambda x: (x[...], x[...]))."
+_CLOSE = 0.6
+"""Similarity (0 to 1) from which an unknown class name is shown beside the known one."""
+
+
+@dataclass(frozen=True)
+class DatasetItem:
+    """One item of a data set; fields that the item lacks are None.
+
+    Attributes:
+        mask: For each class 1 if its label is known, else 0.
+        patient: Name of the patient.
+        split: ``train``, ``validation`` or ``test``.
+        unread: Names of the entries that are not read: keys, or "entry 3" of a tuple.
+    """
+
+    image: Any
+    labels: Any = None
+    mask: Any = None
+    patient: str | None = None
+    split: str | None = None
+    unread: tuple[str, ...] = ()
+
+
+def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
+    """Return the fields of an item.
+
+    Args:
+        item: What the data set returned, or the user's ``item`` function made of it.
+        class_names: Names of the classes, as far as they are known. A dictionary without an entry for labels may have
+            one entry for each class.
+
+    Raises:
+        ValueError: With the problem, if the item has no image or two entries of one meaning, or a patient or part that
+            cannot be read.
+    """
+    if hasattr(item, "_asdict"):  # a named tuple
+        item = item._asdict()
+    if isinstance(item, Mapping):
+        return _parse_dictionary(item, class_names)
+    if not isinstance(item, tuple | list):
+        return DatasetItem(item)
+    if not item:
+        raise ValueError(f"is an empty {type(item).__name__}. Return (image, labels).")
+    unread = tuple(f"entry {number}" for number in range(3, len(item) + 1))
+    return DatasetItem(item[0], item[1] if len(item) > 1 else None, unread=unread)
+
+
+def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> DatasetItem:
+    keys = {meaning: [key for key in item if keep_letters_and_digits(key) in names] for meaning, names in KEYS.items()}
+    if not keys["image"]:
+        listed = quote_names(map(str, item))
+        raise ValueError(f'is a dictionary without an image; its keys are {listed}. Call it "image". {USE_ITEM}')
+    for meaning, names in keys.items():
+        if len(names) > 1:
+            word = "labels" if meaning == "labels" else f"the {meaning}"
+            raise ValueError(f"has {quote_names(map(str, names))}, which all name {word}. {USE_ITEM}")
+    entries = {meaning: item[names[0]] for meaning, names in keys.items() if names}
+    masks = [key for key in item if keep_letters_and_digits(key) == "mask" and not keys["mask"]]
+    if masks and _has_value_for_each_class(item[masks[0]], len(class_names)):
+        entries["mask"] = item[masks[0]]
+        keys["mask"] = masks
+    by_class = [] if keys["labels"] else [key for key in item if str(key) in class_names]
+    if by_class:
+        entries["labels"] = {str(key): item[key] for key in by_class}
+    read = {key for names in keys.values() for key in names}.union(by_class)
+    return DatasetItem(
+        entries["image"],
+        entries.get("labels"),
+        entries.get("mask"),
+        _parse_patient(entries.get("patient")),
+        _parse_split(entries.get("split")),
+        tuple(str(key) for key in item if key not in read),
+    )
+
+
+def parse_item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
+    """Return the labels of an item, float32 ``(classes,)``: 1 present, 0 absent, NaN unknown.
+
+    Labels are a value for each class; the number or the name of the only class; a list of the names of all classes that
+    are present; or a dictionary of values by class name, in which a class that is not named is unknown.
+
+    Raises:
+        ValueError: With the problem, if the labels are missing or do not fit the classes.
+    """
+    row = _convert_labels(item.labels, class_names)
+    if item.mask is not None:
+        row = np.where(_parse_mask(item.mask, len(class_names)), row, np.float32(np.nan))
+    if not (np.isnan(row) | np.isin(row, (0, 1))).all():
+        raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
+    return row.astype(np.float32)
+
+
+def _convert_labels(labels: Any, class_names: Sequence[str]) -> NDArray[np.float32]:
+    classes = len(class_names)
+    if labels is None:
+        raise ValueError(f"has no labels. Return (image, labels), or give labels to pc.LabelledImages. {USE_ITEM}")
+    if isinstance(labels, Mapping):
+        return _convert_labels_by_name(labels, class_names)
+    if (names := list_label_names(labels)) is not None:
+        return _convert_labels_by_name(dict.fromkeys(names, 1.0), class_names, others=0.0)
+    values = convert_labels_to_array(labels, class_names).squeeze()
+    if values.ndim == 0 and classes > 1:
+        return _convert_class_number(values, classes)
+    if values.size != classes or values.ndim > 1:
+        raise ValueError(f"has labels of shape {values.shape}, and there are {classes} classes.")
+    return values.reshape(classes).astype(np.float32)
+
+
+def list_label_names(labels: Any) -> list[str] | None:
+    """Return the class names that labels list: a text, or texts in a list, tuple, set or array; else None."""
+    if isinstance(labels, str):
+        return [str(labels)]
+    if isinstance(labels, np.ndarray) and labels.dtype.kind == "U":
+        return [str(label) for label in labels.reshape(-1)]
+    is_list = isinstance(labels, list | tuple | set | frozenset)
+    return list(labels) if is_list and labels and all(isinstance(label, str) for label in labels) else None
+
+
+def _convert_labels_by_name(
+    labels: Mapping[Any, Any], class_names: Sequence[str], others: float = np.nan
+) -> NDArray[np.float32]:
+    """Return the values of labels that are given by class name, and ``others`` for the classes that are not named."""
+    values = {str(name): value for name, value in labels.items()}
+    if unknown := [name for name in values if name not in class_names]:
+        close = difflib.get_close_matches(unknown[0], class_names, 1, _CLOSE)
+        hint = f'; did you mean "{close[0]}"?' if close else "."
+        listed = f"The classes are {quote_names(class_names)}{hint}"
+        raise ValueError(f'has a label for "{unknown[0]}", which is no class. {listed}')
+    row = np.full(len(class_names), others, np.float32)
+    for place, name in enumerate(class_names):
+        if name in values:
+            value = values[name]
+            try:
+                row[place] = np.nan if value is None else float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f'has the label {value!r} for "{name}"; labels are 1, 0 or NaN.') from None
+    return row
+
+
+def _convert_class_number(value: NDArray[Any], classes: int) -> NDArray[np.float32]:
+    """Return the labels of an item whose only class is given by its number, from 0; NaN leaves all unknown."""
+    if np.isnan(float(value)):
+        return np.full(classes, np.nan, np.float32)
+    number = int(value)
+    if number != float(value) or not 0 <= number < classes:
+        raise ValueError(f"has the label {value!s}, which is no number of one of {classes} classes.")
+    row = np.zeros(classes, np.float32)
+    row[number] = 1
+    return row
+
+
+def _has_value_for_each_class(value: Any, classes: int) -> bool:
+    """Return True if a value is a vector of 0 and 1 with one entry for each class, and so no mask of pixels."""
+    try:
+        _parse_mask(value, classes)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse_mask(mask: Any, classes: int) -> NDArray[np.bool_]:
+    """Return a label mask as bool ``(classes,)``, True where the label is known."""
+    try:
+        values = convert_to_numpy_array(mask).squeeze()
+    except Exception as error:  # each library raises its own exceptions
+        raise ValueError(f"has a label mask that is no array: {type(mask).__name__}.") from error
+    if values.size != classes or values.ndim > 1 or not np.isin(values, (0, 1)).all():
+        raise ValueError("has a label mask that is not 1 (label known) or 0 (unknown) for each class.")
+    return np.asarray(values.reshape(classes) == 1)
+
+
+def _parse_patient(value: Any) -> str | None:
+    """Return the name of a patient, given as a text or a whole number; None if the item names none."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or is_anonymous_patient(normalize_name(str(value))):
+        return None
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ValueError(f"names its patient by {type(value).__name__}; a patient's name is a text or a whole number.")
+    return str(value)
+
+
+def _parse_split(value: Any) -> str | None:
+    """Return the part of the data that an item belongs to: ``train``, ``validation`` or ``test``.
+
+    Raises:
+        ValueError: If the value is no known word for one.
+    """
+    if value is None:
+        return None
+    part = PART_NAMES.get(str(value).strip().lower())
+    if part is None:
+        raise ValueError(f'has {value!r} as its "split"; the parts are {quote_names(PARTS)}.')
+    return part
+
+
+def keep_letters_and_digits(text: object) -> str:
+    """Return a key in lower case without signs and spaces."""
+    return "".join(filter(str.isalnum, str(text).lower()))
+
+
+Item = Callable[[Any], Any]
+"""A user's function that makes an image with labels, or a dictionary of known keys, of an item of his data set."""

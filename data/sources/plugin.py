@@ -1,0 +1,398 @@
+"""Data sets that a user's package reads (``kind = "plugin"``), with the same checks as built-in kinds."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.plugins import (
+    DATASETS,
+    format_plugin_user_name,
+    identify_plugin,
+    is_local_plugin_name,
+    load_plugin_entry_point,
+)
+from polyclinic.data.base.image_set import (
+    PARTS,
+    DatasetSplits,
+    ImageSet,
+    LazyPictures,
+    make_placeholder_patient_names,
+)
+from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
+from polyclinic.data.base.spec import PluginDatasetSpec
+from polyclinic.data.base.splits import (
+    VALIDATION,
+    divide_images_into_splits,
+    find_patient_name_faults,
+    find_positive_images,
+    find_shared_patient_faults,
+    hold_out_patients,
+    split_images_by_patient,
+)
+from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.images.reading import resize_images
+from polyclinic.data.sources.label_array import (
+    convert_class_numbers,
+    convert_labels_to_array,
+    has_consecutive_index,
+)
+from polyclinic.data.tables.class_names import find_repeated_name_faults
+from polyclinic.data.tables.copies import (
+    check_picture_copies,
+    find_repeated_picture_faults,
+    find_shared_picture_faults,
+)
+
+if TYPE_CHECKING:
+    from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
+
+NOT_REPRODUCIBLE = (
+    "This run is not reproducible: the same seed gives other pictures, because a random transform of the data set "
+    "has a generator that cannot be seeded."
+)
+_DARK = 12
+"""Brightest value, of 255, of a data set that is refused as nearly black."""
+
+
+class MapStyleDataset(Protocol):
+    """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """The images and labels that a data set plug-in returns; entry i of each field belongs to image i.
+
+    Attributes:
+        images: An array ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style torch
+            data set or list, whose items are read when a batch needs them
+            (:mod:`polyclinic.data.sources.torch_dataset`).
+        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown; or ``(n,)``, the number of each image's only class.
+            A pandas table has a column per class, in any order; masked entries of a masked array are unknown. None
+            takes the labels from the items of the data set, each of which is then read once at the start.
+        class_names: Column names of ``labels``; empty takes the names that the data set, the table or the labels of
+            the items define, or else the numbers of the classes, from 0.
+        patients: ``(n,)`` names; all images of a patient go into the same part. None takes the patients that the items
+            name; if they name none, each image counts as a patient.
+        parts: ``(n,)``, each ``"train"``, ``"validation"`` (also ``"val"`` or ``"valid"``) or ``"test"``. None takes
+            the entry ``split`` of the items; if they have none, 70/10/20 of the patients are drawn.
+        sources: ``(n,)`` names of the centres that the images came from; None if unknown.
+        value_range: The values of black and white. None means 0 and 255 for uint8, and 0 and 1 for floats; other types
+            of number need it.
+        item: Function of an item of the data set that returns ``(image, labels)`` or a dictionary of known keys.
+    """
+
+    images: NDArray[np.uint8] | MapStyleDataset
+    labels: NDArray[np.float32] | None = None
+    class_names: Sequence[str] = ()
+    patients: Sequence[str] | NDArray[np.str_] | None = None
+    parts: Sequence[str] | NDArray[np.str_] | None = None
+    sources: Sequence[str] | NDArray[np.str_] | None = None
+    value_range: tuple[float, float] | None = None
+    item: Callable[[Any], Any] | None = None
+
+
+ImageParts = Mapping[str, LabelledImages]
+"""Images of each part: ``"train"``, ``"test"`` and optionally ``"validation"``, which may be called ``"val"``."""
+DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
+"""Called with the folder of the configuration file, and with ``data.options``."""
+
+
+def find_plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
+    """Return a fault if the plug-in is not installed, without running its code."""
+    try:
+        identify_plugin(DATASETS, spec.name)
+    except BadInput as bad:
+        return list(bad.faults)
+    return []
+
+
+def load_plugin_dataset(
+    spec: PluginDatasetSpec, base: Path, tell: Callable[[str], object] = lambda line: None
+) -> DatasetSplits:
+    """Run a data set plug-in, check its result, and split it into training, validation and test.
+
+    Args:
+        tell: Prints a progress line while items are read.
+
+    Raises:
+        BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
+    """
+    read: DatasetPlugin = load_plugin_entry_point(DATASETS, spec.name)
+    where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + format_plugin_user_name("dataset", spec.name)
+    try:
+        returned = read(base, spec.options)
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+        raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
+    if isinstance(returned, LabelledImages):
+        everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
+        raise_faults(find_patient_name_faults(where, everything.patients))
+        if given_parts is None:
+            return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
+        parts = np.asarray(given_parts)
+        raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
+        return check_picture_copies(where, divide_images_into_splits(everything, parts))
+    if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
+        problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
+        raise BadInput([Fault(where, problem)])
+    return _join_plugin_parts(spec, returned, where, tell)
+
+
+def _join_plugin_parts(
+    spec: PluginDatasetSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
+) -> DatasetSplits:
+    """Combine parts that a plug-in returned separately; without a validation part, training patients are held out.
+
+    Args:
+        images: What the plug-in returned for each part, by the part's name.
+        where: Name of the plug-in, with which error messages begin.
+        tell: Prints a progress line while items are read.
+
+    Raises:
+        BadInput: If a part is missing or not valid, or if parts have different classes or sizes, or share images or
+            patients.
+    """
+    names = [PART_NAMES.get(str(name).lower(), str(name)) for name in images]
+    if not {"train", "test"} <= set(names) <= set(PARTS) or len(set(names)) < len(names):
+        problem = f"has the parts {quote_names(map(str, images))}."
+        raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
+    images = dict(zip(names, images.values(), strict=True))
+    opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
+    for name, part in images.items():
+        try:
+            opened[name], _ = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start)
+            start += len(opened[name])
+        except BadInput as bad:
+            faults += bad.faults
+    raise_faults(faults)
+    forms = {f"{part.class_names}, {part.stored.shape[1:]}" for part in opened.values()}
+    if len(forms) > 1:
+        listed = (f"{n}: {quote_names(of.class_names)}, images {of.stored.shape[1:]}" for n, of in opened.items())
+        problem = f"has parts of different classes or sizes. {'; '.join(listed)}."
+        raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
+    if not all(isinstance(part.images, np.ndarray) for part in images.values()):
+        from polyclinic.data.sources.shared_items import find_shared_item_faults
+
+        raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
+    raise_faults(
+        [
+            *find_shared_picture_faults(where, {name: part.picture_digests for name, part in opened.items()}),
+            *find_shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
+            *find_patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
+        ]
+    )
+    if "validation" not in opened:
+        train = opened["train"]
+        held_out = hold_out_patients(train.patients, find_positive_images(train.labels), VALIDATION, spec.split_seed)
+        opened["train"] = train.select_rows(np.flatnonzero(~held_out))
+        opened["validation"] = train.select_rows(np.flatnonzero(held_out))
+    return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
+
+
+def _make_plugin_image_set(
+    spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
+) -> tuple[ImageSet, Sequence[str] | NDArray[np.str_] | None]:
+    """Check the images and labels of a plug-in, and convert them to an image set.
+
+    Args:
+        where: Name of the plug-in or of its part, with which error messages begin.
+        tell: Prints a progress line while items are read.
+        start: Number of the first placeholder patient, if the patients are unknown.
+
+    Returns:
+        The images, and the part of each; None if the parts are not given.
+
+    Raises:
+        BadInput: If a check fails; it lists all faults.
+    """
+    stored: Any = pictures.images  # somebody else returned it: it may be anything
+    is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
+    if not is_plain_array or pictures.item is not None:
+        stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
+    elif pictures.labels is not None:
+        pictures = _name_given_labels(pictures, (), where, tell)
+    raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
+    count = len(stored)
+    given = (pictures.patients, pictures.sources)
+    patients, sources = (None if names is None else normalize_name_array(np.asarray(names)) for names in given)
+    brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
+    if pictures.value_range is None and 0 < brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
+        problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
+        remedy = "Give images that use the range, or name it: pc.LabelledImages(..., value_range=(a, b))."
+        raise BadInput([Fault(where, problem, remedy)])
+    images = ImageSet(
+        stored=stored if isinstance(stored, LazyPictures) else resize_images(stored, spec.image_size, spec.resize),
+        labels=np.asarray(pictures.labels, np.float32),
+        class_names=tuple(pictures.class_names),
+        patients=make_placeholder_patient_names(count, start) if patients is None else patients,
+        sources=np.full(count, "") if sources is None else sources,
+        notes=() if isinstance(stored, np.ndarray) or stored.reproducible else (NOT_REPRODUCIBLE,),
+    )
+    if patients is None and pictures.parts is None:
+        raise_faults(find_repeated_picture_faults(where, images.picture_digests))
+    parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
+    return images, parts
+
+
+def _name_given_labels(
+    pictures: LabelledImages, own_names: Sequence[str], where: str, tell: Callable[[str], object]
+) -> LabelledImages:
+    """Return images whose given labels are an array ``(n, classes)`` with class names.
+
+    Args:
+        own_names: Class names that the data set defines.
+        where: Name of the plug-in, with which the error message begins.
+        tell: Prints a line if the classes have no names.
+
+    Raises:
+        BadInput: If the labels are not numeric, or a table lacks a class.
+    """
+    labels: Any = pictures.labels
+    names = pictures.class_names if len(pictures.class_names) else own_names
+    if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
+        return pictures  # reported with the other faults
+    if not len(names) and hasattr(labels, "columns"):
+        names = tuple(map(str, labels.columns))
+    try:
+        values = convert_labels_to_array(labels, names)
+        if not len(names):
+            names = _number_classes(values, tell)
+        values = convert_class_numbers(values, len(names))
+    except ValueError as error:
+        raise BadInput([Fault(where, str(error))]) from error
+    return replace(pictures, labels=values, class_names=names)
+
+
+def _number_classes(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names, and print a line about it.
+
+    Args:
+        labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
+    """
+    classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
+    tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
+    return tuple(map(str, range(classes)))
+
+
+def _open_torch_dataset(
+    spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
+) -> tuple[LazyPictures, LabelledImages]:
+    """Open the torch data set in ``pictures.images``.
+
+    Args:
+        where: Name of the plug-in, with which error messages begin.
+        tell: Prints a progress line while items are read.
+
+    Returns:
+        The images of the data set, and ``pictures`` with labels, class names, patients and parts filled in from its
+        items where they were None or empty.
+
+    Raises:
+        BadInput: If the data set is not map-style, or its items cannot be used.
+    """
+    from polyclinic.data.sources.shared_items import find_repeated_item_faults
+    from polyclinic.data.sources.torch_dataset import (  # imports torch
+        find_class_names_in_labels,
+        open_torch_dataset,
+        read_all_items,
+        read_dataset_class_names,
+    )
+
+    if spec.image_size is not None:
+        problem = "cannot resize the images of a torch data set."
+        raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
+    stored = open_torch_dataset(pictures.images, where, pictures.value_range, pictures.item)
+    reads_labels = pictures.labels is None
+    own_names = read_dataset_class_names(pictures.images, where)
+    if not reads_labels:
+        pictures = _name_given_labels(pictures, own_names, where, tell)
+    elif not len(pictures.class_names):
+        names = own_names or find_class_names_in_labels(stored) or _number_classes(_collect_raw_labels(stored), tell)
+        pictures = replace(pictures, class_names=names)
+    stored.class_names = tuple(map(str, pictures.class_names))
+    items = read_all_items(stored, tell, labels=reads_labels)
+    if reads_labels:
+        pictures = replace(pictures, labels=items.labels)
+    if pictures.patients is None:
+        pictures = replace(pictures, patients=items.patients)
+        if items.patients is None:
+            raise_faults(find_repeated_item_faults(where, pictures.images))
+    if pictures.parts is None:
+        pictures = replace(pictures, parts=items.parts)
+    return stored, pictures
+
+
+def _collect_raw_labels(stored: "TorchDatasetPictures") -> NDArray[Any]:
+    """Return the labels of all items as numbers, for a data set whose classes have no names.
+
+    Raises:
+        BadInput: If they are no numbers of one shape.
+    """
+    try:
+        rows = [convert_labels_to_array(stored.read_item(row, seed=None).labels, ()) for row in range(len(stored))]
+        labels = np.stack([row.squeeze() for row in rows])
+        if labels.ndim > 2:
+            raise ValueError
+    except ValueError:
+        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
+        problem = f"{type(stored.dataset).__name__} names no classes."
+        raise BadInput([Fault(stored.name, problem, remedy)]) from None
+    return labels
+
+
+def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:
+    """Yield a message for each error in the result of a plug-in.
+
+    Args:
+        images: The images of ``pictures``, opened for reading.
+    """
+    labels = np.asarray(pictures.labels)
+    if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
+        yield f"class_names must be a list of texts, not {pictures.class_names!r}."
+        return
+    names = list(pictures.class_names)
+    if not isinstance(images, np.ndarray | LazyPictures) or images.dtype != np.uint8:
+        yield f"images must be a uint8 array, not {getattr(images, 'dtype', type(images).__name__)}."
+        return
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or not images.nbytes:
+        yield f"images must have the shape (n, height, width) or (n, height, width, 3), not {images.shape}."
+        return
+    if not names or not all(isinstance(name, str) and name for name in names):
+        yield "class_names must be non-empty texts, at least one."
+        return
+    yield from (fault.problem for fault in find_repeated_name_faults("class_names", names))
+    if pictures.labels is None:
+        yield "labels are missing; only a torch data set brings its own."
+    elif labels.shape != (len(images), len(names)):
+        yield f"labels must have the shape {(len(images), len(names))} (images, classes), not {labels.shape}."
+    elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
+        yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."
+    for name in ("patients", "parts", "sources"):
+        if (entries := getattr(pictures, name)) is not None:
+            yield from _find_name_list_problems(name, entries, len(images))
+    parts = () if pictures.parts is None else pictures.parts
+    if other := sorted({str(part) for part in parts if str(part).lower() not in PART_NAMES}):
+        yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
+
+
+def _find_name_list_problems(name: str, entries: Any, count: int) -> Iterator[str]:
+    if not has_consecutive_index(entries):
+        yield f"{name} must be in the order of the images; its index is not 0, 1, 2, ... Give {name}.to_numpy()."
+    if np.shape(entries) != (count,):
+        yield f"{name} must have one entry an image, {count}, not the shape {np.shape(entries)}."
+        return
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    others = (entry for entry in entries if not isinstance(entry, str))  # None, NaN, NaT and masked entries
+    is_incomplete = any(entry is None or entry is np.ma.masked or is_blank_cell(str(entry)) for entry in others)
+    if is_incomplete or (name == "patients" and any(is_anonymous_patient(normalize_name(text)) for text in texts)):
+        yield f"{name} must be a name for each image, or None for all of them together."

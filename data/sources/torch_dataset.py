@@ -1,0 +1,431 @@
+"""Images from map-style torch data sets; an item is read, with its own transforms, when a batch needs it.
+
+What an item may be is defined in :mod:`polyclinic.data.sources.dataset_items`. An image is a PIL picture, a
+tensor ``([channels,] height, width)`` or an array ``(height, width[, channels])``; its values are uint8, or numbers in
+one range for the whole data set. Random transforms are drawn anew for each training batch, and are always the same in
+evaluation; both follow from the run's seed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.data.base.image_set import LazyPictures, compute_picture_digest
+from polyclinic.data.images.store import DecodingProgress
+from polyclinic.data.sources.dataset_items import (
+    DatasetItem,
+    Item,
+    list_label_names,
+    parse_item,
+    parse_item_labels,
+)
+from polyclinic.data.sources.label_array import convert_to_numpy_array
+from polyclinic.data.sources.plugin import MapStyleDataset
+from polyclinic.data.sources.random_generators import RandomGenerators
+from polyclinic.data.sources.shared_items import is_map_style_dataset
+
+_CLASSES = ("class_names", "classes", "pathologies")
+"""Attributes in which data sets store class names."""
+_LISTED, _MOST_FAILURES = 5, 100
+_REPEATED = 8
+"""Number of items that are read again at the start."""
+_NEAR_INTEGER = 1e-3
+"""Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
+_MOST_OUTSIDE = 0.1
+"""Share of items with values outside the range of values from which the range is taken to be wrong."""
+_OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
+"""Modes of Pillow's pictures that convert to grey or colour without a choice."""
+_NUMBER_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+"""Modes of Pillow's pictures whose numbers have no fixed black and white."""
+
+
+class TorchDatasetPictures(LazyPictures):
+    """The images of a torch data set, read by index: uint8, or float32 from 0 to 255 if the data set returns others.
+
+    Args:
+        dataset: The data set.
+        name: Name of the data set in error messages.
+        value_range: The values of black and white of images that are not uint8; None means floats from 0 to 1.
+        item: The user's function that converts an item; None if items have a known form.
+
+    Attributes:
+        class_names: Names of the classes; set before labels are read.
+        labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
+            labels separately.
+        brightest: The highest value of all images at the first reading of all items, from 0 to 255; 0 before it.
+        reproducible: False if the same seed gave different pictures of one item at the start.
+    """
+
+    draws = True
+
+    def __init__(
+        self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float] | None, item: Item | None
+    ) -> None:
+        self.dataset, self.name = dataset, name
+        self.value_range = value_range
+        self.convert_item = item
+        self.class_names: tuple[str, ...] = ()
+        self._generators = RandomGenerators(dataset if item is None else (dataset, item))
+        self._first: NDArray[Any] | None = None
+        self.labels: CollectedItems | None = None
+        self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
+        self.values_outside = 0
+        self.reproducible = True
+        self._first = self.convert_item_image(0, self.read_item(0).image)
+        self.shape = (len(dataset), *self._first.shape)
+
+    def read_item(self, row: int, seed: int | None = 0) -> DatasetItem:
+        """Read one item, whose random transforms are determined by the seed.
+
+        Args:
+            seed: With a number, each row has random transforms of its own. With None, all rows have the same ones, so
+                that equal images stay equal.
+
+        Raises:
+            BadInput: If the data set raises an error, or the item has no usable form.
+        """
+        with self._generators.use_seed(0 if seed is None else derive_seed(seed, row)):
+            try:
+                item = self.dataset[row]
+                item = item if self.convert_item is None else self.convert_item(item)
+            except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+                raise self._make_item_error(row, f"failed: {type(error).__name__}: {error}.") from error
+        try:
+            return parse_item(item, self.class_names)
+        except ValueError as error:
+            raise self._make_item_error(row, str(error)) from error
+
+    def convert_item_image(self, row: int, image: Any) -> NDArray[Any]:
+        """Convert an item's image to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
+
+        Raises:
+            BadInput: If it is no image, or its shape or type differs from the first image.
+        """
+        if isinstance(image, Image.Image):
+            values = self._convert_pillow_picture(row, image)
+        else:
+            try:
+                values = _convert_to_channels_last(image)
+            except Exception as error:  # each library raises its own exceptions
+                raise self._make_item_error(row, f"is no image: {type(image).__name__}: {error}.") from error
+        if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
+            problem = f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}."
+            remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
+            raise self._make_item_error(row, problem, remedy)
+        values = self._scale_pixels_to_255(row, values)
+        first = values if self._first is None else self._first
+        if values.shape != first.shape:
+            self._refuse_other_shape(row, values, first)
+        if values.dtype != first.dtype:
+            problem = f"is {values.dtype}, and {self.name}[0] is {first.dtype}."
+            raise self._make_item_error(row, problem, "Give all images one type.")
+        return values
+
+    def _convert_pillow_picture(self, row: int, image: Image.Image) -> NDArray[Any]:
+        if image.mode in _OPAQUE_MODES and "transparency" not in image.info:
+            return np.asarray(image.convert(_OPAQUE_MODES[image.mode]))
+        if image.mode in ("L", "RGB", *_NUMBER_MODES):
+            return np.asarray(image)
+        remedy = "What shows where it is transparent is unknown: paste it on black or white in your transform."
+        raise self._make_item_error(row, f"is a picture of mode {image.mode}.", remedy)
+
+    def _refuse_other_shape(self, row: int, values: NDArray[Any], first: NDArray[Any]) -> None:
+        problem = f"has the shape {values.shape}, and {self.name}[0] has {first.shape}."
+        remedy = "Give all images one size, with Resize((224, 224)) for instance."
+        if values.ndim != first.ndim:
+            remedy = 'Give all images one number of channels: image.convert("RGB") for all of them.'
+        raise self._make_item_error(row, problem, remedy)
+
+    def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values as uint8, or as float32 from 0 to 255; values outside the range are cut to it, and counted."""
+        if values.dtype == np.bool_:
+            return values.astype(np.uint8) * np.uint8(255)
+        if values.dtype == np.uint8 and self.value_range is None:
+            return values
+        if values.dtype.kind != "f" and self.value_range is None:
+            problem = f"is {values.dtype}: which values are black and white is unknown."
+            remedy = "Name them: pc.LabelledImages(dataset, value_range=(0, 4095)) for pictures of 12 bits."
+            raise self._make_item_error(row, problem, remedy)
+        low, high = self.value_range or (0.0, 1.0)
+        scaled = (values.astype(np.float64) - low) * (255 / (high - low))
+        if np.isnan(scaled).any():
+            raise self._make_item_error(row, "has pixels that are no numbers (NaN).", "Give every pixel a value.")
+        if scaled.min() < -_NEAR_INTEGER * 255 or scaled.max() > (1 + _NEAR_INTEGER) * 255:
+            self.values_outside += 1
+        whole = np.round(scaled)
+        return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
+
+    def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        return self.picture_digests[rows]
+
+    def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
+        images = []
+        for row in rows.tolist():
+            item = self.read_item(row, seed)
+            self.check_item_labels_unchanged(row, item)
+            images.append(self.convert_item_image(row, item.image))
+        return np.stack(images) if images else np.empty((0, *self.shape[1:]), np.uint8)
+
+    def check_item_labels_unchanged(self, row: int, item: DatasetItem) -> None:
+        """Check that an item has the same labels and patient as at its first reading; its image may differ.
+
+        Raises:
+            BadInput: If labels or patient differ.
+        """
+        if self.labels is None:
+            return
+        try:
+            labels = parse_item_labels(item, self.class_names)
+        except ValueError as error:
+            raise self._make_item_error(row, str(error)) from error
+        patient = None if self.labels.patients is None else self.labels.patients[row]
+        if not np.array_equal(labels, self.labels.labels[row], equal_nan=True):
+            problem = f"has the labels {labels.tolist()}, and had {self.labels.labels[row].tolist()} at first."
+        elif self.labels.patients is not None and item.patient != patient:
+            problem = "has another patient than at its first reading."
+        else:
+            return
+        remedy = "An item always has the same labels and patient; only its picture may vary."
+        raise self._make_item_error(row, problem, remedy)
+
+    def check_items_repeatable(self) -> None:
+        """Read some items again, to check that another seed gives the same labels.
+
+        Where the same seed gives another picture, :attr:`reproducible` becomes False.
+
+        Raises:
+            BadInput: If the labels of an item differ.
+        """
+        for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
+            first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
+            pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
+            self.reproducible &= bool(np.array_equal(pictures[0], pictures[1]))
+            self.check_item_labels_unchanged(row, other)
+            if self.labels is not None:
+                continue
+            try:
+                labels = convert_to_numpy_array(first.labels)
+                are_equal = np.array_equal(labels, convert_to_numpy_array(other.labels), equal_nan=True)
+            except Exception:  # each library has exceptions of its own for what is no array of numbers
+                continue
+            if not are_equal:
+                problem = f"has the labels {other.labels}, and had {first.labels} before."
+                remedy = "An item always has the same labels; only its picture may vary."
+                raise self._make_item_error(row, problem, remedy)
+
+    def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
+        """Return images rounded to uint8, for display."""
+        return np.round(super().__getitem__(rows)).astype(np.uint8)
+
+    def _make_item_error(self, row: int, problem: str, remedy: str = "") -> BadInput:
+        return BadInput([Fault(f"{self.name}[{row}]", problem, remedy)])
+
+
+def open_torch_dataset(
+    dataset: Any, name: str, value_range: tuple[float, float] | None, item: Item | None = None
+) -> TorchDatasetPictures:
+    """Check a user's data set, and prepare it for reading by index.
+
+    Args:
+        name: Name of the data set in error messages.
+        value_range: The values of black and white of images that are not uint8; None means floats from 0 to 1.
+        item: The user's function that converts an item; None if items have a known form.
+
+    Raises:
+        BadInput: If it is not map-style or is empty, or its first item is not usable.
+    """
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        raise BadInput([Fault(name, "is a DataLoader, which makes batches.", "Pass its data set: loader.dataset.")])
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not is_map_style_dataset(dataset):
+        remedy = "Pass a map-style data set, with __len__ and __getitem__, or pc.LabelledImages."
+        raise BadInput([Fault(name, f"is {type(dataset).__name__}, whose items cannot be read by number.", remedy)])
+    if value_range is not None and not value_range[0] < value_range[1]:
+        problem = f"goes from {value_range[0]:g} to {value_range[1]:g}."
+        raise BadInput([Fault("value_range", problem, "Name the darker value first.")])
+    try:
+        count = len(dataset)
+    except Exception as error:  # somebody else's code: it may raise anything
+        raise BadInput([Fault(name, f"has no length: {type(error).__name__}: {error}.")]) from error
+    if not count:
+        raise BadInput([Fault(name, "holds no image.")])
+    return TorchDatasetPictures(dataset, name, value_range, item)
+
+
+def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
+    """Return the class names that a data set defines; empty if it defines none.
+
+    They are its attribute ``class_names``, ``classes`` or ``pathologies``; the names of a ``ClassLabel`` among its
+    ``features`` (Hugging Face); or ``info["label"]`` (MedMNIST). For ``Subset`` and ``ConcatDataset`` the data sets
+    inside are searched, because these two return labels unchanged.
+
+    Args:
+        name: Name of the data set in error messages.
+
+    Raises:
+        BadInput: If the data sets of a ``ConcatDataset`` have different classes.
+    """
+    for attribute in _CLASSES:
+        names = getattr(dataset, attribute, None)
+        if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
+            return tuple(map(str, names))
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):
+        named = [list(feature.names) for feature in features.values() if isinstance(getattr(feature, "names", 0), list)]
+        if len(named) == 1:
+            return tuple(map(str, named[0]))
+    info = getattr(dataset, "info", None)
+    if isinstance(info, Mapping) and isinstance(info.get("label"), Mapping):
+        numbered = info["label"]
+        return tuple(str(numbered[key]) for key in sorted(numbered, key=int))
+    if isinstance(dataset, Subset):
+        return read_dataset_class_names(dataset.dataset, name)
+    if not isinstance(dataset, ConcatDataset):
+        return ()
+    every = [read_dataset_class_names(inner, name) for inner in dataset.datasets]
+    distinct = sorted({names for names in every if names})
+    if len(distinct) > 1:
+        problem = f"joins data sets of different classes: {'; '.join(quote_names(names) for names in distinct[:3])}."
+        raise BadInput([Fault(name, problem, "Bring all to one list of classes, in one order.")])
+    return distinct[0] if distinct and () not in every else ()
+
+
+def find_class_names_in_labels(pictures: TorchDatasetPictures) -> tuple[str, ...]:
+    """Return the class names that the labels of the items themselves name, in alphabetical order; empty if none do.
+
+    Labels name classes as a text, a list of texts, or a dictionary.
+
+    Raises:
+        BadInput: If an item cannot be read.
+    """
+    names = set[str]()
+    for row in range(len(pictures)):
+        labels = pictures.read_item(row, seed=None).labels
+        listed = list(map(str, labels)) if isinstance(labels, Mapping) else list_label_names(labels)
+        if listed is None:
+            return ()
+        names.update(listed)
+    return tuple(sorted(names))
+
+
+@dataclass(frozen=True)
+class CollectedItems:
+    """What the items of a data set say, beside their images.
+
+    Attributes:
+        labels: float32 ``(n, classes)``, NaN for unknown.
+        patients: Names of the patients; None if the items name none, or patients are given separately.
+        parts: ``train``, ``validation`` or ``test`` for each item; None if the items name no part.
+    """
+
+    labels: NDArray[np.float32]
+    patients: list[str] | None
+    parts: list[str] | None
+
+
+def read_all_items(
+    images: TorchDatasetPictures, tell: Callable[[str], object], *, labels: bool = True
+) -> CollectedItems:
+    """Read each item once to check it, and to collect its labels, its patient and its part.
+
+    Some items are read again with another seed, to check that random transforms do not change the labels.
+
+    Args:
+        tell: Prints a progress line, and a line about each thing that is not read.
+        labels: True reads the labels; else they are all unknown.
+
+    Raises:
+        BadInput: With the items that cannot be read, or whose labels do not fit the classes.
+    """
+    progress = DecodingProgress(len(images), tell)
+    rows = np.full((len(images), len(images.class_names)), np.nan, np.float32)
+    digests = np.empty(len(images), np.uint64)
+    patients, parts = list[str | None](), list[str | None]()
+    faults, brightest, images.values_outside = list[Fault](), 0.0, 0
+    for row in range(len(images)):
+        try:
+            item = images.read_item(row, seed=None)
+            pixels = images.convert_item_image(row, item.image)
+            digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
+            if labels:
+                rows[row] = parse_item_labels(item, images.class_names)
+            if row == 0:
+                _name_unread_entries(item, tell, labels_are_read=labels)
+            patients.append(item.patient)
+            parts.append(item.split)
+        except BadInput as bad:
+            faults += bad.faults
+        except ValueError as error:
+            faults.append(Fault(f"{images.name}[{row}]", str(error)))
+        if len(faults) >= _MOST_FAILURES:
+            break
+        progress.count_decoded_picture()
+    if faults:
+        counted = f"{'at least ' if len(faults) >= _MOST_FAILURES else ''}{len(faults)} of {len(images)} items"
+        raise BadInput([*faults[:_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")])
+    _refuse_wrong_value_range(images)
+    named_patients = _take_for_all_or_none(images.name, patients, "patient")
+    named_splits = _take_for_all_or_none(images.name, parts, "split")
+    images.picture_digests, images.brightest = digests, brightest
+    items = CollectedItems(rows, named_patients, named_splits)
+    images.labels = items if labels else None
+    images.check_items_repeatable()
+    return items
+
+
+def _name_unread_entries(item: DatasetItem, tell: Callable[[str], object], *, labels_are_read: bool) -> None:
+    """Print the entries of the items that are not read."""
+    unread = list(item.unread)
+    if not labels_are_read and item.mask is not None:
+        unread.append("label mask")
+    if unread:
+        verb = "is" if len(unread) == 1 else "are"
+        keys = 'a patient is called "patient", a mask of known labels "label_mask", a part of the data "split"'
+        tell(f"{quote_names(unread)} of the items {verb} not read: {keys}")
+
+
+def _refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
+    """Refuse a data set in which many pictures have values outside the range, which are cut to it.
+
+    Raises:
+        BadInput: If more than a tenth of the items have such values.
+    """
+    if images.values_outside <= _MOST_OUTSIDE * len(images):
+        return
+    low, high = images.value_range or (0.0, 1.0)
+    count = f"{images.values_outside} of {len(images)} items"
+    problem = f"has values outside {low:g} (black) to {high:g} (white) in {count}."
+    remedy = "Leave Normalize out: the network normalises by itself ([model] mean, std). Or name the range: "
+    raise BadInput([Fault(images.name, problem, f"{remedy}pc.LabelledImages(..., value_range=(a, b)).")])
+
+
+def _take_for_all_or_none(where: str, values: Sequence[str | None], what: str) -> list[str] | None:
+    """Return the values if every item names one; None if no item does.
+
+    Raises:
+        BadInput: If only some items do.
+    """
+    named = [value for value in values if value is not None]
+    if named and len(named) < len(values):
+        problem = f"{len(values) - len(named)} of {len(values)} items name no {what}."
+        raise BadInput([Fault(where, problem, "Name one for each item, or for none.")])
+    return named or None
+
+
+def _convert_to_channels_last(image: Any) -> NDArray[Any]:
+    """Convert an image to an array ``(height, width[, channels])``, and drop the axis of a single channel.
+
+    The channels come first in a tensor, and in an array of three axes whose last one is neither 1 nor 3 long.
+    """
+    values = convert_to_numpy_array(image)
+    first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
+    if values.ndim == 3 and first_is_channels:
+        values = values.transpose(1, 2, 0)
+    return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values

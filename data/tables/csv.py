@@ -1,0 +1,501 @@
+"""Read CSV tables into columns of normalised text; :mod:`polyclinic.data.tables.cells` interprets the cells.
+
+Tables from many programs are accepted: separated by commas, semicolons, tabs or bars; encoded as UTF-8, UTF-16 or
+Windows-1252 (single bytes that are no valid UTF-8); with quoted cells of several lines, or Excel's first line
+``sep=;``.
+"""
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import (
+    PICTURE,
+    SAVE_AS_UTF8,
+    BadInput,
+    Fault,
+    describe_non_utf8_file,
+    quote_names,
+    raise_faults,
+    suggest_nearest_name,
+)
+from polyclinic.common.system.files import find_missing_file_faults
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.base.decoded_size import (
+    LARGEST_MB,
+    compute_decoded_file_size_limit,
+    make_oversized_file_message,
+)
+from polyclinic.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
+from polyclinic.data.base.splits import Names
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
+_LONGEST_LINE = 1 << 20
+"""Maximum number of characters in a line."""
+_BLOCK = 1 << 20
+"""Number of characters that are held as Python objects before they become columns."""
+_OF_A_COLUMN, _OF_A_CELL = 1024, 150
+"""Memory in bytes per column, and per distinct cell besides its characters."""
+_HEAD = 132
+"""Number of first bytes that identify a file that is no table."""
+_PIECE = 1 << 16
+"""Number of characters read at a time; the separator is guessed from the first ones."""
+_JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{])')
+_LINE_END = re.compile("\r\n|\r|\n")
+_FALLBACK = "windows-1252-where-not-utf-8"
+_OF_MAC_ROMAN = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
+"""Letters that stand like this nowhere in Windows-1252, and are ä, å, é, ü and ß of old Macs."""
+
+
+def _decode_as_windows_1252(error: UnicodeError) -> tuple[str, int]:
+    """Decode bytes that are no valid UTF-8 as Windows-1252; raise the error if that fails too."""
+    assert isinstance(error, UnicodeDecodeError)
+    data, start, end = error.object, error.start, error.end
+    try:
+        text = data[start:end].decode("cp1252")
+    except UnicodeDecodeError:
+        raise error from None
+    before, after = data[max(start - 1, 0) : start], data[end : end + 1]
+    if _OF_MAC_ROMAN.search(before.decode("latin-1") + text + after.decode("latin-1")):
+        raise error
+    return text, end
+
+
+codecs.register_error(_FALLBACK, _decode_as_windows_1252)
+
+
+@dataclass(frozen=True)
+class CsvColumn:
+    """A column of a table, stored as its distinct cells and an index per row.
+
+    Attributes:
+        cells: The distinct cells, normalised, in order of first appearance.
+        places: int32 ``(rows,)``, the index in ``cells`` of each row's cell.
+        lines: int32 ``(rows,)``, the line of the file in which each row begins; the header is usually in line 1.
+    """
+
+    cells: Sequence[str]
+    places: NDArray[np.int32]
+    lines: NDArray[np.int32]
+
+    def expand_to_row_cells(self) -> Names:
+        """Return an array ``(rows,)`` with the cell of each row."""
+        return np.array(self.cells, dtype=np.str_)[self.places]
+
+    def count_rows_per_cell(self) -> NDArray[np.intp]:
+        """Return how many rows have each distinct cell."""
+        return np.bincount(self.places, minlength=len(self.cells))
+
+    def find_blank_rows(self) -> NDArray[np.bool_]:
+        """Return an array ``(rows,)``, True where the cell is blank."""
+        return np.array([is_blank_cell(cell) for cell in self.cells], dtype=np.bool_)[self.places]
+
+    def find_lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
+        """Return the line numbers of all rows whose cell is one of the distinct cells with the indices ``places``."""
+        return self.lines[np.isin(self.places, list(places))]
+
+    def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
+        """List up to ``limit`` distinct cells and their lines, for an error message: ``"yes" in line 7 (3 lines)``.
+
+        Args:
+            places: Indices of the cells in ``cells``.
+        """
+        return self.describe_cell_part_lines({self.cells[place]: (place,) for place in places}, limit)
+
+    def describe_cell_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
+        """List up to ``limit`` parts of cells, each with the first of its lines, for an error message.
+
+        Args:
+            parts: For each part of a cell, such as the name of a finding, the indices in ``cells`` of the cells that
+                contain it.
+        """
+        texts = []
+        for part, places in list(parts.items())[:limit]:
+            lines = self.find_lines_of_cells(places)
+            more = f" ({format_count_with_noun(len(lines), 'line')})" if len(lines) > 1 else ""
+            name = part[:70].replace("\n", "\\n").replace("\t", "\\t")
+            texts.append(f'"{name}" in line {lines[0]}{more}')
+        return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
+
+
+class CsvTable(Mapping[str, Names]):
+    """The columns of a table by name.
+
+    Attributes:
+        lines: int32 ``(rows,)``, the line of the file in which each row begins.
+        unnamed: Number of non-empty columns without a name, which are left out.
+    """
+
+    def __init__(self, columns: Mapping[str, CsvColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
+        self._columns, self.lines, self.unnamed = columns, lines, unnamed
+
+    def __getitem__(self, name: str) -> Names:
+        return self.get_column(name).expand_to_row_cells()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def get_column(self, name: str, *, with_line_ends: bool = False) -> CsvColumn:
+        """Return a column as its distinct cells; indexing the table instead gives the cell of each row.
+
+        Args:
+            with_line_ends: True keeps line ends and tabs within a cell; else they become spaces.
+        """
+        column = self._columns[name]
+        if with_line_ends or not any("\n" in cell or "\t" in cell for cell in column.cells):
+            return column
+        flat = dict[str, int]()
+        places = [flat.setdefault(" ".join(cell.split()), len(flat)) for cell in column.cells]
+        return CsvColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
+
+    def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "CsvTable":
+        """Return the table with only these rows; distinct cells that no row has any more are dropped."""
+        lines, columns = self.lines[index], {}
+        for name, column in self._columns.items():
+            distinct, places = np.unique(column.places[index], return_inverse=True)
+            cells = [column.cells[place] for place in distinct]
+            columns[name] = CsvColumn(cells, places.reshape(-1).astype(np.int32), lines)
+        return CsvTable(columns, lines, self.unnamed)
+
+
+_in_use = WeakValueDictionary[tuple[object, ...], CsvTable]()
+"""Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
+
+
+def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvTable:
+    """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
+
+    A table that is still in memory is not read again, unless the file has changed.
+
+    Args:
+        where: The configuration key that names the table, for error messages.
+        largest_mb: MiB that the table may always take, see :mod:`polyclinic.data.base.decoded_size`.
+
+    Raises:
+        BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.
+    """
+    raise_faults(find_missing_file_faults(where, path))
+    try:
+        with _open_csv_file(path) as content:
+            head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+        if _JSON.match(head):
+            remedy = "Write a table of it. Of annotations as COCO has them, with lines of Python: docs/recipes.md, "
+            remedy += '"Annotations in COCO\'s JSON".'
+            raise BadInput([Fault(where, f"{path.name} is JSON, and no table.", remedy)])
+        try:
+            file = path.stat()
+            key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
+            if (columns := _in_use.get(key)) is None:
+                columns = _in_use[key] = _read_table_in_blocks(
+                    path, where, compute_decoded_file_size_limit(file.st_size, largest_mb)
+                )
+            return columns
+        except UnicodeDecodeError:
+            problem = _describe_non_text_file(path)
+        remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
+        raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
+    except PermissionError:
+        remedy = "Give the account that runs this program the right to read it."
+        raise BadInput([Fault(where, f"{path.name} cannot be read: permission denied.", remedy)]) from None
+    except (OSError, EOFError, zlib.error):
+        raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
+
+
+def is_utf_8_table(path: Path) -> bool:
+    """Return False if a table has bytes that are neither UTF-8 nor UTF-16, so that it is read as Windows-1252."""
+    with _open_csv_file(path) as content:
+        try:
+            for number, line in enumerate(content):
+                if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    return True
+                line.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def _open_csv_file(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+class _SizeCountingLineReader:
+    """Iterates over the lines of a text file, reads it in pieces, and counts its characters.
+
+    Raises:
+        csv.Error, UnicodeDecodeError: For a line that is too long, or contains a zero byte.
+    """
+
+    def __init__(self, text: IO[str]) -> None:
+        self.letters, self._text = 0, text
+
+    def __iter__(self) -> Iterator[str]:
+        rest = ""
+        while piece := self._text.read(_PIECE):
+            self.letters += len(piece)
+            if "\0" in piece:
+                raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "no text has this byte")
+            lines = io.StringIO(rest + piece, newline="").readlines()
+            rest = lines.pop()  # it may go on in the next piece
+            if len(rest) > _LONGEST_LINE:
+                raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
+            yield from lines
+        if rest:
+            yield rest
+
+
+def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
+    """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns."""
+
+    def check_memory_limit(claimed: int) -> None:
+        if claimed > limit:
+            remedy = "If that is right, raise this key; else get the file again, or remove columns of long texts."
+            raise BadInput([Fault(where, f"{path.name}: {make_oversized_file_message(claimed, limit)}.", remedy)])
+
+    with _open_csv_file(path) as content:
+        is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        content.seek(0)
+        form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
+        lines = _SizeCountingLineReader(io.TextIOWrapper(content, *form, newline=""))
+        every, head, table, line = iter(lines), list[str](), None, 1
+        try:
+            for text in every:
+                head.append(text)
+                if lines.letters > len(head[0]) + _PIECE:
+                    break
+            mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
+            separator = mark[1] if mark else _guess_csv_delimiter(head)
+            after = head[1:] if mark else head
+            rows = csv.reader(chain(after, every), delimiter=separator, skipinitialspace=True, strict=True)
+            header = next(filter(any, rows), None)
+            if header is None:
+                raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
+            line = rows.line_num + len(head) - len(after) + 1
+            table, next_block = _CsvTableBuilder(header, separator, line, check_memory_limit), 0
+            for row in rows:
+                table.rows.append(row)
+                if lines.letters > next_block:
+                    check_memory_limit(lines.letters)
+                    table.convert_rows_to_columns()
+                    next_block = lines.letters + _BLOCK
+            table.convert_rows_to_columns()
+        except csv.Error as error:
+            line = line if table is None else table.next_line_number
+            problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
+            remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
+            raise BadInput([Fault(where, problem, remedy)]) from None
+    return table.build_csv_table(path.name, where)
+
+
+def _count_lines_of_row(row: Sequence[str]) -> int:
+    """Return how many lines of the file a row takes."""
+    text = ",".join(row)  # the comma keeps \r and \n of two cells apart
+    return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
+
+
+def _guess_csv_delimiter(head: Sequence[str]) -> str:
+    """Guess the separator of cells from the first lines of a table.
+
+    It is preferably one that gives all lines equally many cells; of several, the one with the most cells; else a comma.
+    """
+    scores = {}
+    for separator in SEPARATORS:
+        try:
+            widths = [len(row) for row in csv.reader(head, delimiter=separator, skipinitialspace=True) if any(row)]
+        except csv.Error:
+            widths = []
+        if widths and widths[0] > 1:
+            # The last row may be incomplete, because it continues after the first lines.
+            scores[separator] = (len(set(widths[:-1])) <= 1, widths[0])
+    return max(scores, key=lambda separator: scores[separator], default=",")
+
+
+class _DistinctCellIndex(dict[str, int]):
+    """Maps each cell, as written in the file, to the index of its normalised text in ``distinct``.
+
+    Line ends and tabs between the names in a cell are kept, because they may separate findings.
+    """
+
+    def __init__(self) -> None:
+        self.distinct, self.longest, self.size = list[str](), 1, _OF_A_COLUMN
+
+    def __missing__(self, cell: str) -> int:
+        name = normalize_names_in_text(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalize_name(cell)
+        self.size += _OF_A_CELL + len(cell)
+        if name == cell:
+            place = len(self.distinct)
+            self.distinct.append(cell)
+            self.longest = max(self.longest, len(cell))
+        else:
+            place = self[name]
+        self[cell] = place
+        return place
+
+
+class _CsvTableBuilder:
+    """Collects the rows of a table, and converts them to columns block by block.
+
+    Attributes:
+        rows: Rows that are not yet converted.
+        count: Number of rows that are converted.
+        ragged: The number of rows whose length differs from the header's, and the line of the first one.
+    """
+
+    def __init__(
+        self, header: Sequence[str], separator: str, first_line: int, check_memory_limit: Callable[[int], None]
+    ) -> None:
+        check_memory_limit(_OF_A_COLUMN * len(header))
+        self.header = [normalize_name(name) for name in header]
+        self.rows, self.count, self.ragged = list[list[str]](), 0, (0, 0)
+        self._separator, self._line, self._check_memory_limit = separator, first_line, check_memory_limit
+        self._cells = [_DistinctCellIndex() for _ in header]
+        self._places: list[list[NDArray[np.int32]]] = [[] for _ in header]
+        self._lines = list[NDArray[np.int32]]()
+
+    @property
+    def next_line_number(self) -> int:
+        """The line number at which the row after those in ``rows`` begins."""
+        return self._line + sum(map(_count_lines_of_row, self.rows))
+
+    def convert_rows_to_columns(self) -> None:
+        """Convert the collected rows to columns, which take less memory; empty rows are left out.
+
+        Raises:
+            BadInput: If the columns exceed the memory limit.
+            csv.Error: If a stray pair of quotes encloses whole rows; ``next_line_number`` is then the line in which the
+                row with these quotes begins.
+        """
+        rows, self.rows = self.rows, []
+        counts = np.fromiter(map(_count_lines_of_row, rows), np.int32, len(rows))
+        begins = self._line + np.cumsum(counts, dtype=np.int32) - counts
+        self._line += int(counts.sum())
+        of_several_lines = np.flatnonzero(counts > 1).tolist()
+        suspicious = [
+            (int(begins[row]), held) for row in of_several_lines if (held := self._find_cells_inside_quotes(rows[row]))
+        ]
+        if not all(map(any, rows)):
+            filled = [row for row, cells in enumerate(rows) if any(cells)]
+            rows, begins = [rows[row] for row in filled], begins[filled]
+        self.count += len(rows)
+        if set(map(len, rows)) - {len(self.header)}:
+            wrong = [int(line) for line, row in zip(begins, rows, strict=True) if len(row) != len(self.header)]
+            self.ragged = (self.ragged[0] + len(wrong), self.ragged[1] or wrong[0])
+        if self.ragged[0] or not rows:  # a ragged table is refused later: its cells are not needed
+            return
+        self._lines.append(begins)
+        for cells, places, column in zip(self._cells, self._places, zip(*rows, strict=True), strict=True):
+            places.append(np.fromiter(map(cells.__getitem__, column), np.int32, len(rows)))
+        self._check_memory_limit(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
+        # As a NumPy array each cell takes as much as the longest one, four bytes per character.
+        self._check_memory_limit(4 * self.count * max(cells.longest for cells in self._cells))
+        for line, held in suspicious:
+            if any(cell and cell in self._cells[column] for column, cell in held):
+                self._line = line
+                raise csv.Error("a pair of quotes holds whole rows")
+
+    def _find_cells_inside_quotes(self, row: Sequence[str]) -> list[tuple[int, str]]:
+        """Return the original cells of rows that stray quotes have joined into one cell of ``row``.
+
+        If two cells begin with a quote and neither ends with one, a CSV reader joins all text between the quotes into
+        one cell of several lines. Split at separators, each line then gives a row as wide as the header. In rare cases
+        this is true of ordinary text too. The caller therefore checks if the original cells also occur in other rows.
+
+        Returns:
+            Column index and text of each original cell, from the first joined cell of the row; empty if there is none.
+        """
+        for place, cell in enumerate(row):
+            first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]
+            widths = [place + len(first), *map(len, others)]
+            widths[-1] += len(row) - place - 1
+            if others and set(widths) == {len(self.header)}:
+                return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
+        return []
+
+    def build_csv_table(self, name: str, where: str) -> CsvTable:
+        """Return all columns that have a heading, as a table.
+
+        Args:
+            name: The file's name, for error messages.
+            where: The configuration key that names the table, for error messages.
+
+        Raises:
+            BadInput: If a heading occurs twice, or there are no rows, or rows of other lengths than the header.
+        """
+        fault: Fault | None = None
+        if repeated := sorted(column for column, count in Counter(self.header).items() if column and count > 1):
+            problem = f"{name} has more than one column {quote_names(repeated)}."
+            fault = Fault(where, problem, "Rename or remove one; the first line must name the columns.")
+        elif not self.count:
+            fault = Fault(where, f"{name} has no rows below its header.")
+        elif self.ragged[0]:
+            width = format_count_with_noun(len(self.header), "cell")
+            kind = SEPARATORS.get(self._separator, f'"{self._separator}"')
+            problem = f"{format_count_with_noun(self.ragged[0], 'line')} of {name} without the header's {width}, line "
+            problem += f"{self.ragged[1]} first; its cells are separated by {kind}."
+            fault = Fault(where, problem, f"Quote cells that contain {kind}.")
+        raise_faults([fault] if fault else [])
+        lines, columns, unnamed = np.concatenate(self._lines), {}, 0
+        for heading, cells, places in zip(self.header, self._cells, self._places, strict=True):
+            if heading:
+                columns[heading] = CsvColumn(cells.distinct, np.concatenate(places), lines)
+            else:
+                # pandas and R write row numbers, 0, 1, ... or 1, 2, ..., without a heading.
+                first = cells.distinct[0]
+                are_row_numbers = first in ("0", "1") and all(
+                    cell == str(int(first) + row) for row, cell in enumerate(cells.distinct)
+                )
+                unnamed += any(cells.distinct) and not are_row_numbers
+            cells.clear()
+            places.clear()
+        return CsvTable(columns, lines, unnamed)
+
+
+def _describe_non_text_file(path: Path) -> str:
+    """Return an error message with the line of a file that is no text."""
+    with _open_csv_file(path) as content:
+        head = content.read(_HEAD)
+        content.seek(0)
+        for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
+            try:
+                if b"\0" not in line:
+                    line.decode("utf-8", _FALLBACK)
+                    continue
+            except UnicodeDecodeError:
+                pass
+            return describe_non_utf8_file(head, number)
+    return describe_non_utf8_file(head, 1)
+
+
+def find_missing_column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
+    """Return a fault for each required column that the table lacks.
+
+    Args:
+        table: Name of the table, for the messages.
+        columns: The columns of the table.
+        required: For each configuration key, the name of the column; None if the key is not set.
+    """
+    names, faults = list(columns), list[Fault]()
+    for where, column in required.items():
+        if column is not None and normalize_name(column) not in names:
+            problem = f'"{column}" is not a column of {table}, whose columns are {quote_names(names)}.'
+            faults.append(Fault(where, problem, suggest_nearest_name(column, names), cause="column"))
+    return faults

@@ -1,0 +1,600 @@
+"""Label tables of picture files: for each image its file, labels, patient and part of the split.
+
+The second half of this module reads a hospital's own table, whose columns the configuration file names.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.files import find_missing_folder_faults, is_file
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.image_set import (
+    PARTS,
+    DatasetSplits,
+    ImageSet,
+    are_all_patients_known,
+    describe_blank_pictures,
+    find_placeholder_patients,
+    make_placeholder_patient_names,
+)
+from polyclinic.data.base.names import (
+    find_similar_names,
+    is_anonymous_patient,
+    is_blank_cell,
+    is_missing_value,
+    looks_like_dummy_patient,
+    make_class_spelling_key,
+    map_names_to_group_names,
+    normalize_name_array,
+)
+from polyclinic.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
+from polyclinic.data.base.splits import (
+    Names,
+    assign_images_to_parts,
+    find_positive_images,
+    find_shared_patient_faults,
+    hold_out_patients,
+    split_patients,
+)
+from polyclinic.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
+from polyclinic.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
+from polyclinic.data.tables.cells import (
+    FindingColumnRules,
+    parse_finding_column,
+    parse_label_columns,
+    parse_split_column,
+)
+from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
+from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
+from polyclinic.data.tables.files import (
+    LazyPicturePaths,
+    PictureFileFinder,
+    describe_other_file_extensions,
+    describe_outside_pictures,
+)
+
+
+class PictureReader(Protocol):
+    """Interface for reading pictures from the disk or a PACS.
+
+    Several threads may read at once, while the context of :meth:`keep_connection_open` is open.
+    """
+
+    def keep_connection_open(self) -> AbstractContextManager[object]:
+        """Return a context manager inside which pictures can be read."""
+
+    def read_picture_file(self, file: Path) -> bytes | Path:
+        """Return the bytes of an image file, or the path of a file on the disk."""
+
+    def identify_image_content(self, file: Path) -> FileIdentity | None:
+        """Return an identity by which the content is recognised without reading it; None if it must be read."""
+
+    def find_reading_faults(self) -> list[Fault]:
+        """Return, after reading, the faults because of which not all pictures were read; empty if all were."""
+
+
+class DiskPictureReader:
+    """Reads pictures from files on this machine."""
+
+    def keep_connection_open(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def read_picture_file(self, file: Path) -> bytes | Path:
+        return file
+
+    def identify_image_content(self, file: Path) -> FileIdentity | None:
+        return FileIdentity.identify_file(file)
+
+    def find_reading_faults(self) -> list[Fault]:
+        return []
+
+
+FROM_DISK = DiskPictureReader()
+_MOST_OTHERS = 20
+_FEW_ROWS = 20
+"""Tables with at most so many rows may have one patient in most of them."""
+_LARGE_SHARE, _FAR_MORE = 0.2, 5
+"""A patient of more than this fraction of images, and of so many times the usual number, may be nobody."""
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Image files with their labels, patients and parts; entry i of each field belongs to row i.
+
+    Attributes:
+        files: The image files; for images in a PACS, their paths in the cache.
+        labels: float32 ``(n, classes)``, NaN unknown.
+        parts: ``(n,)`` "train", "validation" or "test".
+        missing: Number of rows left out because the image does not exist.
+        repeated: Number of rows left out because they repeat an earlier row.
+        other_findings: Number of rows with each finding that is no class.
+        reader: Reads the images.
+    """
+
+    files: LazyPicturePaths
+    labels: NDArray[np.float32]
+    class_names: tuple[str, ...]
+    patients: Names
+    sources: Names
+    parts: Names
+    missing: int = 0
+    repeated: int = 0
+    other_findings: Mapping[str, int] = field(default_factory=dict)
+    reader: PictureReader = FROM_DISK
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the user about unusual contents of the table, such as many images of one patient."""
+        notes = [self.other_findings_note] if self.other_findings else []
+        notes += filter(None, [describe_outside_pictures(self.files)])
+        nameless = int(find_placeholder_patients(self.patients).sum())
+        if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
+            count = format_count_with_noun(nameless, "image")
+            note = (
+                f"{count} without a PatientID: each study of these counts as a patient of its own, and may be of one "
+            )
+            notes.append(f"{note}who stands on the other side of the split.")
+        if shared := self.patient_with_too_many_images:
+            share = f"{shared[1]:,} of {len(self.patients):,} images, which stay on one side of the split"
+            notes.append(
+                f'"{shared[0]}" is the patient of {share}. Is it the name of a patient? If nobody knows the patients, '
+                "write the picture's name in these cells."
+            )
+        return tuple(notes)
+
+    @property
+    def patient_with_too_many_images(self) -> tuple[str, int] | None:
+        """The name of a patient who has far more images than others, and their number; None if there is none.
+
+        The name may be a text by which a table says that the patient is unknown.
+        """
+        counts = Counter(self.patients.tolist())
+        usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
+        for name, count in counts.most_common(_MOST_OTHERS):
+            is_large = 2 * count > max(len(self.patients), _FEW_ROWS) or (
+                count > max(len(self.patients) * _LARGE_SHARE, _FEW_ROWS / 2) and count >= _FAR_MORE * usual
+            )
+            if is_large or (looks_like_dummy_patient(name) and count >= _FAR_MORE * max(usual, 1)):
+                return name, count
+        return None
+
+    @property
+    def other_findings_note(self) -> str:
+        """A sentence on the findings of the table that are no class."""
+        others = sorted(self.other_findings.items(), key=lambda item: -item[1])
+        texts = [f"{name} {count:,}" for name, count in others]
+        rows = list_first_and_count_rest(texts, _MOST_OTHERS)
+        return f"Other findings of the table count as no class, with the rows of each: {rows}."
+
+    def select_rows(self, index: NDArray[np.intp]) -> "LabelTable":
+        """Return the rows with these indices, in the given order."""
+        return replace(
+            self,
+            files=LazyPicturePaths(self.files.folder, self.files.names[index]),
+            labels=self.labels[index],
+            patients=self.patients[index],
+            sources=self.sources[index],
+            parts=self.parts[index],
+        )
+
+
+def split_label_table(table: LabelTable, seed: int) -> LabelTable:
+    """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
+    split = split_patients(table.patients, find_positive_images(table.labels), seed)
+    return replace(table, parts=assign_images_to_parts(table.patients, split))
+
+
+def hold_out_validation_patients(table: LabelTable, fraction: float, seed: int) -> LabelTable:
+    """Move a fraction of the training patients to the validation part, if that part is empty."""
+    if "validation" in table.parts:
+        return table
+    train = np.flatnonzero(table.parts == "train")
+    held_out = hold_out_patients(table.patients[train], find_positive_images(table.labels[train]), fraction, seed)
+    parts = table.parts.astype("<U10")
+    parts[train[held_out]] = "validation"
+    return replace(table, parts=parts)
+
+
+def find_patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
+    """Return faults for patients who are in two parts of the split.
+
+    Args:
+        where: The configuration key that the faults name.
+    """
+    return find_shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
+
+
+def find_picture_files(
+    files: LazyPicturePaths, spec: PictureFolderSpec
+) -> tuple[LazyPicturePaths, NDArray[np.bool_], list[Fault]]:
+    """Find a table's image files on the disk, where names may be spelled slightly differently.
+
+    Returns:
+        The files in the spelling on the disk; ``(n,)`` True for each that exists; and the faults: missing files if
+        ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
+    """
+    listings, folder = PictureFileFinder(), str(files.folder)
+    names = listings.find_files_in_order(folder, files.names.tolist())
+    is_present = np.array([name is not None for name in names], dtype=np.bool_)
+    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.find_unlistable_folder_faults()
+    if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
+        problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
+        problem += f"{quote_names((files.names[row] for row in absent), 5)}."
+        remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
+        if hint := describe_other_file_extensions(folder, (files.names[row] for row in absent), listings):
+            remedy = f"{hint} {remedy}"
+        faults.append(Fault("data.images", problem, remedy))
+    on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
+    return LazyPicturePaths.from_folder_and_names(files.folder, on_disk), is_present, faults
+
+
+def drop_missing_files(table: LabelTable, spec: PictureFolderSpec) -> LabelTable:
+    """Leave out rows whose image file is missing, and count them.
+
+    Raises:
+        BadInput: With the faults of :func:`find_picture_files`.
+    """
+    files, is_present, faults = find_picture_files(table.files, spec)
+    raise_faults(faults)
+    present = np.flatnonzero(is_present)
+    return replace(replace(table, files=files).select_rows(present), missing=len(files) - len(present))
+
+
+def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: DecodedImageStore) -> DatasetSplits:
+    """Decode the images of a table into one store, and return the three parts of the data set.
+
+    Raises:
+        BadInput: If the fraction of unreadable images exceeds ``spec.skip_budget``, or the PACS stops responding.
+    """
+    form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
+    files, reader = table.files, table.reader
+    decoded = decode_pictures(
+        files.names.tolist(),
+        lambda row: reader.read_picture_file(files[row]),
+        form,
+        store,
+        reader.keep_connection_open(),
+        lambda row: reader.identify_image_content(files[row]),
+    )
+    raise_faults(table.reader.find_reading_faults())
+    refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)
+    readable = table.select_rows(decoded.rows)
+    groups = group_rows_with_equal_contents(enumerate(decoded.places.tolist()))
+    copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
+    unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
+    images = ImageSet(
+        stored=decoded.stored,
+        labels=readable.labels,
+        class_names=table.class_names,
+        patients=readable.patients,
+        sources=readable.sources,
+        missing=table.missing,
+        places=decoded.places,
+        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
+    )
+    parts = []
+    for part in PARTS:
+        skipped = tuple(skip for skip, of in zip(decoded.skipped, unreadable, strict=True) if of == part)
+        parts.append(replace(images.select_rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
+    return DatasetSplits(*parts)
+
+
+def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
+    """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
+    Raises:
+        BadInput: If the table cannot be read; faults of the folder are included.
+    """
+    listings, table = PictureFileFinder(), base / spec.labels
+    folder = listings.find_folder_ignoring_spelling(base, spec.images)
+    faults = find_missing_folder_faults("data.images", folder)
+    if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
+        table = base / name
+    try:
+        return read_csv_table(table, "data.labels", spec.largest_mb), folder, faults
+    except BadInput as bad:
+        raise BadInput([*faults, *bad.faults]) from bad
+
+
+# ---------------------------------------------------------------------- a hospital's own table
+
+
+def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
+    """Read and check a hospital's own table for a folder of images, without reading an image.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+
+    Raises:
+        BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
+    """
+    columns, folder, faults = read_table_and_find_folder(spec, base)
+    required = {"data.image_column": spec.image_column, **list_configured_columns(spec)}
+    raise_faults(faults + find_missing_column_faults(Path(spec.labels).name, columns, required))
+    names = columns.get_column(spec.image_column)
+    faults = find_blank_cell_faults(names, "data.image_column", "image")
+    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
+    files, is_present, missing = find_picture_files(files, spec)
+    cells = parse_table_cells(spec, columns, faults)
+    patients = cells.patients
+    if patients is None:
+        from polyclinic.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
+
+        ids = list_dicom_patient_ids(read_dicom_headers(files))
+        if ids is None:  # each image counts as a patient
+            patients = make_placeholder_patient_names(len(files))
+        else:
+            id_names = normalize_name_array(np.array(ids, dtype=np.str_))
+            patients = join_similar_patients(id_names, spec, "data.images", faults)
+    table = LabelTable(
+        files=files,
+        labels=cells.labels,
+        class_names=spec.class_names,
+        patients=patients,
+        sources=cells.sources,
+        parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
+        other_findings=cells.other_findings,
+    )
+    distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
+    raise_faults(faults + repeated + missing)
+    table = assign_split_parts(replace(table.select_rows(distinct), repeated=len(files) - len(distinct)), spec)
+    raise_faults(find_patient_overlap_faults("data.split_column", table))
+    present = np.flatnonzero(is_present[distinct])
+    return replace(table.select_rows(present), missing=len(distinct) - len(present))
+
+
+def _find_distinct_image_rows(
+    table: LabelTable, lines: NDArray[np.int32], is_present: NDArray[np.bool_]
+) -> tuple[NDArray[np.intp], list[Fault]]:
+    """Return the first row of each image, and a fault if a later row of the same image contradicts it.
+
+    Two names of one file, such as a link, count as the same image.
+
+    Args:
+        lines: ``(n,)``, the line of the file in which each row begins, for the message.
+        is_present: ``(n,)``, True where the image file exists.
+    """
+    names, paths = table.files.names.tolist(), list[object]()
+    for name, present in zip(names, is_present.tolist(), strict=True):
+        try:
+            status = os.stat(os.path.join(table.files.folder, name)) if present else None
+        except OSError:
+            status = None
+        if status is None:
+            paths.append(os.path.normpath(name) if name else "")
+        else:  # device, inode and size reveal two names for the same file
+            paths.append((status.st_dev, status.st_ino, status.st_size))
+    if len(set(paths)) == len(paths):
+        return np.arange(len(paths)), []
+    first, others = dict[object, int](), dict[int, int]()
+    for row, path in enumerate(paths):
+        if path and (earlier := first.setdefault(path, row)) != row:
+            others[row] = earlier
+    contradictions = list[str]()
+    for row, earlier in others.items():
+        pairs = zip(table.class_names, table.labels[row], table.labels[earlier], strict=True)
+        differ = [name for name, *labels in pairs if labels[0] != labels[1] and not np.isnan(labels).all()]
+        columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
+        differ += [name for name, of in columns.items() if of[row] != of[earlier]]
+        if "patient" in differ and not are_all_patients_known(table.patients[[row]]):
+            differ.remove("patient")
+        if differ:
+            lines_of_both = f"lines {lines[earlier]} and {lines[row]}"
+            contradictions.append(f'"{names[row]}" ({lines_of_both}: {list_first_and_count_rest(differ, 5)})')
+    faults = []
+    if contradictions:
+        problem = f"{format_count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "
+        problem += f"{list_first_and_count_rest(contradictions, 5)}."
+        remedy = "Give each image one line, or lines that say the same: "
+        remedy += 'docs/recipes.md, "A line for each reader or finding".'
+        faults.append(Fault("data.image_column", problem, remedy))
+    return np.setdiff1d(np.arange(len(paths)), list(others)), faults
+
+
+def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
+    """Return the column names in the settings, by configuration key; None for keys that are not set."""
+    return {
+        **{f"data.label_columns[{place}]": name for place, name in enumerate(spec.label_columns)},
+        "data.finding_column": spec.finding_column,
+        "data.patient_column": spec.patient_column,
+        "data.source_column": spec.source_column,
+        "data.split_column": spec.split_column,
+    }
+
+
+def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
+    """Return a fault for the rows in which a column that must name an image, a study or a patient names none.
+
+    Args:
+        key: The configuration key that names ``column``.
+        what: What the column names: "image", "study" or "patient".
+    """
+    is_nothing = is_anonymous_patient if what == "patient" else is_missing_value
+    nothing = set(filter(is_nothing, set(column.cells)))
+    if not nothing:
+        return []
+    blank = [place for place, cell in enumerate(column.cells) if cell in nothing]
+    lines = column.find_lines_of_cells(blank)
+    article = "an" if what == "image" else "a"
+    remedy = "Fill them, or remove them."
+    if what == "patient":
+        remedy = "Fill them: the picture's name where nobody knows the patient. Or leave patient_column out."
+    problem = f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first."
+    return [Fault(key, problem, remedy)]
+
+
+@dataclass(frozen=True)
+class ParsedTableCells:
+    """The parsed cells of a hospital's own table, one entry per row.
+
+    Attributes:
+        labels: float32 ``(n, classes)``, NaN unknown.
+        other_findings: Number of rows with each finding that is no class.
+        patients: ``(n,)``; None if the table has no column of patients.
+        sources: ``(n,)``, empty texts if the table has no column of hospitals.
+        parts: ``(n,)``; None if the table has no column of parts.
+    """
+
+    labels: NDArray[np.float32]
+    other_findings: Mapping[str, int]
+    patients: Names | None
+    sources: Names
+    parts: Names | None
+
+
+def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]) -> ParsedTableCells:
+    """Parse the cells of a hospital's own table.
+
+    Args:
+        faults: List to which faults of cells are appended; the result has arbitrary values for such cells.
+    """
+    count = len(columns.lines)
+    labels = np.full((count, len(spec.class_names_in_table)), np.nan, dtype=np.float32)
+    other_findings: Mapping[str, int] = {}
+    try:
+        if spec.finding_column is None:
+            labels = parse_label_columns(
+                columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
+            )
+        else:
+            keys = {"column": "data.finding_column", "others": "data.other_findings"}
+            keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding", "not_assessed")}
+            rules = FindingColumnRules(
+                classes=spec.class_names_in_table,
+                separator=spec.separator,
+                no_finding=spec.no_finding,
+                others=spec.other_findings,
+                not_assessed=spec.not_assessed,
+                blank=spec.blank,
+                keys=keys,
+            )
+            column = columns.get_column(spec.finding_column, with_line_ends=True)
+            labels, other_findings = parse_finding_column(column, spec.finding_column, rules)
+    except BadInput as bad:
+        faults += bad.faults
+    patients = parts = None
+    sources = np.full(count, "")
+    if spec.patient_column is not None:
+        column = columns.get_column(spec.patient_column)
+        faults += find_blank_cell_faults(column, "data.patient_column", "patient")
+        patients = join_similar_patients(column.expand_to_row_cells(), spec, "data.patient_column", faults, column)
+    if spec.source_column is not None:
+        column = columns.get_column(spec.source_column)
+        site_names = ["" if is_blank_cell(cell) else convert_hospital_to_site_name(cell) for cell in column.cells]
+        sources = np.array(site_names, dtype=np.str_)[column.places]
+        similar, first = dict[str, str](), dict[str, str]()
+        for name, cell in zip(site_names, column.cells, strict=True):
+            for key in (make_class_spelling_key(cell), f"site {name}") if name else ():
+                if (earliest := first.setdefault(key, cell)) != cell:
+                    similar[cell] = earliest
+        if pairs := _describe_name_pairs(similar, column):
+            remedy = "Write each of them in one way: every source is a site of its own."
+            faults.append(Fault("data.source_column", f"names that may be one hospital's: {pairs}.", remedy))
+    if spec.split_column is not None:
+        try:
+            parts = parse_split_column(columns.get_column(spec.split_column), spec.split_column, "data.split_column")
+        except BadInput as bad:
+            faults += bad.faults
+    labels = _merge_synonym_labels(labels, spec, columns, faults)
+    return ParsedTableCells(labels, other_findings, patients, sources, parts)
+
+
+def _merge_synonym_labels(
+    labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]
+) -> NDArray[np.float32]:
+    """Merge label columns that are synonyms of one class, and append a fault for rows in which they contradict."""
+    if not spec.synonyms:
+        return labels
+    joined = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
+    for place, name in enumerate(spec.class_names):
+        own_names = [own for own in spec.class_names_in_table if spec.synonyms.get(own, own) == name]
+        of_class = labels[:, [spec.class_names_in_table.index(own) for own in own_names]]  # (n, own names)
+        joined[:, place] = np.fmax.reduce(of_class, axis=1)
+        differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
+        if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
+            lines = f"{format_count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
+            problem = f'{quote_names(own_names)} mean "{name}" and say different things in {lines}.'
+            remedy = "Correct these lines; if they are two classes, rename a column."
+            faults.append(Fault("data.synonyms", problem, remedy))
+    return joined
+
+
+def convert_hospital_to_site_name(name: str) -> str:
+    """Convert a hospital's name to a site name that is valid as a folder name; other signs become ``_``."""
+    return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
+
+
+_SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+|\d[Ee]\+\d+")
+_LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
+"""Long numbers, of which spreadsheets keep 15 digits and write zeros for the others."""
+
+
+def join_similar_patients(
+    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
+) -> Names:
+    """Give similar patient names one name; append a fault for them if ``spec.similar_patients`` is "fault".
+
+    Numbers of patients that a spreadsheet has shortened, such as ``1.2E+15``, are a fault too.
+
+    Args:
+        patients: ``(n,)`` normalised names.
+        where: The configuration key of the names, for the fault.
+        faults: List to which faults are appended.
+        column: The table column with the names, for line numbers; None if they come from elsewhere.
+    """
+    distinct, inverse = np.unique(patients, return_inverse=True)
+    names = [str(name) for name in distinct] if column is None else list(column.cells)
+    shortened = [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]
+    if column and not shortened:
+        cut, whole = ([i for i, name in enumerate(names) if of.fullmatch(name)] for of in (_CUT_NUMBER, _LONG_NUMBER))
+        counts = column.count_rows_per_cell()
+        shortened = cut if counts[cut].sum() > max(1, counts[whole].sum() / 3) else []
+    if column and shortened:
+        problem = f"a spreadsheet has shortened the number of a patient: {column.describe_cell_lines(shortened)}."
+        faults.append(Fault(where, problem, "Export the table again with this column as text."))
+    similar = find_similar_names(names)
+    if similar and spec.similar_patients == "fault":
+        problem = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: "
+        problem += f"{_describe_name_pairs(similar, column)}."
+        remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
+        remedy += "stays on one side of the split, which is right for the split also if they are two."
+        faults.append(Fault(where, problem, remedy, cause="patients"))
+    # The smallest name of each group, so that the order of rows does not matter.
+    joined = map_names_to_group_names(similar)
+    return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
+
+
+def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = None) -> str:
+    """List the first pairs of similar names for an error message, with line numbers if ``column`` is given."""
+
+    def describe_line_of_name(name: str) -> str:
+        return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
+
+    first = list(similar.items())[:5]
+    pairs = [
+        f'"{other}"{describe_line_of_name(other)} and "{name}"{describe_line_of_name(name)}' for name, other in first
+    ]
+    return "; ".join(pairs) + (f" and {len(similar) - 5:,} more" if len(similar) > 5 else "")
+
+
+def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
+    """Split the table by patient into training, validation and test.
+
+    If a column gives the parts, they stay; only if it names no validation part, training patients are held out for it.
+    """
+    if spec.split_column is None:
+        return split_label_table(table, spec.split_seed)
+    return hold_out_validation_patients(table, spec.validation_fraction, spec.split_seed)
