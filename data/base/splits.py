@@ -12,7 +12,7 @@ patients; with one image per patient the result is the same.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from math import ceil
@@ -24,7 +24,13 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
-from polyclinic.data.base.image_set import PARTS, UNKNOWN_PATIENT, DatasetSplits, ImageSet
+from polyclinic.data.base.image_set import (
+    PARTS,
+    UNKNOWN_PATIENT,
+    DatasetSplits,
+    ImageSet,
+    concatenate_image_sets,
+)
 from polyclinic.data.base.names import find_similar_names, is_anonymous_patient, make_name_similarity_key
 from polyclinic.data.base.spec import SPLIT_SEED
 
@@ -227,6 +233,22 @@ def assign_images_to_parts(patients: Names, split: PatientSplit) -> Names:
 def divide_images_into_splits(images: ImageSet, parts: Names) -> DatasetSplits:
     """Divide images into the three parts; ``parts`` ``(n,)`` names the part of each image."""
     return DatasetSplits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
+
+
+def divide_splits_again(splits: DatasetSplits, parts: Sequence[Names]) -> DatasetSplits:
+    """Return the same images divided anew.
+
+    Args:
+        parts: For each part of ``splits``, the part into which each of its images goes, ``(n,)``. An image with an
+            empty text is left out.
+    """
+    divided = divide_images_into_splits(concatenate_image_sets(splits.parts), np.concatenate(parts))
+    return DatasetSplits(
+        *(
+            replace(images, skipped=before.skipped, missing=before.missing)
+            for images, before in zip(divided.parts, splits.parts, strict=True)
+        )
+    )
 
 
 def split_images_by_patient(images: ImageSet, seed: int) -> DatasetSplits:
