@@ -193,7 +193,7 @@ class PatientPartMemory:
 
 
 def name_patients_of_splits(splits: DatasetSplits) -> tuple[Names, ...]:
-    """Return a name for the patient of each image of each part, ``(n,)``; an unknown patient is named by the picture."""
+    """Return a name for the patient of each image of each part, ``(n,)``; an unknown one is named by the picture."""
     named = []
     for images in splits.parts:
         named.append(name_unknown_patients(images.patients, images.picture_digests.astype(np.str_)))
