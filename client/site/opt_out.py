@@ -1,7 +1,7 @@
 """Patients who opted out: ``data.opt_out`` of ``site.toml``, a list of their identifiers or a command that prints them.
 
 The site asks before each request that reads images, so an opt-out counts from the next round on. The table of labels
-may stay as it is. An identifier is compared by :func:`make_name_similarity_key`, for which ``P-007`` and ``p7`` are one.
+may stay as it is. An identifier is compared by :func:`make_name_similarity_key`: ``P-007`` and ``p7`` are one.
 Where these are two patients, both are left out, which harms nobody.
 """
 
