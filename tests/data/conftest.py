@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 from polyclinic.data.partition.spec import PartitionSpec
 
-PROJECT = Path(__file__).resolve().parents[3]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def long(values: Iterable[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ def outcomes(request: pytest.FixtureRequest) -> list[tuple[str, str, int, str]]:
     """By reader and bomb, the MiB that reading it took, and what became of it; read in a process of its own."""
     command = [sys.executable, "-m", "tests.data.bombs", *request.param]
     ended = subprocess.run(
-        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600, check=False
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     return [tuple(outcome) for outcome in json.loads(ended.stdout.splitlines()[-1])]

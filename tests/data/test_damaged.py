@@ -14,7 +14,7 @@ from polyclinic.data.base.spec import PictureRenderingOptions
 from tests.data.dicom_files import decode_dicom_pixels, deflated
 from tests.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def read_damaged(first: int, count: int, seconds: int) -> list[int]:

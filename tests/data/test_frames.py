@@ -18,7 +18,7 @@ from polyclinic.data.base.spec import PictureRenderingOptions
 from tests.data.dicom_files import decode_dicom_pixels, dicom
 from tests.data.dicom_syntaxes import by_pydicom, saved
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 FOUR = np.array([[[0, 10]], [[0, 20]], [[30, 0]], [[40, 0]]], dtype=np.uint16)
 BRIGHTEST = {"WindowCenter": 128, "WindowWidth": 256}
 

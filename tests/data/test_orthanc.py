@@ -156,7 +156,7 @@ def _pumped(outside: ssl.SSLSocket, inside: socket.socket) -> None:
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not IS_INSTALLED, reason=MISSING)]
 STUDIES = 30
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LOAD = """
 import pathlib, sys
 from polyclinic.data.base.spec import DicomwebDatasetSpec, list_dataset_uses

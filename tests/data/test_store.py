@@ -39,7 +39,7 @@ from polyclinic.data.images.store import (
 from tests.data.dicom_files import dicom
 
 FORM = DecodedImageFormat(8, color=False, resize="pad")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CACHE = DecodedImageStore(Path("cache"))
 SECRETS = pytest.mark.parametrize("place", [CACHE, replace(CACHE, secret=bytes(range(32)))], ids=["plain", "encrypted"])
 
