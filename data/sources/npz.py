@@ -18,12 +18,7 @@ from polyclinic.data.base.decoded_size import (
     compute_decoded_file_size_limit,
     make_oversized_file_message,
 )
-from polyclinic.data.base.image_set import (
-    DatasetSplits,
-    ImageSet,
-    are_all_patients_known,
-    make_placeholder_patient_names,
-)
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
 from polyclinic.data.base.names import normalize_name_array
 from polyclinic.data.base.spec import NpzDatasetSpec
 from polyclinic.data.base.splits import (
@@ -32,7 +27,6 @@ from polyclinic.data.base.splits import (
     find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
-    hold_out_patients_by_name,
 )
 from polyclinic.data.images.reading import (
     DecodedImageFormat,
@@ -270,11 +264,9 @@ def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], t
     train, test = parts[0], parts[-1].sample_stratified_rows(spec.test_limit, spec.split_seed)
     if len(parts) == 3:
         return class_names, (train.sample_stratified_rows(spec.train_limit, spec.split_seed), parts[1], test)
-    if are_all_patients_known(train.patients):
-        held_out = hold_out_patients_by_name(train.patients, spec.validation_fraction, spec.split_seed)
-    else:
-        abnormal = find_positive_images(train.labels)
-        held_out = hold_out_patients(train.patients, abnormal, spec.validation_fraction, spec.split_seed)
+    held_out = hold_out_patients(
+        train.patients, find_positive_images(train.labels), spec.validation_fraction, spec.split_seed
+    )
     rest = train.select_rows(np.flatnonzero(~held_out)).sample_stratified_rows(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.select_rows(np.flatnonzero(held_out)), test)
 

@@ -67,17 +67,14 @@ def test_zeros_and_ones_stay_and_nan_is_unknown(save: Save) -> None:
     assert splits.test.images.shape == (4, 7, 7)
 
 
-def test_without_validation_part_whole_training_patients_are_held_out(save: Save) -> None:
-    splits = load_dataset(spec(patient_key="patient", validation_fraction=0.5), save(**NO_VALIDATION))
-    assert len(splits.train) + len(splits.validation) == 10
-    assert min(len(splits.train), len(splits.validation)) > 0
-    assert not set(splits.train.patients.tolist()) & set(splits.validation.patients.tolist())
-
-
 @pytest.mark.parametrize(("fraction", "expected"), [(0.4, [6, 4, 4]), (0, [10, 0, 4])])
-def test_without_patients_the_fraction_of_images_is_held_out(save: Save, fraction: float, expected: list[int]) -> None:
-    splits = load_dataset(spec(validation_fraction=fraction), save(**NO_VALIDATION))
+def test_without_validation_part_training_patients_are_held_out(
+    save: Save, fraction: float, expected: list[int]
+) -> None:
+    splits = load_dataset(spec(patient_key="patient", validation_fraction=fraction), save(**NO_VALIDATION))
+    # 0.4 of 5 patients, 2 images each
     assert [len(part) for part in splits.parts] == expected
+    assert not set(splits.train.patients.tolist()) & set(splits.validation.patients.tolist())
 
 
 @pytest.mark.parametrize("settings", [{}, {"image_size": 7}, {"keep": ["z", "x"]}, {"train_limit": 4}])
