@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
     from torch import Tensor, nn
+
+    from polyclinic.server.reporting.run_claims import RunClaims
+    from polyclinic.server.runs.reader import RunFolderContent
 
 
 Network = Callable[[int, int], "nn.Module"]
@@ -182,11 +186,35 @@ class FinishedRun:
         """The hash of the model's weights; equal experiments give equal hashes on CPUs of the same kind."""
         return str(self.summary["model_sha256"])
 
+    @cached_property
+    def _content(self) -> RunFolderContent:
+        from polyclinic.server.runs.reader import read_run
+
+        return read_run(self.folder)
+
+    @cached_property
+    def _claims(self) -> RunClaims:
+        from polyclinic.server.reporting.run_claims import make_run_claims
+
+        return make_run_claims(self._content)
+
+    @property
+    def result(self) -> str:
+        """The result in one sentence, as at the top of the report; it says why, if no mean AUROC can be given."""
+        return self._claims.result
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All limitations of the result that the report shows, the most severe first."""
+        return (*self._claims.cautions, *self._claims.limits)
+
     @property
     def mean_auroc(self) -> float | None:
-        """The mean test AUROC over the classes; None if no class has one."""
-        value: float | None = self.summary["test"]["mean_auroc"]
-        return value
+        """The mean test AUROC of the report, over the classes that enough test images show.
+
+        None if the report gives none; :attr:`result` says why.
+        """
+        return self._claims.mean_auroc
 
     @property
     def report(self) -> Path:
@@ -208,19 +236,35 @@ class FinishedRun:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """A table with a row per tested class: AUROC with 95 % interval, average precision, positives, owning sites."""
-        test, sites = self.summary["test"], self.summary["sites"]
-        between = (test["intervals"] or {}).get("per_class", {})
-        rows = [
-            {
-                "class": name,
-                "owners": sum(name in site["classes"] for site in sites.values()),
-                **{key: result[key] for key in ("auroc", "average_precision", "positives", "negatives")},
-                "low": between.get(name, (None, None))[0],
-                "high": between.get(name, (None, None))[1],
-            }
-            for name, result in test["per_class"].items()
-        ]
+        """A table with a row per class: AUROC with 95 % interval, average precision, positives, owning sites.
+
+        As in the report, a class that was not tested has no figures, and ``note`` says why. ``error`` bounds the error
+        of the AUROC; it is 0 if the AUROC is exact.
+        """
+        from polyclinic.server.reporting.run_claims import explain_untested_class
+
+        summary = self._content.summary
+        test, intervals = summary.test, summary.test.intervals or summary.test.sampled
+        rows = []
+        for name in dict.fromkeys((*test.per_class, *summary.classes)):
+            note, result = explain_untested_class(summary, name), test.per_class.get(name)
+            shown = None if note else result
+            positives, negatives = (None, None) if result is None else test.get_class_image_counts(name)
+            low, high = (intervals.per_class if intervals and shown else {}).get(name, (None, None))
+            rows.append(
+                {
+                    "class": name,
+                    "owners": len(summary.annotating_sites_by_class.get(name, ())),
+                    "auroc": shown and shown.auroc,
+                    "average_precision": shown and shown.average_precision,
+                    "positives": positives,
+                    "negatives": negatives,
+                    "low": low,
+                    "high": high,
+                    "error": shown and shown.errors.get("auroc", 0.0),
+                    "note": note,
+                }
+            )
         return _import_pandas().DataFrame(rows).set_index("class")
 
     @property
@@ -307,13 +351,32 @@ class FinishedRun:
         return axes
 
     def __repr__(self) -> str:
-        summary, auroc = self.summary, self.mean_auroc
-        error = (summary["test"].get("errors") or {}).get("auroc", 0.0)
-        shown = None if auroc is None else format_value_with_error(ValueWithError(auroc, error))
-        result = "no AUROC" if shown is None else f"mean AUROC {shown} on the test images (one seed)"
-        return (
-            f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {result}; {self.folder}>"
-        )
+        summary, claims = self._content.summary, self._claims
+        facts = f"{summary.table_label}: {summary.rounds} rounds, {len(summary.sites)} sites"
+        result = claims.no_mean_because
+        if claims.mean_auroc is not None:
+            mean = format_value_with_error(ValueWithError(claims.mean_auroc, claims.mean_auroc_error))
+            model = " of the initial model" if summary.is_initial_model_tested else ""
+            result = f"mean AUROC {mean}{model} on the test images (one seed)"
+        return f"<{facts}, {result}; print(run) says more, with {len(self.notes)} notes; {self.folder}>"
+
+    def __str__(self) -> str:
+        """Return the result and all limitations, as the report gives them."""
+        claims = self._claims
+        lines = [claims.result, *(f"! {caution}" for caution in claims.cautions)]
+        lines += ["What this run does not show:"] if claims.limits else []
+        lines += [f"- {limit}" for limit in claims.limits]
+        return "\n".join([*lines, f"Report: {self.report}"])
+
+    def _repr_html_(self) -> str:
+        """Return the same as :meth:`__str__` for notebooks."""
+        claims = self._claims
+        cautions = "".join(f"<li>{escape(caution)}</li>" for caution in claims.cautions)
+        limits = "".join(f"<li>{escape(limit)}</li>" for limit in claims.limits)
+        more = f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
+        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(claims.result)}</p>"
+        page = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
+        return f"{first}{f'<ul>{cautions}</ul>' if cautions else ''}{more}{page}"
 
 
 def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:

@@ -21,9 +21,11 @@ from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
 from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
 from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.reporting.run_claims import make_run_claims
 from polyclinic.server.runs.audit_log import RunAuditWriter
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.server.runs.reader import RunFolderContent, parse_summary, read_rounds
 from polyclinic.server.runs.receipt import hash_experiment_settings, write_run_receipt
 from polyclinic.strategies.aggregation.bounds import find_dominant_sites
 from polyclinic.strategies.engine.claims import describe_lowered_claim
@@ -420,7 +422,9 @@ class RunRecorder(RunCallbacks):
         if reason := write_run_receipt(self.ledger.audit):
             folder.append_event("no_receipt", reason=reason)
         self._record_refused_calls()
-        folder.write_summary(summary)
+        folder.replace_finished_results()  # the claims below are of all rounds
+        run = RunFolderContent(folder.path, parse_summary(summary), read_rounds(folder.path))
+        folder.write_summary({**summary, "claims": asdict(make_run_claims(run))})
         self.ledger.record_result_file_hashes(folder.path)
         folder.append_event("done", model_sha256=summary["model_sha256"])
 
