@@ -412,6 +412,13 @@ class RunRecorder(RunCallbacks):
         self._record_refused_calls()
         self.setting.folder.append_event("stopped", reason=reason)
 
+    def collect_claims(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the claims that the finished run supports, for its summary; all rounds must be recorded."""
+        folder = self.setting.folder
+        folder.replace_finished_results()  # the lines of further rounds are only then in the file
+        run = RunFolderContent(folder.path, parse_summary(summary), read_rounds(folder.path))
+        return asdict(make_run_claims(run))
+
     def record_run_end(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a finished run."""
         folder = self.setting.folder
@@ -422,9 +429,7 @@ class RunRecorder(RunCallbacks):
         if reason := write_run_receipt(self.ledger.audit):
             folder.append_event("no_receipt", reason=reason)
         self._record_refused_calls()
-        folder.replace_finished_results()  # the claims below are of all rounds
-        run = RunFolderContent(folder.path, parse_summary(summary), read_rounds(folder.path))
-        folder.write_summary({**summary, "claims": asdict(make_run_claims(run))})
+        folder.write_summary(summary)
         self.ledger.record_result_file_hashes(folder.path)
         folder.append_event("done", model_sha256=summary["model_sha256"])
 
