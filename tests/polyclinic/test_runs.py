@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polyclinic as pc
 from polyclinic.common import plugins
 from polyclinic.common.errors import BadInput
-from polyclinic.runs import _convert_settings_to_overrides
+from polyclinic.own_parts import convert_settings_to_overrides
 from polyclinic.server.federation.checkpoints import CheckpointFolder
 from tests.federations import ALL_DIGITS, experiment, finished
 from tests.polyclinic.pictures import SMALL, pictures
@@ -163,7 +163,7 @@ def test_importing_it_loads_neither_torch_nor_flower() -> None:
     ],
 )
 def test_settings_are_written_as_toml(value: object, text: str) -> None:
-    (line,) = _convert_settings_to_overrides({"a.b": value})
+    (line,) = convert_settings_to_overrides({"a.b": value})
     assert line == f"a.b={text}"
     assert tomllib.loads(f"x = {text}")["x"] == value
 
