@@ -17,7 +17,7 @@ from polyclinic.common.system.plain_text import (
     join_first_and_count,
     list_first_and_count_rest,
 )
-from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format
+from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format, fold_long_words
 from polyclinic.server.runs.notebook_progress import NotebookBar
 from polyclinic.server.runs.progress import Tell, choose_event_printer
 
@@ -145,7 +145,7 @@ class TrialsTable(TrialsProgressDisplay):
 
     def make_unfinished_runs_table(self) -> Table:
         """Return a table with a row for each unfinished experiment."""
-        table, active = Table("experiment", "runs", "at work", "a run takes"), self.pace.active()
+        table, active = fold_long_words(Table("experiment", "runs", "at work", "a run takes")), self.pace.active()
         for label, total in self.pace.totals.items():
             done = self.pace.done.get(label, 0)
             if done < total:

@@ -52,7 +52,7 @@ class FittedTable:
 
     def _split_columns(self, console: Console, options: ConsoleOptions) -> Iterator[list[int]]:
         """Yield the columns of each table beside the names: as many as fit, in their order."""
-        name_width = min(self._measure_column(0), max(LEAST_NAME, options.max_width // 4))
+        name_width = min(self._measure_column(0), max(LEAST_NAME, options.max_width // 5))
         columns = list[int]()
         for column in range(1, len(self.headings)):
             if columns and self._measure_table([*columns, column], name_width, console, options) > options.max_width:
@@ -80,7 +80,7 @@ class FittedTable:
         return console.measure(self._make_table(columns, max(1, name_width)), options=wide).maximum - (not name_width)
 
     def _make_table(self, columns: Sequence[int], name_width: int) -> Table:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(Text(self.headings[0]), width=name_width, overflow="fold")
         for column in columns:
             table.add_column(Text(self.headings[column]), width=self._measure_column(column), justify="right")

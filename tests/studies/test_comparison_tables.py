@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from polyclinic.common.metrics.auroc import ClassMetrics
+from polyclinic.common.metrics.bootstrap import AurocIntervals
+from polyclinic.common.metrics.calibration import DecisionCounts
+from polyclinic.server.deployment.status import format_server_status
+from polyclinic.server.export.evaluation import SavedModelEvaluation, format_model_evaluation
+from polyclinic.server.reporting.tables import make_class_auroc_table
 from polyclinic.studies.claims import describe_method_verdicts
 from polyclinic.studies.comparison import MethodComparison
 from polyclinic.studies.comparison_report import (
@@ -15,7 +21,7 @@ from polyclinic.studies.comparison_report import (
     make_comparison_tables,
     write_comparison_report,
 )
-from tests.studies.made_runs import compared, summary
+from tests.studies.made_runs import compared, metrics, run_of, summary
 
 SNAPSHOTS = Path(__file__).parent / "tables"
 METHODS = (
@@ -75,18 +81,83 @@ def names_of(text: str) -> list[str]:
     return [line.strip().split("  ")[0] for line in text.splitlines()]
 
 
-def snapshots() -> dict[Path, str]:
-    """Return file -> text of each snapshot."""
+SITES = ("University hospital of the north", "St-Mary-general-hospital", "South clinic", "East")
+
+
+def by_class(runs: int) -> RenderableType:
+    """Make the table of classes of some runs with four sites, of which one annotates everything."""
+    contents = {}
+    for place, method in enumerate(METHODS[:runs]):
+        content = summary(method, dict.fromkeys(CLASSES, 0.8 - 0.04 * place), CLASSES[:3])
+        classes = dict.fromkeys(SITES, CLASSES[3:]) | {SITES[0]: CLASSES}
+        contents[method] = run_of(content | {"sites": {site: {"classes": names} for site, names in classes.items()}})
+    return make_class_auroc_table({method: run.summary for method, run in contents.items()})
+
+
+def evaluated() -> RenderableType:
+    """Make the table of a saved model on labelled images, with a class that could not be tested."""
+    results: dict[str, ClassMetrics] = metrics(dict.fromkeys(CLASSES, 0.8123), 120, 3456)
+    results["Pneumothorax"] = ClassMetrics(None, None, None, 0, 3576)
+    ends = {name: (0.7654, 0.8543) for name in CLASSES if name != "Pneumothorax"}
+    return format_model_evaluation(
+        SavedModelEvaluation(
+            images=3576,
+            patients=1200,
+            results=results,
+            decisions={name: DecisionCounts(90, 30, 456, 3000) for name in CLASSES},
+            intervals=AurocIntervals((0.7, 0.9), ends),
+            skipped=(),
+            source="labels.csv",
+        )
+    )
+
+
+def connected() -> RenderableType:
+    """Make the table of a coordinator's sites, one of them with a long name without spaces."""
+    site = {"state": "online", "release": "0.2.0", "wire": None, "classes": [], "max_images": None}
+    names = ("university-hospital-of-the-north-and-the-islands-department-of-radiology", "south")
+    return format_server_status(
+        {
+            "name": "coordinator",
+            "address": "coordinator.example:9092",
+            "phrase": "",
+            "release": "0.2.0",
+            "superlink": "up",
+            "certificate_days": 300.0,
+            "sites": {name: {**site, "fingerprint": "ab" * 8} for name in names},
+            "run": None,
+        }
+    )
+
+
+def tables() -> dict[str, RenderableType]:
     return {
-        SNAPSHOTS / f"comparison-{seeds}-{width}.txt": printed(format_comparison_tables(long_names(seeds)), width)
-        for seeds in (1, 3)
-        for width in WIDTHS
+        "comparison-1": format_comparison_tables(long_names(1)),
+        "comparison-3": format_comparison_tables(long_names(3)),
+        "run": by_class(1),
+        "demo": by_class(3),
+        "evaluate": evaluated(),
+        "status": connected(),
     }
+
+
+def snapshots() -> dict[str, str]:
+    """Return name of the file -> text of each snapshot."""
+    return {f"{name}-{width}.txt": printed(table, width) for name, table in tables().items() for width in WIDTHS}
 
 
 def test_the_tables_read_as_in_the_snapshots() -> None:
     """To accept a change: ``python -m tests.studies.test_comparison_tables``, and look at what it wrote."""
-    assert {path: path.read_text(encoding="utf-8") for path in SNAPSHOTS.glob("comparison-*.txt")} == snapshots()
+    assert {path.name: path.read_text(encoding="utf-8") for path in SNAPSHOTS.glob("*.txt")} == snapshots()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_table_cuts_a_name_or_is_wider_than_the_terminal(width: int) -> None:
+    for name, table in tables().items():
+        text = printed(table, width)
+        assert "…" not in text, name
+        lines = [line for line in text.splitlines() if not line.startswith("abab")]  # keys are copied as a whole
+        assert max(map(len, lines)) <= width, name
 
 
 def test_columns_without_a_figure_are_left_out() -> None:
@@ -124,5 +195,5 @@ def test_a_p_value_is_explained_beside_it(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for path, text in snapshots().items():
-        path.write_text(text, encoding="utf-8")
+    for name, text in snapshots().items():
+        (SNAPSHOTS / name).write_text(text, encoding="utf-8")
