@@ -89,7 +89,7 @@ def simulate(
         progress: How progress is displayed; nothing is displayed on a quiet console.
         pages: Whether to write report and model card.
         ray_process: The process that drives Ray, if the caller has started it for this experiment.
-        watcher: Is told of every round, beside the progress that is displayed.
+        watcher: Receives the events of the run, in addition to the progress that is displayed.
         keep_data: Whether data that this process has loaded for an earlier run are used again.
 
     Raises:
