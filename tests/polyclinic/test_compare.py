@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 import polyclinic as pc
 from polyclinic.common.errors import BadInput
 from polyclinic.studies.runner import RunsFailed
-from tests.polyclinic.pictures import SMALL, pictures
-from tests.polyclinic.test_runs import share_above, squared, tiny
+from tests.polyclinic.pictures import SMALL, pictures, share_above, squared, tiny
 
 METHODS = ("surgical", "partial_loss")
 

@@ -13,7 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 import polyclinic as pc
 from polyclinic.common import plugins
@@ -21,23 +21,10 @@ from polyclinic.common.errors import BadInput
 from polyclinic.own_parts import convert_settings_to_overrides
 from polyclinic.server.federation.checkpoints import CheckpointFolder
 from tests.federations import ALL_DIGITS, experiment, finished
-from tests.polyclinic.pictures import SMALL, pictures
+from tests.polyclinic.pictures import SMALL, pictures, share_above, squared, tiny
 from tests.server.killing import Killed, kill_at
 
 ONE_ROUND = {"run.rounds": 1, "simulation.backend": "inline"}
-
-
-def tiny(channels: int, image_size: int) -> nn.Module:
-    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(channels * (image_size // 4) ** 2, 12), nn.ReLU())
-
-
-def squared(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    labelled = ~labels.isnan()
-    return ((logits.sigmoid() - labels.nan_to_num()) ** 2 * labelled).sum() / labelled.sum().clamp(min=1)
-
-
-def share_above(scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
-    return float((scores > 0.5).mean())
 
 
 def simulated(out: Path, **choices: Any) -> pc.FinishedRun:
