@@ -132,7 +132,7 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     Raises:
         BadInput: If ``out`` exists and is not a folder of the demo.
     """
-    from polyclinic.common.system.plain_text import format_number
+    from polyclinic.common.metrics.measured import format_value_with_error
     from polyclinic.server.reporting.tables import make_class_auroc_table
     from polyclinic.server.runs.reader import read_run
     from polyclinic.server.simulation.simulate import simulate
@@ -155,7 +155,9 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
     console.print(make_class_auroc_table({method: run.summary for method, run in runs.items()}))
-    surgical, vanilla = (format_number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
+    tests = [runs[method].summary.test for method in METHODS]
+    headlines = [test.compute_headline_auroc(test.unique_classes.classes) for test in tests]
+    surgical, vanilla = (format_value_with_error(headline.mean) for headline in headlines)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"
         f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {FEWEST_SEEDS}."

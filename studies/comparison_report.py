@@ -306,7 +306,10 @@ def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
             title = f"{comparison.reference} minus each other method: AUROC, {subset} classes"
             tables.append(FittedTable(title, headings, tuple(rows)))
     if tables:
-        tables[-1] = replace(tables[-1], caption=claims.describe_what_p_tests(comparison))
+        has_interval = any(each.result.interval for each in comparison.contrasts if each.pairing == "classes")
+        about_intervals = "95 % interval: bootstrap over the classes. " if has_interval else ""
+        caption = f"{about_intervals}{claims.describe_what_p_tests(comparison)}"
+        tables[-1] = replace(tables[-1], caption=caption)
     return tables
 
 

@@ -46,7 +46,10 @@ class FittedTable:
         if self.title:
             yield Text(self.title, style="italic")
         for columns in self._split_columns(console, options):
-            yield self._make_table(columns, self._choose_name_width(columns, console, options))
+            name_width = self._choose_name_width(columns, console, options)
+            whole = self._make_table(columns, self._measure_column(0), whole_cells=True)
+            fits = console.measure(whole, options=options.update(width=10_000)).maximum <= options.max_width
+            yield whole if fits else self._make_table(columns, name_width)
         if self.caption:
             yield Text(self.caption, style="dim")
 
@@ -67,23 +70,28 @@ class FittedTable:
         without_names = self._measure_table(columns, 0, console, options)
         return max(1, min(natural, options.max_width - without_names))
 
-    def _measure_column(self, column: int) -> int:
-        """Return the width that a column needs: its longest cell, or word of text or heading."""
+    def _measure_column(self, column: int, *, whole_cells: bool = False) -> int:
+        """Return the width that a column needs: its longest cell, or word of text or heading.
+
+        Args:
+            whole_cells: Whether texts stay on one line too, as figures do.
+        """
         cells = [row[column] for row in self.rows]
         if column == 0:
             return max(map(cell_len, (self.headings[0], *cells)), default=0)
-        pieces = [piece for cell in cells for piece in _list_unbreakable_pieces(cell)]
+        pieces = cells if whole_cells else [piece for cell in cells for piece in _list_unbreakable_pieces(cell)]
         return max(map(cell_len, (*self.headings[column].split(), *pieces)), default=0)
 
     def _measure_table(self, columns: Sequence[int], name_width: int, console: Console, options: ConsoleOptions) -> int:
         wide = options.update(width=10_000)
         return console.measure(self._make_table(columns, max(1, name_width)), options=wide).maximum - (not name_width)
 
-    def _make_table(self, columns: Sequence[int], name_width: int) -> Table:
+    def _make_table(self, columns: Sequence[int], name_width: int, *, whole_cells: bool = False) -> Table:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(Text(self.headings[0]), width=name_width, overflow="fold")
         for column in columns:
-            table.add_column(Text(self.headings[column]), width=self._measure_column(column), justify="right")
+            width = self._measure_column(column, whole_cells=whole_cells)
+            table.add_column(Text(self.headings[column]), width=width, justify="right")
         for row in self.rows:
             table.add_row(*(Text(row[column]) for column in (0, *columns)))
         return table
