@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
@@ -49,6 +47,7 @@ from polyclinic.server.export.preflight import (
     read_experiment_data_spec,
     read_labelled_csv_columns,
 )
+from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
 from polyclinic.server.runs.reader import RunSummary, read_run
 
@@ -253,21 +252,13 @@ def evaluation_as_csv(evaluation: SavedModelEvaluation) -> bytes:
 
 def format_model_evaluation(evaluation: SavedModelEvaluation) -> Group:
     """Format the evaluation for a terminal: a table by class, the result in one sentence, and its limits."""
-    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
-    # In 80 columns a long class name is wrapped, never a figure.
-    measures_by_line = ("average\nprecision", "sensi-\ntivity", "speci-\nficity")
-    for heading in ("AUROC", "95 % interval", *measures_by_line, "with", "without"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("AUROC", "95 % interval", "average precision", "sensi- tivity", "speci- ficity", "with", "without")
+    rows = []
     for name in evaluation.results:
         auroc, interval, *measures, positives, negatives = _class_metrics_as_json(evaluation, name).values()
-        cells = [
-            format_number(auroc),
-            format_interval(interval),
-            *map(format_number, measures),
-            str(positives),
-            str(negatives),
-        ]
-        table.add_row(Text(name), *cells)
+        figures = (format_number(auroc), format_interval(interval), *map(format_number, measures))
+        rows.append((name, *figures, str(positives), str(negatives)))
+    table = FittedTable("", ("class", *headings), tuple(rows)).drop_empty_columns()
     limits = (Text(f"! {limit}", style="yellow") for limit in list_evaluation_limitations(evaluation))
     return Group(table, Text(describe_evaluation_result(evaluation)), *limits)
 

@@ -77,6 +77,8 @@ def simulate(
     progress: ProgressFormat = ProgressFormat.auto,
     pages: bool = True,
     ray_process: RayDriverHandle | None = None,
+    watcher: SilentRunProgress | None = None,
+    keep_data: bool = False,
 ) -> dict[str, Any]:
     """Run a simulated experiment and write the run folder ``out``; return the summary.
 
@@ -87,13 +89,15 @@ def simulate(
         progress: How progress is displayed; nothing is displayed on a quiet console.
         pages: Whether to write report and model card.
         ray_process: The process that drives Ray, if the caller has started it for this experiment.
+        watcher: Receives the events of the run, in addition to the progress that is displayed.
+        keep_data: Whether data that this process has loaded for an earlier run are used again.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
     with start_ray_driver(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
-        simulation = SimulationBackend(file, console, web_port, progress, ray)
+        simulation = SimulationBackend(file, console, web_port, progress, ray, watcher, keep_data=keep_data)
         return execute_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
@@ -109,6 +113,8 @@ class SimulationBackend:
     web_port: int | None
     progress: ProgressFormat
     ray_process: RayDriverHandle | None = None
+    watcher: SilentRunProgress | None = None
+    keep_data: bool = False
     durable: bool = field(default=False, init=False)
     method: Method = field(init=False)
     data: SimulatedData = field(init=False)
@@ -124,7 +130,8 @@ class SimulationBackend:
         Raises:
             BadInput: With every fault.
         """
-        clear_simulated_data_cache()
+        if not self.keep_data:
+            clear_simulated_data_cache()
         self.method, self.data = check_simulation_experiment(self.file, self.tell)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
@@ -224,6 +231,8 @@ class SimulationBackend:
         with ExitStack() as stack:
             shown = make_run_progress(self.progress, self.console, f"{name} seed {run.seed}")
             watchers: list[SilentRunProgress] = [stack.enter_context(shown)]
+            if self.watcher is not None:
+                watchers.append(self.watcher)
             if self.web_port is not None:
                 stack.enter_context(serve_live_view_during_run(out, self.web_port, self.tell))
                 present = CurrentRun(str(out.resolve()), name)
