@@ -19,7 +19,7 @@ import functools
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -226,11 +226,13 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
             lock_site_folder,
         )
         from polyclinic.client.connection.status import ClientStatus, keep_status_file_current
-        from polyclinic.client.gate.gate import record_process_start
+        from polyclinic.client.gate.gate import record_patients, record_process_start
         from polyclinic.client.site.budget import describe_privacy_status
-        from polyclinic.client.site.settings import load_site, read_site_settings
+        from polyclinic.client.site.opt_out import OptOutsUnknown
+        from polyclinic.client.site.settings import load_site_data, read_site_settings
         from polyclinic.client.site.site_file import read_and_check_connection_kit
         from polyclinic.client.training.privacy import make_privacy_status_at_start
+        from polyclinic.common.errors import BadInput, Fault
         from polyclinic.common.security.phrase import compute_certificate_phrase
 
     reuse_large_buffers()
@@ -242,7 +244,8 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
     for line in filter(None, describe_authority(settings, kit)):
         tell(line)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
-        site = load_site(settings, tell)
+        data = load_site_data(settings, tell, remember=True)
+        site, _ = data.make_site(frozenset())
         status.privacy = make_privacy_status_at_start(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
@@ -255,8 +258,15 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
                 tell(f"left out {skipped.name}: {skipped.reason}")
         if torn := record_process_start(site):
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
+        if text := data.changes.describe():
+            tell(text)
+            record_patients(site, **asdict(data.changes))
         try:
-            service = HospitalMessageLoop(settings, kit, site, tell, status)
+            service = HospitalMessageLoop(settings, kit, site, tell, status, data=data)
+            try:
+                service.leave_out_opted_out_patients()
+            except OptOutsUnknown as error:
+                raise BadInput([Fault("site.toml", str(error))]) from None
             service.idle_limit_s = None if until_idle is None else until_idle * 60
             signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
             service.run_message_loop()

@@ -39,9 +39,17 @@ from polyclinic.client.connection.preflight import make_already_running_fault
 from polyclinic.client.connection.status import ClientStatus
 from polyclinic.client.connection.tls import check_coordinator_certificate
 from polyclinic.client.connection.wire_agreement import agree_on_wire_version
-from polyclinic.client.gate.gate import UNREADABLE, AuditMark, record_refused_request, record_unread_message
+from polyclinic.client.gate.gate import (
+    UNREADABLE,
+    AuditMark,
+    record_patients,
+    record_refused_request,
+    record_unread_message,
+)
 from polyclinic.client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
+from polyclinic.client.site.opt_out import describe_opt_outs
 from polyclinic.client.site.patient_ledger import LedgerUnusable
+from polyclinic.client.site.settings import SiteData
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.client.site.statements import SiteRecordSigner
@@ -90,6 +98,11 @@ REMEDY_FOR_LABELS = (
 SET_ASIDE, FAILED = "set aside", "message"
 """Rules in the audit: of a message that ended the program before, and of one at which the program failed."""
 LONGEST_PHASE = 60
+READS_IMAGES = frozenset(
+    {MessageType.TRAIN, MessageType.EVALUATE, f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit"}
+)
+"""Types of messages before which the site asks who opted out. The stages of secure aggregation are parts of a round
+that has begun."""
 Tell = Callable[[str], None]
 
 
@@ -110,6 +123,7 @@ class HospitalMessageLoop:
         status: The site's status, which ``flwr-client status`` shows.
         make_app: Builds the ClientApp that answers messages; benchmarks pass an app that does not train.
         idle_limit_s: Time without a message after which the loop ends; None for a loop without end.
+        data: The site's images before patients who opted out were left out; None if nobody can opt out.
     """
 
     settings: SiteSettings
@@ -119,6 +133,8 @@ class HospitalMessageLoop:
     status: ClientStatus
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = make_client_app
     idle_limit_s: float | None = None
+    data: SiteData | None = None
+    _opted_out: frozenset[str] = frozenset()
     _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
     _hello: HelloAnswer | None = None  # what the coordinator said of itself when this site connected
@@ -433,6 +449,8 @@ class HospitalMessageLoop:
         try:
             self._current_run = message.metadata.run_id
             self._record_work_phase(message)
+            if message.metadata.message_type in READS_IMAGES:
+                self.leave_out_opted_out_patients()
             reply = self._app(message, context)
             self._current_run = 0
         except Exception as error:  # the site continues; the coordinator gets the reason
@@ -450,6 +468,24 @@ class HospitalMessageLoop:
             return reply
         self._record_and_print_work_result(message, reply, time.monotonic() - began)
         return reply
+
+    def leave_out_opted_out_patients(self) -> None:
+        """Read who opted out, and leave these patients out of the site's images from now on.
+
+        Raises:
+            OptOutsUnknown: If the command of ``data.opt_out`` fails.
+            BadInput: If no training image is left.
+        """
+        if self.data is None or not self.settings.opt_out:
+            return
+        opted_out = self.data.opt_out.read_keys()
+        if opted_out == self._opted_out:
+            return
+        site, count = self.data.make_site(opted_out)
+        self.site = replace(site, identity=self.site.identity)
+        self._opted_out = opted_out
+        self.tell(describe_opt_outs(count))
+        record_patients(self.site, opted_out=count)
 
     # ------------------------------------------------------------------ words
 

@@ -76,6 +76,16 @@ def record_process_start(site: Site) -> TornAuditLine | None:
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
+def record_patients(site: Site, **counts: int) -> None:
+    """Write to the audit log that the site's patients changed.
+
+    Args:
+        counts: Numbers of patients: ``new``, ``gone`` or ``kept`` since the last start, or ``opted_out`` by now; see
+            :class:`PatientChanges` of :mod:`polyclinic.client.site.patient_parts`.
+    """
+    AuditLog(site.folder, durable=site.durable).append(event="patients", **counts)
+
+
 UNREADABLE = "no message"
 """Rule in the audit for a message that cannot be put together."""
 

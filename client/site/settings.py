@@ -1,20 +1,36 @@
 """Reads a site from its folder: first ``site.toml``, with all faults reported at once, then images and labels."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
+from polyclinic.client.site.opt_out import (
+    OptOutSource,
+    OptOutsUnknown,
+    StatedImageCounts,
+    leave_out_patients,
+)
 from polyclinic.client.site.patient_ledger import open_site_ledger
+from polyclinic.client.site.patient_parts import PatientChanges, PatientPartMemory
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
+from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
-from polyclinic.data.base.image_set import PARTS, ImageSet
+from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets
+from polyclinic.data.base.spec import SPLIT_SEED
+from polyclinic.data.base.splits import (
+    assign_images_to_parts,
+    divide_splits_again,
+    find_positive_images,
+    split_patients,
+)
 from polyclinic.data.images.store import DecodedImageStore, remove_image_store
 from polyclinic.data.load import find_dataset_faults, load_dataset
 
@@ -52,8 +68,71 @@ def find_hospital_data_faults(settings: SiteSettings) -> list[Fault]:
     return [replace(fault, where=f"{FILE}: {fault.where}") for fault in faults]
 
 
-def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line: None) -> Site:
-    """Read the site's images and labels; ``tell`` prints lines for the hospital's staff, now and later.
+RELEASES_WITHOUT_MEMORY = frozenset({"0.1.0"})
+"""Releases that drew the parts of all patients together, as the audit names them."""
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """The images and labels of a site's folder, before patients who opted out are left out.
+
+    Attributes:
+        settings: The site's settings.
+        splits: All images that the data has, each patient in the part that the site remembers.
+        changes: How the patients differ from those of the last start.
+        tell: Prints lines for the hospital's staff.
+        remember: True for the program that takes part in runs, False for commands that only look.
+    """
+
+    settings: SiteSettings
+    splits: DatasetSplits
+    changes: PatientChanges
+    tell: Callable[[str], None]
+    remember: bool
+
+    @cached_property
+    def opt_out(self) -> OptOutSource:
+        return OptOutSource(self.settings.opt_out, self.settings.folder)
+
+    def make_site(self, opted_out: frozenset[str]) -> tuple[Site, int]:
+        """Return the site without the patients who opted out, and the number of these.
+
+        Args:
+            opted_out: Result of :meth:`OptOutSource.read_keys`.
+
+        Raises:
+            BadInput: If a class is wrong, or no training image is left.
+        """
+        splits, count = leave_out_patients(self.splits, opted_out)
+        site = _make_site_of_splits(self.settings, splits, self.tell)
+        if self.remember and self.settings.opt_out:
+            site = replace(site, stated_counts=StatedImageCounts(self.settings.state_folder))
+        return site, count
+
+
+def load_site(
+    settings: SiteSettings, tell: Callable[[str], None] = lambda line: None, *, remember: bool = False
+) -> Site:
+    """Read the site's images and labels, without those of patients who opted out.
+
+    Args:
+        tell: Prints lines for the hospital's staff, now and later.
+        remember: Store the part of each patient (:class:`PatientPartMemory`).
+
+    Raises:
+        BadInput: With every fault, or with the unreadable files if there are too many.
+    """
+    data = load_site_data(settings, tell, remember=remember)
+    try:
+        return data.make_site(data.opt_out.read_keys())[0]
+    except OptOutsUnknown as error:
+        raise BadInput([Fault(FILE, str(error))]) from None
+
+
+def load_site_data(
+    settings: SiteSettings, tell: Callable[[str], None] = lambda line: None, *, remember: bool = False
+) -> SiteData:
+    """Read the site's images and labels; for the arguments, see :func:`load_site`.
 
     Raises:
         BadInput: With every fault, or with the unreadable files if there are too many.
@@ -61,8 +140,51 @@ def load_site(settings: SiteSettings, tell: Callable[[str], None] = lambda line:
     try:
         with settings.permit_data_hosts():
             splits = load_dataset(settings.file.data, settings.folder, prepare_image_store(settings, tell))
+        memory = PatientPartMemory(settings.state_folder)
+        splits, changes = memory.keep_known_parts(
+            _keep_parts_of_earlier_release(settings, memory, splits),
+            given_by=_find_key_of_given_parts(settings),
+            store=remember,
+        )
     except BadInput as error:
-        raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
+        raise BadInput(_name_site_file(fault) for fault in error.faults) from None
+    return SiteData(settings, splits, changes, tell, remember)
+
+
+def _name_site_file(fault: Fault) -> Fault:
+    return replace(fault, where=f"{FILE}: {fault.where}") if fault.where.startswith("data") else fault
+
+
+def _find_key_of_given_parts(settings: SiteSettings) -> str:
+    """Return the key by which the hospital itself says who is in the test part; empty if the program draws."""
+    data = settings.file.data
+    if data.kind == "npz":
+        return "data.path"
+    return "data.split_column" if getattr(data, "split_column", None) else ""
+
+
+def _keep_parts_of_earlier_release(
+    settings: SiteSettings, memory: PatientPartMemory, splits: DatasetSplits
+) -> DatasetSplits:
+    """Return the data in the parts of release 0.1.0, for a site that took part in runs of it.
+
+    That release drew the parts from all patients together, and the site did not remember them.
+    """
+    data = settings.file.data
+    is_drawn = data.kind in ("folder", "dicomweb") and not _find_key_of_given_parts(settings)
+    has_earlier_runs = (settings.state_folder / "memory").is_dir() and not memory.path.exists()
+    if not is_drawn or not has_earlier_runs:
+        return splits
+    releases = {entry.get("version") for entry in AuditLog(settings.state_folder).read_entries()}
+    if not releases & RELEASES_WITHOUT_MEMORY:
+        return splits
+    everything = concatenate_image_sets(splits.parts)
+    seed: int = getattr(data, "split_seed", SPLIT_SEED)
+    split = split_patients(everything.patients, find_positive_images(everything.labels), seed)
+    return divide_splits_again(splits, [assign_images_to_parts(images.patients, split) for images in splits.parts])
+
+
+def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Callable[[str], None]) -> Site:
     declaration = make_label_declaration(settings, splits.class_names)
     if not len(splits.train):
         raise BadInput([Fault(f"{FILE}: data", "has no training image.")])

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -45,7 +45,9 @@ OLD_KEYS_FILE = "old-keys"
 
 
 class SiteTomlContent(TomlSection):
-    """The keys of ``site.toml``, except ``annotates`` and ``synonyms`` in ``[data]`` (see :class:`SiteSettings`).
+    """The keys of ``site.toml``, except some of ``[data]`` (see :class:`SiteSettings`).
+
+    These are ``annotates``, ``synonyms`` and ``opt_out``.
 
     Attributes:
         name: The site's name, as registered with the coordinator.
@@ -74,12 +76,14 @@ class SiteSettings:
     Attributes:
         labels: The classes that the site annotates, with its own names in its own order; empty for all classes.
         synonyms: The site's own class name -> canonical name.
+        opt_out: Identifiers of patients who opted out, or a command that prints them.
     """
 
     folder: Path
     file: SiteTomlContent
     labels: tuple[str, ...]
     synonyms: Mapping[str, str]
+    opt_out: tuple[str, ...] | str = ()
 
     @property
     def kit_path(self) -> Path:
@@ -122,15 +126,25 @@ def read_site_toml_without_data(folder: Path) -> SiteSettings:
 def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     """Read ``site.toml``; return its settings, and faults that the caller reports together with those of the data.
 
-    These are the faults of the keys ``annotates`` and ``synonyms``.
+    These are the faults of the keys ``annotates``, ``synonyms`` and ``opt_out``.
 
     Raises:
         BadInput: With every fault, if the file is missing or has any other fault.
     """
     tree = read_toml(refuse_missing_site_file(folder) / FILE)
     data = tree.get("data")
-    labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
+    labels: Any = ()
+    synonyms: Any = {}
+    opt_out: Any = ()
+    if isinstance(data, dict):
+        labels, synonyms = data.pop("annotates", ()), data.pop("synonyms", {})
+        opt_out = data.pop("opt_out", ())
     wrong = []
+    if isinstance(opt_out, list):
+        # Numbers without quotes are identifiers, too.
+        opt_out = tuple(map(str, opt_out))
+    elif opt_out and not isinstance(opt_out, str):
+        wrong.append(Fault(f"{FILE}: data.opt_out", "must be a list of identifiers, or a command that prints them."))
     if not isinstance(labels, list | tuple) or not all(isinstance(name, str) for name in labels):
         wrong.append(Fault(f"{FILE}: data.annotates", "must be a list of class names."))
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
@@ -142,7 +156,7 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     if not wrong:  # the names of the data's columns and classes are normalised as well
         labels = map(normalize_name, labels)
         synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
-    return SiteSettings(folder, file, tuple(labels), synonyms), wrong
+    return SiteSettings(folder, file, tuple(labels), synonyms, opt_out), wrong
 
 
 def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:

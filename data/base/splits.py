@@ -1,5 +1,8 @@
 """Splits of a data set into training, validation and test parts that keep all images of a patient together.
 
+:func:`assign_patients_by_name` is the split of a hospital's own data: the part of a patient follows from the patient's
+name alone, so that nobody's part changes when other patients come or go.
+
 :func:`split_patients` and :func:`split_patients_over_sites` reproduce the splits of Kulkarni et al., "Surgical
 Aggregation", ML4H 2024, patient by patient, and therefore use numpy's legacy generator. A patient is abnormal if any
 image of the patient has a positive label; abnormal and other patients are split in the same proportions.
@@ -7,20 +10,28 @@ image of the patient has a positive label; abnormal and other patients are split
 patients; with one image per patient the result is the same.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from math import ceil
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
-from polyclinic.data.base.image_set import PARTS, UNKNOWN_PATIENT, DatasetSplits, ImageSet
-from polyclinic.data.base.names import find_similar_names, is_anonymous_patient
+from polyclinic.data.base.image_set import (
+    PARTS,
+    UNKNOWN_PATIENT,
+    DatasetSplits,
+    ImageSet,
+    concatenate_image_sets,
+)
+from polyclinic.data.base.names import find_similar_names, is_anonymous_patient, make_name_similarity_key
 from polyclinic.data.base.spec import SPLIT_SEED
 
 Names = NDArray[np.str_]
@@ -36,6 +47,97 @@ class PatientSplit:
     train: NDArray[Any]
     validation: NDArray[Any]
     test: NDArray[Any]
+
+
+def assign_patients_by_name(
+    patients: Names, seed: int = SPLIT_SEED, fractions: tuple[float, float] = (0.7, 0.1)
+) -> Names:
+    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image; the patient's name and the seed alone decide.
+
+    A hash of the name is a number from 0 to 1. The test part is drawn from the upper end, so that a test patient stays
+    one when only the fraction for validation changes. The sizes of the parts vary by chance, as those of coin tosses.
+
+    Args:
+        patients: ``(n,)`` patient of each image.
+        fractions: Fractions for training and validation; the rest is the test part.
+    """
+    position = compute_patient_positions(patients, f"split {seed}")
+    train, validation = fractions
+    parts = np.full(len(patients), "test", dtype="<U10")
+    parts[position < train + validation] = "validation"
+    parts[position < train] = "train"
+    return parts
+
+
+def hold_out_patients_by_name(patients: Names, fraction: float, seed: int = SPLIT_SEED) -> NDArray[np.bool_]:
+    """Return a mask ``(n,)`` of the images of a ``fraction`` of the patients, by the patient's name and the seed alone.
+
+    Independent of :func:`assign_patients_by_name`, for data whose test part is chosen by somebody else.
+    """
+    return np.asarray(compute_patient_positions(patients, f"validation {seed}") < fraction)
+
+
+def choose_balanced_split_seed(patients: Names, labels: NDArray[np.float32], seeds: int = 200) -> int:
+    """Return the seed below ``seeds`` with which :func:`assign_patients_by_name` makes the best balanced parts.
+
+    Compared are the patients of each part and the patients of each class in each part, with 70, 10 and 20 % of all.
+    With this seed stored, the parts are balanced now and do not move later.
+
+    Args:
+        patients: ``(n,)`` patient of each image.
+        labels: ``(n, classes)``; 1 present.
+    """
+    names, place = np.unique(patients, return_inverse=True)
+    groups = np.ones((len(names), labels.shape[1] + 1))  # (patients, all and each class)
+    groups[:, 1:] = 0
+    rows, classes = np.nonzero(labels == 1)
+    groups[place.reshape(-1)[rows], classes + 1] = 1
+    expected = np.array([[0.7], [0.1], [0.2]]) * groups.sum(axis=0)  # (parts, groups)
+    worst = np.empty(seeds)
+    for seed in range(seeds):
+        parts = assign_patients_by_name(names, seed)
+        counts = np.stack([groups[parts == part].sum(axis=0) for part in PARTS])
+        # A difference of n patients weighs as much as chance makes it likely, in large groups and in small ones.
+        worst[seed] = (np.abs(counts - expected) / np.sqrt(expected + 1)).max()
+    return int(worst.argmin())
+
+
+def name_unknown_patients(patients: Names, own_names: Names) -> Names:
+    """Return the patient of each image, ``(n,)``, with a lasting name for an image whose patient is unknown.
+
+    The placeholder of such an image is its place in the data, which changes when an image before it is taken out.
+
+    Args:
+        patients: ``(n,)`` patient of each image.
+        own_names: ``(n,)`` name of each image itself, such as its file. Of several images with one name, each is a
+            patient of its own.
+    """
+    is_numbered = [
+        name.startswith(UNKNOWN_PATIENT) and name.removeprefix(UNKNOWN_PATIENT).isdecimal()
+        for name in patients.tolist()
+    ]
+    counts = Counter[str]()
+    distinct = list[str]()
+    for name in own_names.tolist():
+        counts[name] += 1
+        distinct.append(f"{name}\0{counts[name]}" if counts[name] > 1 else name)
+    return np.where(is_numbered, np.array(distinct, dtype=np.str_), patients)
+
+
+def compute_patient_positions(patients: Names, draw: str) -> NDArray[np.float64]:
+    """Return a number from 0 to 1 for each image, ``(n,)``: a hash of the patient's name.
+
+    Names that are alike, such as ``P-007`` and ``p7``, have one number: a table that is exported anew may write a
+    patient in another way. Two patients with such names are merely in the same part.
+
+    Args:
+        draw: Name of the draw; each draws independent numbers.
+    """
+    names, place = np.unique(patients, return_inverse=True)
+    keys = (make_name_similarity_key(name) for name in names.tolist())
+    hashed = b"".join(blake3(f"{draw}\0{key}".encode()).digest(8) for key in keys)
+    positions = np.frombuffer(hashed, ">u8") / 2.0**64
+    return np.asarray(positions[place.reshape(-1)])
 
 
 def split_patients(
@@ -131,6 +233,22 @@ def assign_images_to_parts(patients: Names, split: PatientSplit) -> Names:
 def divide_images_into_splits(images: ImageSet, parts: Names) -> DatasetSplits:
     """Divide images into the three parts; ``parts`` ``(n,)`` names the part of each image."""
     return DatasetSplits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
+
+
+def divide_splits_again(splits: DatasetSplits, parts: Sequence[Names]) -> DatasetSplits:
+    """Return the same images divided anew.
+
+    Args:
+        parts: For each part of ``splits``, the part into which each of its images goes, ``(n,)``. An image with an
+            empty text is left out.
+    """
+    divided = divide_images_into_splits(concatenate_image_sets(splits.parts), np.concatenate(parts))
+    return DatasetSplits(
+        *(
+            replace(images, skipped=before.skipped, missing=before.missing)
+            for images, before in zip(divided.parts, splits.parts, strict=True)
+        )
+    )
 
 
 def split_images_by_patient(images: ImageSet, seed: int) -> DatasetSplits:

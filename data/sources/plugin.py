@@ -27,12 +27,13 @@ from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, norm
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.base.splits import (
     VALIDATION,
+    Names,
+    assign_patients_by_name,
     divide_images_into_splits,
     find_patient_name_faults,
-    find_positive_images,
     find_shared_patient_faults,
-    hold_out_patients,
-    split_images_by_patient,
+    hold_out_patients_by_name,
+    name_unknown_patients,
 )
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import resize_images
@@ -138,7 +139,8 @@ def load_plugin_dataset(
         everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if given_parts is None:
-            return check_picture_copies(where, split_images_by_patient(everything, spec.split_seed))
+            parts = assign_patients_by_name(_name_patients_for_split(everything), spec.split_seed)
+            return check_picture_copies(where, divide_images_into_splits(everything, parts))
         parts = np.asarray(given_parts)
         raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
         return check_picture_copies(where, divide_images_into_splits(everything, parts))
@@ -146,6 +148,16 @@ def load_plugin_dataset(
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
     return _join_plugin_parts(spec, returned, where, tell)
+
+
+def _name_patients_for_split(images: ImageSet) -> Names:
+    """Return a name for the patient of each image, ``(n,)``; an image without a patient is known by its pixels.
+
+    Where these are others at each start, its place in the data set is all that is known of it.
+    """
+    if isinstance(images.stored, LazyPictures) and not images.stored.reproducible:
+        return images.patients
+    return name_unknown_patients(images.patients, images.picture_digests.astype(np.str_))
 
 
 def _join_plugin_parts(
@@ -193,7 +205,7 @@ def _join_plugin_parts(
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out_patients(train.patients, find_positive_images(train.labels), VALIDATION, spec.split_seed)
+        held_out = hold_out_patients_by_name(_name_patients_for_split(train), VALIDATION, spec.split_seed)
         opened["train"] = train.select_rows(np.flatnonzero(~held_out))
         opened["validation"] = train.select_rows(np.flatnonzero(held_out))
     return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))

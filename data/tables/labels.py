@@ -41,9 +41,12 @@ from polyclinic.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, Pictu
 from polyclinic.data.base.splits import (
     Names,
     assign_images_to_parts,
+    assign_patients_by_name,
     find_positive_images,
     find_shared_patient_faults,
     hold_out_patients,
+    hold_out_patients_by_name,
+    name_unknown_patients,
     split_patients,
 )
 from polyclinic.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
@@ -189,7 +192,10 @@ class LabelTable:
 
 
 def split_label_table(table: LabelTable, seed: int) -> LabelTable:
-    """Split a table 70/10/20 by patient; rows with missing images take part, so that they do not change the split."""
+    """Split a paper's table 70/10/20 by patient as the paper does.
+
+    Rows with missing images take part, so that they do not change the split.
+    """
     split = split_patients(table.patients, find_positive_images(table.labels), seed)
     return replace(table, parts=assign_images_to_parts(table.patients, split))
 
@@ -595,6 +601,12 @@ def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
 
     If a column gives the parts, they stay; only if it names no validation part, training patients are held out for it.
     """
+    patients = name_unknown_patients(table.patients, table.files.names.astype(np.str_))
     if spec.split_column is None:
-        return split_label_table(table, spec.split_seed)
-    return hold_out_validation_patients(table, spec.validation_fraction, spec.split_seed)
+        return replace(table, parts=assign_patients_by_name(patients, spec.split_seed))
+    if "validation" in table.parts:
+        return table
+    parts = table.parts.astype("<U10")
+    held_out = hold_out_patients_by_name(patients, spec.validation_fraction, spec.split_seed)
+    parts[held_out & (parts == "train")] = "validation"
+    return replace(table, parts=parts)

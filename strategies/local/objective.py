@@ -70,11 +70,14 @@ class LabelledExamples:
         images: uint8 ``(n, channels, height, width)``.
         labels: float32 ``(n, rows)``, NaN for unknown.
         annotated: bool ``(rows,)``, the head rows whose class the site annotates.
+        read_digests: Returns a number for each image, uint64 ``(n,)``, by which a method finds an image again when
+            other images have come or gone; None where images never change.
     """
 
     images: Tensor | ImageTensors
     labels: Tensor
     annotated: Tensor
+    read_digests: Callable[[], NDArray[np.uint64]] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -98,7 +101,9 @@ def pair_pixels_with_labels(
     for row, name in enumerate(class_names):
         annotated[row] = name in images.class_names
     labels = select_head_row_labels(images, class_names)
-    return LabelledExamples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
+    return LabelledExamples(
+        pixels, labels.to(pixels.device), annotated.to(pixels.device), lambda: images.picture_digests
+    )
 
 
 @dataclass(frozen=True)

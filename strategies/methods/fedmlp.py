@@ -21,6 +21,7 @@ drops a class's positives in a round without negative tags; and it sends zeros f
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -378,6 +379,37 @@ class FedMLPSite(SiteMethod):
         return LocalRound(local.objective, local.statistics, method_state=local.method_state)
 
 
+def split_digests(digests: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Return each digest as four whole numbers below 2^16, float32 ``(n, 4)``, which float32 holds exactly."""
+    return np.ascontiguousarray(digests).view(np.uint16).reshape(len(digests), 4).astype(np.float32)
+
+
+def align_stored_tags(stored: Arrays, digests: NDArray[np.float32], shape: tuple[int, ...]) -> Tags:
+    """Return the stored tags, ``(n, classes)``, in the order of the present images; -1 for an image without tags.
+
+    Images come and go between rounds when a hospital changes its table or a patient opts out.
+
+    Args:
+        stored: The arrays ``tags`` and ``images`` that the site stored in its last round; empty before the first.
+        digests: Result of :func:`split_digests` for the present images; empty if images never change.
+        shape: ``(n, classes)``.
+    """
+    tags = np.full(shape, -1, np.int8)
+    if "tags" not in stored:
+        return tags
+    if len(stored.get("images", ())) == 0 or not len(digests):
+        # A state of release 0.1.0, or images that never change: they are known by their places.
+        return stored["tags"].astype(np.int8) if stored["tags"].shape == shape else tags
+    places = defaultdict[bytes, list[int]](list)
+    for place, digest in enumerate(stored["images"]):
+        places[digest.tobytes()].append(place)
+    for row, digest in enumerate(digests):
+        if earlier := places[digest.tobytes()]:
+            # Equal pictures take the tags in their order.
+            tags[row] = stored["tags"][earlier.pop(0)]
+    return tags
+
+
 class FedMLPRound:
     """One round of FedMLP at one site.
 
@@ -385,6 +417,7 @@ class FedMLPRound:
         second_stage: True in stage 2, in which missing labels are tagged unless ``detection`` is False.
         tags: Tags of all training images, ``(n, classes)``: 1, 0, or -1 for none. A tag is a pseudo-label of an image
             for a class that the site does not annotate.
+        digests: Result of :func:`split_digests` for the training images.
         targets: The label where the site annotates the class, else the tag. Where there is neither: NaN, or 0 if
             missing labels count as negative.
     """
@@ -395,8 +428,9 @@ class FedMLPRound:
         self.annotated = context.examples.annotated.cpu().numpy()  # (classes,)
         self.second_stage = context.round > parameters.stage_one_rounds
         self.teacher = copy_model_as_teacher(context.network)
-        stored = context.method_state.get("tags")
-        self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if stored is None else stored.astype(np.int8)
+        read_digests = context.examples.read_digests
+        self.digests = np.zeros((0, 4), np.float32) if read_digests is None else split_digests(read_digests())
+        self.tags: Tags = align_stored_tags(context.method_state, self.digests, self.labels.shape)
         if self.second_stage and parameters.detection and "prototypes" in context.statistics:
             self.tags = self.tag_missing_labels()
         targets = np.where(self.annotated, self.labels, np.where(self.tags >= 0, self.tags, np.nan))
@@ -466,7 +500,7 @@ class FedMLPRound:
 
     def method_state(self, model: Model) -> Arrays:
         """Return the tags, which the site stores for the rest of the run."""
-        return {"tags": self.tags.astype(np.float32)}
+        return {"tags": self.tags.astype(np.float32), "images": self.digests}
 
     def _compute_features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return features and unadjusted probabilities of all training images without augmentation."""

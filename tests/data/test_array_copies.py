@@ -77,7 +77,8 @@ def test_two_rows_of_one_picture_with_other_labels_are_said(tmp_path: Path) -> N
 
 
 def test_pictures_of_one_grey_are_no_copies(tmp_path: Path) -> None:
-    assert len(of_arrays(tmp_path, np.zeros((60, 8, 8), np.uint8), LABELS).train) == 42
+    splits = of_arrays(tmp_path, np.zeros((60, 8, 8), np.uint8), LABELS)
+    assert all(0 < len(part) < 60 for part in splits.parts)
 
 
 def test_the_contents_of_a_data_set_say_what_has_changed_and_at_which_hospital() -> None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from polyclinic.common.errors import BadInput
 from polyclinic.data import load
+from polyclinic.data.base.image_set import PARTS
 from polyclinic.data.base.spec import FolderDatasetSpec
 from polyclinic.data.load import find_dataset_faults, load_dataset
 from polyclinic.data.tables.labels import open_folder_label_table
@@ -39,9 +40,32 @@ def spec(**settings: Any) -> FolderDatasetSpec:
     return FolderDatasetSpec.model_validate({**common, **labels, "patient_column": "patient", **settings})
 
 
-def test_the_patients_are_split_without_a_split_column(folder: Path) -> None:
-    # Every second image has Edema, so all 20 patients are abnormal: 14, 2 and 4 of them, two images each.
-    assert [len(part) for part in load_dataset(spec(), folder).parts] == [28, 4, 8]
+def test_without_a_split_column_the_part_of_a_patient_does_not_depend_on_other_patients(folder: Path) -> None:
+    def parts() -> dict[str, str]:
+        splits = load_dataset(spec(), folder)
+        named = zip(PARTS, splits.parts, strict=True)
+        return {patient: name for name, part in named for patient in part.patients.tolist()}
+
+    everyone, table = parts(), folder / "labels.csv"
+    assert sorted(everyone, key=int) == [str(patient) for patient in range(20)]
+    assert set(everyone.values()) == set(PARTS)
+    lines = table.read_text().splitlines(keepends=True)
+    for patient in everyone:
+        table.write_text("".join(line for line in lines if line.split(",")[1] != patient))
+        assert parts() == {name: part for name, part in everyone.items() if name != patient}
+
+
+def test_without_a_patient_column_the_part_of_an_image_follows_from_its_file(folder: Path) -> None:
+    def parts() -> dict[str, str]:
+        table = open_folder_label_table(spec(patient_column=None), folder)
+        return dict(zip(table.files.names.tolist(), table.parts.tolist(), strict=True))
+
+    everyone, table = parts(), folder / "labels.csv"
+    assert set(everyone.values()) == set(PARTS)
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(lines[:1] + lines[2:]))  # without the first image, all others have another place
+    del everyone["00.png"]
+    assert parts() == everyone
 
 
 def test_a_table_that_was_checked_is_read_again_at_the_next_start(
@@ -102,7 +126,11 @@ def test_uncertain_and_blank_follow_the_policy(folder: Path, settings: dict[str,
 
 def test_a_split_column_holds_out_training_patients_only_if_it_has_no_validation_rows(folder: Path) -> None:
     splits = load_dataset(spec(split_column="part", validation_fraction=0.2), folder)
-    assert [len(part) for part in splits.parts] == [24, 6, 10]
+    held_out = set(splits.validation.patients.tolist())
+    assert len(splits.train) + len(splits.validation) == 30
+    assert len(splits.test) == 10
+    assert held_out
+    assert not held_out & set(splits.train.patients.tolist())
     table = folder / "labels.csv"
     table.write_text(re.sub(r"(?m)^(2\d.*),train$", r"\1,validation", table.read_text()))
     splits = load_dataset(spec(split_column="part", validation_fraction=0.2), folder)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polyclinic.data.base.image_set import (
+    PARTS,
     UNKNOWN_PATIENT,
     are_all_patients_known,
     make_placeholder_patient_names,
@@ -19,8 +20,12 @@ from polyclinic.data.base.image_set import (
 from polyclinic.data.base.splits import (
     PatientSplit,
     assign_images_to_parts,
+    assign_patients_by_name,
+    choose_balanced_split_seed,
     find_shared_patient_faults,
     hold_out_patients,
+    hold_out_patients_by_name,
+    name_unknown_patients,
     split_patients,
     split_patients_over_sites,
 )
@@ -163,3 +168,78 @@ def test_patients_in_two_parts_are_named() -> None:
     (fault,) = find_shared_patient_faults("data.patient_key", patients)
     assert (fault.where, fault.cause) == ("data.patient_key", "patients")
     assert '2 patients in both train and test: "2", "10".' in fault.problem
+
+
+# ---------------------------------------------------------------------- a hospital's own patients
+
+
+def make_patients(count: int) -> NDArray[np.str_]:
+    return np.array([f"P-{number:04}" for number in range(count)])
+
+
+def test_nobody_moves_when_any_patient_opts_out() -> None:
+    patients = np.repeat(make_patients(50), 3)
+    parts = assign_patients_by_name(patients)
+    assert set(parts) == set(PARTS)
+    for patient in make_patients(50):
+        others = patients != patient
+        np.testing.assert_array_equal(assign_patients_by_name(patients[others]), parts[others])
+        assert len(set(parts[~others])) == 1
+
+
+def test_parts_by_name_have_their_fractions_within_three_standard_errors_over_20_seeds() -> None:
+    patients = make_patients(2000)
+    drawn = [assign_patients_by_name(patients, seed) for seed in range(20)]
+    for part, share in zip(PARTS, (0.7, 0.1, 0.2), strict=True):
+        mean = np.mean([(parts == part).mean() for parts in drawn])
+        assert mean == pytest.approx(share, abs=3 * np.sqrt(share * (1 - share) / 40_000))
+    assert len({"".join(part[0] for part in parts) for parts in drawn}) == 20
+
+
+PINNED = ["test", "test", "train", "train", "test", "train"]
+"""The parts of the release that introduced the rule."""
+
+
+def test_a_patient_has_one_part_in_each_release() -> None:
+    """Stored parts of a study would be useless if a release moved its patients."""
+    patients = np.array(["P-007", "12345", "MRN 4711", "ÄÖ-3", "1.2.840.113619.2", "a/b/0012.png"])
+    assert assign_patients_by_name(patients, 0).tolist() == PINNED
+    assert assign_patients_by_name(np.array(["p7", "12345.0", "mrn4711"]), 0).tolist() == PINNED[:3]
+
+
+def test_test_patients_stay_when_the_fraction_for_validation_changes() -> None:
+    patients = make_patients(500)
+    with_validation = assign_patients_by_name(patients, 3) == "test"
+    np.testing.assert_array_equal(assign_patients_by_name(patients, 3, (0.8, 0.0)) == "test", with_validation)
+
+
+def test_patients_held_out_of_given_training_patients_stay_held_out() -> None:
+    patients = make_patients(1000)
+    held_out = hold_out_patients_by_name(patients, 0.1)
+    assert held_out.sum() == pytest.approx(100, abs=29)  # three standard deviations of 1,000 tosses
+    np.testing.assert_array_equal(hold_out_patients_by_name(patients[5:], 0.1), held_out[5:])
+    # Independent of the split: else validation would be drawn from the same side at each hospital.
+    assert 0 < (held_out & (assign_patients_by_name(patients) == "test")).sum() < 40
+
+
+def test_an_image_without_a_patient_is_known_by_its_own_name() -> None:
+    patients = np.array(["unknown#0", "P1", "unknown#1.2.3", "unknown#3", "unknown#4"])
+    own = np.array(["a", "b", "c", "d", "d"])
+    assert name_unknown_patients(patients, own).tolist() == ["a", "P1", "unknown#1.2.3", "d", "d\0" + "2"]
+
+
+@pytest.mark.parametrize("count", [20, 100, 900])
+def test_the_chosen_seed_is_better_balanced_than_a_stratified_draw(count: int) -> None:
+    random = np.random.default_rng(0)
+    chosen, drawn = list[float](), list[float]()
+    for trial in range(20):
+        patients = np.array([f"{trial}-{number}" for number in range(count)])
+        labels = (random.random((count, 3)) < (0.3, 0.2, 0.1)).astype(np.float32)
+        stratified = split_patients(patients, (labels == 1).any(axis=1), trial).test
+        seed = choose_balanced_split_seed(patients, labels)
+        for shares, is_test in (
+            (chosen, assign_patients_by_name(patients, seed) == "test"),
+            (drawn, np.isin(patients, stratified)),
+        ):
+            shares.append(float(np.abs(labels[is_test].sum(axis=0) / labels.sum(axis=0).clip(1) - 0.2).max()))
+    assert np.mean(chosen) < np.mean(drawn)

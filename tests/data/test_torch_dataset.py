@@ -570,7 +570,7 @@ def test_parts_have_data_sets_of_their_own(opened: Open) -> None:
     test = Items(lambda row: plain(row + 40), 20)
     splits = opened({"train": LabelledImages(Items(plain, 40)), "test": LabelledImages(test)})
     assert (len(splits.train) + len(splits.validation), len(splits.test)) == (40, 20)
-    assert len(splits.validation) in (3, 4)
+    assert 0 < len(splits.validation) < 12
     np.testing.assert_array_equal(splits.test.images, GREY[40:])
     assert not set(splits.train.patients) & set(splits.test.patients)
 

@@ -12,7 +12,7 @@ from polyclinic.common.contract import LabelContract
 from polyclinic.common.wire.records import TrainReply, TrainRequest
 from polyclinic.server.runs.reader import read_run
 from polyclinic.strategies.methods.base import RoundContext
-from polyclinic.strategies.methods.fedmlp import FedMLP
+from polyclinic.strategies.methods.fedmlp import FedMLP, align_stored_tags, split_digests
 from tests.federations import ALL_DIGITS, Traffic, federation, finished
 from tests.strategies.leading import site_notes
 from tests.strategies.states import make_reply
@@ -121,3 +121,17 @@ def test_figures_say_how_alike_prototypes_are_and_leave_out_what_every_site_labe
     assert figures["positives"][0] == pytest.approx([1, 0.96])
     assert FedMLP().compute_round_figures(later) == {"difficulty": {"a": None, "b": 0.25}}
     assert (FedMLP().compute_summary_figures(context(1)), FedMLP().compute_round_figures(context(1))) == ({}, {})
+
+
+def test_tags_follow_their_images_when_a_patient_opts_out() -> None:
+    digests = split_digests(np.array([11, 2**63 + 5, 7, 7], np.uint64))
+    tags = np.array([[1, -1], [0, 1], [-1, 0], [1, 1]], np.float32)
+    stored = {"tags": tags, "images": digests}
+    np.testing.assert_array_equal(align_stored_tags(stored, digests, (4, 2)), tags)
+    # The first image is gone, one is new, the others have changed places; equal pictures keep their order.
+    present = split_digests(np.array([7, 99, 2**63 + 5, 7], np.uint64))
+    expected = [[-1, 0], [-1, -1], [0, 1], [1, 1]]
+    assert align_stored_tags(stored, present, (4, 2)).tolist() == expected
+    assert align_stored_tags({"tags": tags}, digests, (4, 2)).tolist() == tags.tolist()  # of release 0.1.0
+    assert (align_stored_tags({"tags": tags}, digests[1:], (3, 2)) == -1).all()
+    assert (align_stored_tags({}, digests, (4, 2)) == -1).all()
