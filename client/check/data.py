@@ -28,7 +28,11 @@ from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
 from polyclinic.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
-from polyclinic.data.images.headers import DicomHeader, describe_incomparable_dicom_greys
+from polyclinic.data.images.headers import (
+    DicomHeader,
+    describe_incomparable_dicom_greys,
+    describe_mirrored_dicom_slices,
+)
 from polyclinic.data.images.pixel_cache import hash_image_file
 from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
@@ -192,8 +196,16 @@ def _check_picture_appearance(
         area.add_note(source.outside, "If they are not meant, correct the table, or move the pictures into the folder.")
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
+    if mirrored := describe_mirrored_dicom_slices(heads):
+        area.add_note(
+            mirrored, "Some are mirror images of others, as of a patient who lies the other way round. Is that intended?"
+        )
     if blank := describe_blank_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
         area.add_note(blank, "Look at them with flwr-client preview-data.")
+    if unequal := sum(facts.unequal_density for facts in decoded):
+        files = format_count_with_noun(unequal, "PNG or JPEG file states", "PNG or JPEG files state")
+        problem = f"{files} pixels that are not square; they are shown as square, as web browsers do."
+        area.add_note(problem, "Look with flwr-client preview-data; if the body is squeezed, resample the files.")
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
     if form is not None and brightest < 64:
