@@ -125,6 +125,10 @@ class LazyPictures(ABC):
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return the digest (:func:`compute_picture_digest`) of each picture with these indices, without reading it."""
 
+    def read_brightest_values(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return the largest value of each picture with these indices, 0 to 255."""
+        return np.array([self.read_pictures(np.array([row])).max() for row in rows.tolist()])
+
     @property
     def ndim(self) -> int:
         return len(self.shape)

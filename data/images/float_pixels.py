@@ -1,4 +1,4 @@
-"""Convert DICOM pixels that are stored as floats (parametric maps) to 8-bit grey (DICOM PS3.3 C.7.6.24 and C.7.6.25)."""
+"""Convert DICOM pixels that are floats, as in parametric maps, to 8-bit grey (PS3.3 C.7.6.24 and C.7.6.25)."""
 
 from typing import Any
 

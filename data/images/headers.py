@@ -339,7 +339,7 @@ _DIRECTIONS = (("R", "L"), ("A", "P"), ("F", "H"))
 
 
 def _name_slice_orientation(cosines: Any) -> str:
-    """Return the letters of where rows and columns run to, from ImageOrientationPatient; empty if it is not six numbers.
+    """Return the letters of where rows and columns run to; empty if ImageOrientationPatient is not six numbers.
 
     An oblique slice has the letters of the nearest axes.
     """

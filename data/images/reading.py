@@ -16,7 +16,7 @@ from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import SkippedImage
 from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
-from polyclinic.data.images.bands import scale_samples_to_8_bits
+from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
 from polyclinic.data.images.jpeg import decode_jpeg
 from polyclinic.data.images.rendered import NEARLY_SQUARE, RenderedPicture
 
@@ -162,6 +162,30 @@ def decode_picture(
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(explain_unsupported_file_type(data[:_HEAD]))
 
+    image = _decode_png(data, rendering) if data.startswith(_PNG) else _decode_jpeg(data, rendering, side)
+    ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
+    return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _decode_png(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
+    is_deep = is_16_bit_png(data) and rendering.value_range is None
+    if is_deep and rendering.bit_depth is None:
+        raise ValueError(DEPTH_UNKNOWN)
+    if is_deep and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
+        raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
+    samples = decode_png_samples(data, rendering.largest_mb)
+    if rendering.value_range is not None:
+        samples = scale_values_to_8_bits(samples, rendering.value_range)
+    elif samples.dtype == np.uint16:
+        samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
+    image = Image.fromarray(samples)
+    if any(mark in data for mark in _MAY_TURN):
+        with open_png_or_jpeg(data) as head:
+            image.getexif().update(head.getexif())
+    return image
+
+
+def _decode_jpeg(data: bytes, rendering: PictureRenderingOptions, side: int) -> Image.Image:
     def check_size_and_set_scale(opened: Image.Image) -> None:
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
@@ -170,22 +194,12 @@ def decode_picture(
         if side and rendering.jpeg_draft:
             opened.draft(None, (side, side))
 
-    if data.startswith(_PNG):
-        if is_16_bit_png(data) and rendering.bit_depth is None:
-            raise ValueError(DEPTH_UNKNOWN)
-        if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
-            raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
-        samples = decode_png_samples(data, rendering.largest_mb)
-        if samples.dtype == np.uint16:
-            samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
-        image = Image.fromarray(samples)
-        if any(mark in data for mark in _MAY_TURN):
-            with open_png_or_jpeg(data) as head:
-                image.getexif().update(head.getexif())
-    else:
-        image = decode_jpeg(data, check_size_and_set_scale)
-    ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
-    return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+    image = decode_jpeg(data, check_size_and_set_scale)
+    if rendering.value_range is None:
+        return image
+    image = _convert_pillow_mode(image, "L" if image.mode == "L" else "RGB")
+    table = scale_values_to_8_bits(np.arange(256, dtype=np.uint8), rendering.value_range)
+    return image.point(table.tolist() * len(image.getbands()))
 
 
 def _make_pillow_image(picture: RenderedPicture) -> Image.Image:

@@ -166,6 +166,9 @@ class TorchDatasetPictures(LazyPictures):
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
 
+    def read_brightest_values(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        return np.full(len(rows), self.brightest)  # of all pictures together, which were read already
+
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
         for row in rows.tolist():

@@ -1,4 +1,4 @@
-"""A picture has the shape that a viewer shows: pixels that are not square, and scans that are stored in another order."""
+"""A picture has the shape that a viewer shows: pixels that are not square, scans in any order, float pixels."""
 
 import io
 from pathlib import Path
@@ -14,7 +14,12 @@ from pydicom.dataset import Dataset
 
 from polyclinic.data.base.spec import PictureRenderingOptions
 from polyclinic.data.images.headers import DicomHeader, describe_mirrored_dicom_slices, read_dicom_header
-from polyclinic.data.images.reading import DecodedImageFormat, decode_picture, fit_picture_to_format, has_unequal_density
+from polyclinic.data.images.reading import (
+    DecodedImageFormat,
+    decode_picture,
+    fit_picture_to_format,
+    has_unequal_density,
+)
 from tests.data.dicom_files import dicom
 
 SQUARE = DecodedImageFormat(8, color=False, resize="pad")
@@ -159,7 +164,11 @@ MAP = np.array([[0.0, 0.25], [0.5, 1.0]], np.float32)
         (MAP.astype(np.float64), {"keyword": "DoubleFloatPixelData"}, [[0, 64], [128, 255]]),
         (MAP, {"PhotometricInterpretation": "MONOCHROME1"}, [[255, 191], [128, 0]]),
         (MAP, {"WindowCenter": 0.25, "WindowWidth": 0.5}, [[0, 128], [255, 255]]),
-        (MAP, {"RescaleSlope": 100, "RescaleIntercept": -50, "WindowCenter": 0, "WindowWidth": 50}, [[0, 0], [128, 255]]),
+        (
+            MAP,
+            {"RescaleSlope": 100, "RescaleIntercept": -50, "WindowCenter": 0, "WindowWidth": 50},
+            [[0, 0], [128, 255]],
+        ),
         (MAP, {"FloatPixelPaddingValue": 1.0}, [[0, 128], [255, 0]]),
         (np.array([[np.nan, 1], [2, np.inf]], np.float32), {}, [[0, 0], [255, 0]]),
     ],
