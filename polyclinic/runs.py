@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.config import ExperimentFile, read_experiment, validate_experiment
-from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
 from polyclinic.common.plugins import (
     DATASETS,
@@ -128,6 +128,7 @@ def simulate(
         "training.optimizer": (OPTIMIZERS, optimizer),
         "training.schedule": (SCHEDULES, schedule),
     }
+    _refuse_wrong_parts({"loss": loss, "transform": transform, "optimizer": optimizer, "schedule": schedule}, metrics)
     given = {key: group_and_part for key, group_and_part in own.items() if group_and_part[1] is not None}
     replaced: dict[str, Any] = {key: PLUGIN + register_local_plugin(*pair) for key, pair in given.items()}
     if dataset is not None:
@@ -403,6 +404,25 @@ def _wrap_as_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | Datase
     named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
     dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
     return dataset
+
+
+def _refuse_wrong_parts(functions: Mapping[str, Any], metrics: Any) -> None:
+    """Raise an error for each argument of :func:`simulate` that is no function, or no list of functions.
+
+    Raises:
+        BadInput: With every such argument.
+    """
+    faults = [
+        Fault(name, f"is {type(part).__name__}, not a function.", f"Pass the function itself: {name}=my_{name}.")
+        for name, part in functions.items()
+        if part is not None and not callable(part)
+    ]
+    is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
+    if not is_list or not all(map(callable, metrics)):
+        problem = f"is {type(metrics).__name__}, not a list of functions."
+        remedy = "Pass a list: metrics=[my_metric]; the function's name is the metric's name."
+        faults.append(Fault("metrics", problem, remedy))
+    raise_faults(faults)
 
 
 def _read_experiment(

@@ -12,14 +12,12 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from polyclinic.common.errors import BadInput
+from polyclinic.common.plugins import DATASETS, register_local_plugin
 from polyclinic.data.base.image_set import DatasetSplits
-from polyclinic.data.base.spec import DataSpec, FolderDatasetSpec, PictureRenderingOptions
+from polyclinic.data.base.spec import DataSpec, FolderDatasetSpec, PictureRenderingOptions, PluginDatasetSpec
 from polyclinic.data.images.reading import decode_picture
 from polyclinic.data.load import load_dataset, load_external_test_images
 from polyclinic.data.sources.plugin import LabelledImages
-from tests.data.test_torch_dataset import Open, opened
-
-__all__ = ["opened"]
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 RAMP = np.arange(64, dtype=np.uint8).reshape(8, 8)
@@ -142,8 +140,10 @@ def test_ranges_that_contradict_themselves_are_refused(settings: dict[str, Any])
 
 
 @pytest.mark.parametrize(("brightest", "noted"), [(0.2, 1), (0.9, 0)])
-def test_floats_in_a_small_range_are_noted_in_python(opened: Open, brightest: float, noted: int) -> None:
+def test_floats_in_a_small_range_are_noted_in_python(tmp_path: Path, brightest: float, noted: int) -> None:
     rng = np.random.default_rng(0)
     images = [(rng.random((8, 8), np.float32) * brightest, [row % 2]) for row in range(40)]
-    notes = find_dark_notes(opened(LabelledImages(images, class_names=["a"])))
+    data = LabelledImages(images, class_names=["a"])
+    name = register_local_plugin(DATASETS, lambda folder, options: data)
+    notes = find_dark_notes(load_dataset(PluginDatasetSpec(kind="plugin", name=name), tmp_path))
     assert ["value_range=(a, b)" in note for note in notes] == [True] * noted

@@ -721,7 +721,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "1 patient in both train and test",
     ),
     "part fails": (parts(train=of(failing), test=of(failing)), f'{P}["train"][0]: failed'),
-    "other channels": (of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)), 'image.convert("RGB") for all'),
+    "other channels": (
+        of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)),
+        "np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)",
+    ),
     "transparent": (of(lambda row: (Image.fromarray(GREY[row]).convert("LA"), 1)), "is a picture of mode LA"),
     "empty tuple": (of(lambda row: ()), "is an empty tuple"),
     "unknown word": (of(lambda row: (GREY[row], "A")), 'has a label for "A", which is no class'),

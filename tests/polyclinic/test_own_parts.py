@@ -146,6 +146,10 @@ def test_factories_on_one_line_make_different_networks_and_optimisers(tmp_path: 
 LABELS = pictures().labels
 
 
+def accuracy(scores: Any, labels: Any) -> float:
+    return float(((scores > 0.5) == labels).mean())
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
@@ -153,6 +157,10 @@ LABELS = pictures().labels
         (lambda folder: run(folder, pc.LabelledImages(pictures().images, LABELS, "ab")), "not 'ab'"),
         (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("a", "b"))), "list[0]: is no image: int"),
         (lambda folder: run(folder, settings={"training.lr": object()}), "which no experiment file can hold"),
+        (lambda folder: run(folder, metrics={"mine": accuracy}), "metrics: is dict, not a list of functions"),  # type: ignore
+        (lambda folder: run(folder, metrics=accuracy), "metrics: is function, not a list of functions"),
+        (lambda folder: run(folder, metrics=["accuracy"]), "metrics: is list, not a list of functions"),
+        (lambda folder: run(folder, loss="focal"), "loss: is str, not a function"),
         (lambda folder: pc.compare("digits_surgical", out=folder), "must be a list"),
         (lambda folder: pc.compare([], out=folder), "must be a list with at least one"),
         (lambda folder: pc.compare(["digits_surgical"], seeds=0, out=folder), "must be at least 1"),
