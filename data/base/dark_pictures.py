@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import format_count_with_noun
-from polyclinic.data.base.image_set import DatasetSplits, ImageSet, LazyPictures
+from polyclinic.data.base.image_set import GREY_DIGESTS, DatasetSplits, ImageSet, LazyPictures
 from polyclinic.data.base.spec import DataSpec, NpzDatasetSpec, PictureTableSpec, PluginDatasetSpec
 
 DARK = 64
@@ -54,8 +55,14 @@ def _suggest_range(largest: float, spec: DataSpec) -> str:
 
 
 def note_dark_pictures(splits: DatasetSplits, spec: DataSpec) -> DatasetSplits:
-    """Add a note to all parts of a data set if most of its pictures are nearly black."""
+    """Add a note to all parts of a data set if most of its pictures are nearly black.
+
+    Raises:
+        BadInput: If all pictures are one even grey, from which a model learns nothing.
+    """
     brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
+    if len(brightest) > 1 and min(brightest) == max(brightest):
+        _refuse_one_even_grey(splits, max(brightest))
     if note := describe_dark_pictures(brightest, spec):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits
@@ -76,3 +83,20 @@ def _measure_brightest_values(images: ImageSet, splits: DatasetSplits | None) ->
     if isinstance(images.stored, LazyPictures):
         return [float(value) for value in images.stored.read_brightest_values(places)]
     return [float(images.stored[place].max()) for place in places]
+
+
+def _refuse_one_even_grey(splits: DatasetSplits, value: float) -> None:
+    """Raise an error if all pictures of a data set are the same even grey.
+
+    Args:
+        value: The largest value of the examined pictures.
+    """
+    digests = set(np.concatenate([images.picture_digests for images in splits.parts]).tolist())
+    if len(digests) > 1 or min(digests) >= GREY_DIGESTS:
+        return
+    problem = f"all {sum(map(len, splits.parts)):,} pictures are one even grey, {value:.3g} of 255: they show nothing."
+    remedy = (
+        'Look at what wrote or converted them. Of pictures of 12 or 16 bits convert("L") cuts all values above 255: '
+    )
+    remedy += "give the numbers, np.asarray(image), with pc.LabelledImages(..., value_range=(0, 4095)) for 12 bits."
+    raise BadInput([Fault("data", problem, remedy)])

@@ -68,6 +68,16 @@ class SkippedImage:
     reason: str
 
 
+@dataclass(frozen=True)
+class SharedPicture:
+    """A picture that is in two parts of a data set: its part and name, and those of its first copy."""
+
+    part: str
+    name: str
+    other_part: str
+    other_name: str
+
+
 GREY_DIGESTS = 2**32
 """Digests below this number are those of pictures that are one grey all over."""
 
@@ -178,6 +188,7 @@ class ImageSet:
         missing: Number of images that the label table names and the image folder lacks.
         places: ``(n,)``, the index of each image's picture in ``stored``; None if image i has picture i.
         notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
+        shared: Pictures that two parts of the data set share; all parts have the same.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -189,6 +200,7 @@ class ImageSet:
     missing: int = 0
     places: NDArray[np.intp] | None = None
     notes: tuple[str, ...] = ()
+    shared: tuple[SharedPicture, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self)

@@ -38,6 +38,8 @@ ValueRange = Annotated[tuple[float, float], AfterValidator(_check_value_range)]
 """The stored values that are black and white; values outside are cut to them."""
 BitDepth = Annotated[int, Field(ge=8, le=16)]
 LabelPolicy = Literal["unknown", "negative", "positive"]
+Duplicates = Literal["fault", "drop_from_training"]
+"""What to do with pictures that two parts share: see :mod:`polyclinic.data.base.shared_pictures`."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
 Side = Annotated[int, Field(gt=0, le=4096)]
@@ -104,6 +106,8 @@ class PictureTableSpec(BaseDatasetSpec):
         largest_mb: Limit in MiB for one decoded picture. The limit for the decoded label table is at least as high, and
             grows with the size of its file.
         frame, axis, window, bit_depth, jpeg_draft, value_range: See :class:`PictureRenderingOptions`.
+        duplicates: ``"fault"`` refuses parts that share pictures; ``"drop_from_training"`` drops the copies from the
+            earlier part.
     """
 
     labels: str
@@ -119,6 +123,7 @@ class PictureTableSpec(BaseDatasetSpec):
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
     value_range: ValueRange | None = None
+    duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
 
     @model_validator(mode="after")
@@ -377,6 +382,7 @@ class NpzDatasetSpec(BaseDatasetSpec):
         image_size: Height and width in pixels; None keeps those of the file.
         largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.data.base.decoded_size`.
         value_range: Values of black and white, for arrays of any type; None takes 0 and 255, of uint8 only.
+        duplicates: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["npz"]
@@ -393,6 +399,7 @@ class NpzDatasetSpec(BaseDatasetSpec):
     skip_budget: Fraction = 0.05
     largest_mb: LargestMb = LARGEST_MB
     value_range: ValueRange | None = None
+    duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
 
 
@@ -509,6 +516,7 @@ class PluginDatasetSpec(BaseDatasetSpec):
         name: Name of the entry point in the group ``polyclinic.datasets``.
         options: Passed to the plug-in unchanged.
         image_size: Height and width in pixels; None keeps those of the plug-in's images.
+        duplicates: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["plugin"]
@@ -516,6 +524,7 @@ class PluginDatasetSpec(BaseDatasetSpec):
     options: Mapping[str, Any] = Field(default_factory=dict)
     image_size: Side | None = None
     resize: Resize = "pad"
+    duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
 
 

@@ -361,9 +361,8 @@ def load_npz_dataset(
         BadInput: If a check fails; it lists all faults.
     """
     class_names, parts = opened or open_npz_parts(spec, base)
-    return check_picture_copies(
-        "data.path", DatasetSplits(*_read_npz_images(spec, base, parts, class_names, store)), by_part=True
-    )
+    splits = DatasetSplits(*_read_npz_images(spec, base, parts, class_names, store))
+    return check_picture_copies("data.path", splits, spec.duplicates, by_part=True)
 
 
 def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStore) -> ImageSet:

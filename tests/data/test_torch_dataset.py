@@ -626,7 +626,7 @@ def shuffled(row: int) -> Any:
 SHARED = Items(plain)
 TABLE = pd.DataFrame(LABELS, columns=["a", "b"])
 P = "data.name: plugin:stripes"
-EQUAL = 'has 60 equal pictures in "train" and "test"'
+EQUAL = "has 60 of 60 pictures of its test part in its train part too"
 NO_MASK, BLACK = "has a label mask that is not 1", "is nearly black: its brightest value is"
 REFUSED: dict[str, tuple[Any, str]] = {
     "loader": (DataLoader(Items(lambda row: row)), "is a DataLoader"),
