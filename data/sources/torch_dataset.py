@@ -45,7 +45,7 @@ _OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RG
 """Modes of Pillow's pictures that convert to grey or colour without a choice."""
 _RESIZE = {
     "PIL": "image.resize((224, 224))",
-    "tensor": "torchvision.transforms.v2.functional.resize(image, [224, 224])",
+    "tensor": "torchvision.transforms.functional.resize(image, [224, 224])",
     "array": "np.asarray(PIL.Image.fromarray(image).resize((224, 224)))",
 }
 _TO_COLOR = {
