@@ -38,8 +38,10 @@ def describe_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> str:
 
 def _suggest_range(largest: float, spec: DataSpec) -> str:
     """Return a sentence with the setting that makes the largest value white."""
-    line = f"value_range = [0, {max(1, round(largest))}]"
-    why = "If that is as bright as a picture can be, write"
+    # The next of 1, 3, 7, 15, 31, 63: other pictures may be brighter, and every site is told the same.
+    white = (1 << max(1, round(largest)).bit_length()) - 1
+    line = f"value_range = [0, {white}]"
+    why = "If that is the range of the values, write"
     match spec:
         case PluginDatasetSpec():
             return f"{why} pc.LabelledImages(..., value_range=(a, b)), with the values of black and white."

@@ -42,13 +42,13 @@ def load_npz(folder: Path, **settings: Any) -> DatasetSplits:
     return load_dataset(ADAPTER.validate_python(spec), folder)
 
 
-@pytest.mark.parametrize(("brightest", "is_dark"), [(1, True), (11, True), (63, True), (64, False), (255, False)])
-def test_a_set_whose_pictures_have_no_value_of_64_is_noted_with_its_brightest_value(
-    tmp_path: Path, brightest: int, is_dark: bool
+@pytest.mark.parametrize(("brightest", "white"), [(1, 1), (11, 15), (16, 31), (63, 63), (64, None), (255, None)])
+def test_a_set_whose_pictures_have_no_value_of_64_is_noted_with_the_range_to_write(
+    tmp_path: Path, brightest: int, white: int | None
 ) -> None:
     write_npz(tmp_path, (RAMP * (brightest / 63)).round().astype(np.uint8))
     notes = find_dark_notes(load_npz(tmp_path))
-    assert [f"value_range = [0, {brightest}]" in note for note in notes] == [True] * is_dark
+    assert [f"value_range = [0, {white}]" in note for note in notes] == [True] * (white is not None)
 
 
 def test_an_external_test_set_is_noted_too(tmp_path: Path) -> None:
