@@ -60,10 +60,10 @@ def note_dark_pictures(splits: DatasetSplits, spec: DataSpec) -> DatasetSplits:
     """Add a note to all parts of a data set if most of its pictures are nearly black.
 
     Raises:
-        BadInput: If all pictures are one even grey, from which a model learns nothing.
+        BadInput: If all pictures are black, or all are white, from which a model learns nothing.
     """
     brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
-    if len(brightest) > 1 and min(brightest) == max(brightest):
+    if len(brightest) > 1 and min(brightest) == max(brightest) and max(brightest) in (0, 255):
         _refuse_one_even_grey(splits, max(brightest))
     if note := describe_dark_pictures(brightest, spec):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))

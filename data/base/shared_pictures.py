@@ -59,7 +59,10 @@ def find_shared_picture_faults(where: str, parts: Mapping[str, NamedPictures]) -
     faults = list[Fault]()
     for first, second in combinations(parts, 2):
         shared = list_shared_pictures(parts, first, second)
-        if len(shared) > max(_MOST_SHARED * min(len(parts[part].digests) for part in (first, second)), _FEW):
+        distinct = {copy.other_name for copy in shared}
+        if len(distinct) > _FEW and len(shared) > max(
+            _MOST_SHARED * min(len(parts[part].digests) for part in (first, second)), _FEW
+        ):
             counted = f"{len(shared)} of {len(parts[second].digests)} pictures of its {second} part"
             faults.append(Fault(where, f"has {counted} in its {first} part too: {_list_pairs(shared)}.", _REMEDY))
     return faults
