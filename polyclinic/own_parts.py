@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.config import ExperimentFile, read_experiment, validate_experiment
-from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.plugins import (
     DATASETS,
     LOSSES,
@@ -82,7 +82,12 @@ class OwnParts:
         return {key: group_and_part for key, group_and_part in parts.items() if group_and_part[1] is not None}
 
     def make_overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Register the objects in this process, and return settings and objects as overrides of an experiment."""
+        """Register the objects in this process, and return settings and objects as overrides of an experiment.
+
+        Raises:
+            BadInput: If an object is no function where one is needed.
+        """
+        self._refuse_wrong_parts()
         added = dict(settings)
         for key, group_and_part in self._list_replaced_settings().items():
             added[key] = PLUGIN + register_local_plugin(*group_and_part)
@@ -100,6 +105,25 @@ class OwnParts:
             # Keys such as data.keep may be among the settings.
             overrides = ["data=none", *overrides, 'data.kind="plugin"', f"data.name={format_toml_value(name)}"]
         return tuple(overrides)
+
+    def _refuse_wrong_parts(self) -> None:
+        functions = {
+            "loss": self.loss,
+            "transform": self.transform,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+        }
+        faults = [
+            Fault(name, f"is {type(part).__name__}, not a function.", f"Pass the function itself: {name}=my_{name}.")
+            for name, part in functions.items()
+            if part is not None and not callable(part)
+        ]
+        is_list = isinstance(self.metrics, Sequence) and not isinstance(self.metrics, str)
+        if not is_list or not all(map(callable, self.metrics)):
+            problem = f"is {type(self.metrics).__name__}, not a list of functions."
+            remedy = "Pass a list: metrics=[my_metric]; the function's name is the metric's name."
+            faults.append(Fault("metrics", problem, remedy))
+        raise_faults(faults)
 
     def refuse_other_processes(self, file: ExperimentFile) -> None:
         """Refuse an experiment on Ray, whose workers do not know the objects.

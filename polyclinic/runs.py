@@ -278,6 +278,7 @@ class FinishedRun:
             BadInput: If no image is found or readable, or the run has no global model.
         """
         from polyclinic.common.models.saved import load_model
+        from polyclinic.data.images.bands import scale_values_to_8_bits
         from polyclinic.server.export.prediction import (
             choose_model_image_format,
             compute_picture_probabilities,
@@ -293,6 +294,8 @@ class FinishedRun:
                 shapes = "(n, height, width) or (n, height, width, 3)"
                 problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
                 raise BadInput([Fault("images", problem)])
+            if (value_range := choose_model_image_format(self.folder, network).rendering.value_range) is not None:
+                images = scale_values_to_8_bits(images, value_range)
             index = pandas.RangeIndex(len(images), name="image")
             return pandas.DataFrame(compute_picture_probabilities(network, images), index=index, columns=columns)
         files: Sequence[str | Path] = [images] if isinstance(images, str | Path) else images

@@ -35,6 +35,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.spec import DataSpec, list_dataset_uses
@@ -292,5 +293,6 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
             write_atomically(folder / FILE, make_site_toml(name).encode())
             made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
         made.append(f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote")
-        made.append(f"down: flwr-client confirm {folder} PHRASE, and at last: flwr-client start {folder}")
+        word = quote_for_shell(folder)
+        made.append(f"down: flwr-client confirm {word} PHRASE, and at last: flwr-client start {word}")
     return made

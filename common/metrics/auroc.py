@@ -20,7 +20,7 @@ from polyclinic.common.metrics.measured import ValueWithError, average_values_wi
 from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from polyclinic.common.metrics.score_histograms import THRESHOLD
-from polyclinic.common.plugins import METRICS, PLUGIN, load_plugin_entry_point
+from polyclinic.common.plugins import METRICS, PLUGIN, is_local_plugin_name, load_plugin_entry_point
 
 LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
@@ -43,18 +43,46 @@ def compute_plugin_metric(
 ) -> float | None:
     """Compute a plug-in's metric for one class; return None if the metric is undefined.
 
+    A function of ``sklearn.metrics`` is called with the labels first, as all of them want it.
+
     Raises:
         BadInput: If the metric raises an exception, or its magnitude is above :data:`LARGEST_METRIC`.
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
+    arguments = (labels, scores) if _is_from_scikit_learn(metric) else (scores, labels)
     try:
-        value = metric(scores.copy(), labels.copy())  # somebody else's code may write into what it gets
-        number = float("nan") if value is None else float(value)
+        number = _call_metric(metric, *arguments)
     except (Exception, SystemExit) as error:  # it may raise anything
-        raise BadInput([fault(f"failed: {type(error).__name__}.")]) from error
+        # Of an installed plug-in, at a hospital, the text of an error might hold the score of a patient.
+        text = f": {' '.join(str(error).split())}".rstrip(". ") if is_local_plugin_name(name) else ""
+        remedy = _suggest_other_order(metric, scores, labels)
+        raise BadInput([fault(f"failed: {type(error).__name__}{text}.", remedy)]) from error
     if abs(number) > LARGEST_METRIC:
         raise BadInput([fault(f"returned {number:g}; at most {LARGEST_METRIC:g} can be told.")])
     return None if np.isnan(number) else number
+
+
+def _is_from_scikit_learn(metric: Metric) -> bool:
+    inner = metric.func if isinstance(metric, partial) else metric
+    return str(getattr(inner, "__module__", "")).startswith("sklearn.metrics")
+
+
+def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
+    """Call a metric with copies, because somebody else's code may write into what it gets; None becomes NaN."""
+    value = metric(*(argument.copy() for argument in arguments))
+    return float("nan") if value is None else float(value)
+
+
+def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
+    """Return a remedy for a metric that failed, if it works with its two arguments exchanged; else an empty text."""
+    try:
+        _call_metric(metric, labels, scores)
+    except (Exception, SystemExit):  # it may raise anything
+        return ""
+    return (
+        "A metric is called as metric(scores, labels), and this one works with the labels first: write "
+        "lambda scores, labels: NAME(labels, scores), with the name of your function."
+    )
 
 
 def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:

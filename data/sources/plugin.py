@@ -24,6 +24,7 @@ from polyclinic.data.base.image_set import (
     make_placeholder_patient_names,
 )
 from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
+from polyclinic.data.base.shared_pictures import NamedPictures, find_shared_picture_faults
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.base.splits import (
     VALIDATION,
@@ -46,7 +47,6 @@ from polyclinic.data.tables.class_names import find_repeated_name_faults
 from polyclinic.data.tables.copies import (
     check_picture_copies,
     find_repeated_picture_faults,
-    find_shared_picture_faults,
 )
 
 if TYPE_CHECKING:
@@ -139,11 +139,12 @@ def load_plugin_dataset(
         everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if given_parts is None:
-            parts = assign_patients_by_name(_name_patients_for_split(everything), spec.split_seed)
-            return check_picture_copies(where, divide_images_into_splits(everything, parts))
-        parts = np.asarray(given_parts)
-        raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return check_picture_copies(where, divide_images_into_splits(everything, parts))
+            part_of = assign_patients_by_name(_name_patients_for_split(everything), spec.split_seed)
+        else:
+            part_of = np.asarray(given_parts)
+            of_parts = {part: everything.patients[part_of == part] for part in PARTS}
+            raise_faults(find_shared_patient_faults(where, of_parts))
+        return check_picture_copies(where, divide_images_into_splits(everything, part_of), spec.duplicates)
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -196,9 +197,14 @@ def _join_plugin_parts(
         from polyclinic.data.sources.shared_items import find_shared_item_faults
 
         raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
+    if spec.duplicates == "fault":  # before validation images are held out, so that all copies are counted together
+        named = {
+            name: NamedPictures(part.picture_digests, [f"{name}[{row}]" for row in range(len(part))])
+            for name, part in opened.items()
+        }
+        raise_faults(find_shared_picture_faults(where, {name: named[name] for name in PARTS if name in named}))
     raise_faults(
         [
-            *find_shared_picture_faults(where, {name: part.picture_digests for name, part in opened.items()}),
             *find_shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
             *find_patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
@@ -208,7 +214,7 @@ def _join_plugin_parts(
         held_out = hold_out_patients_by_name(_name_patients_for_split(train), VALIDATION, spec.split_seed)
         opened["train"] = train.select_rows(np.flatnonzero(~held_out))
         opened["validation"] = train.select_rows(np.flatnonzero(held_out))
-    return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
+    return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)), spec.duplicates)
 
 
 def _make_plugin_image_set(
@@ -250,7 +256,7 @@ def _make_plugin_image_set(
         sources=np.full(count, "") if sources is None else sources,
         notes=() if isinstance(stored, np.ndarray) or stored.reproducible else (NOT_REPRODUCIBLE,),
     )
-    if patients is None and pictures.parts is None:
+    if patients is None and pictures.parts is None and spec.duplicates == "fault":
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
     parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
     return images, parts

@@ -43,6 +43,17 @@ _MOST_OUTSIDE = 0.1
 """Share of items with values outside the range of values from which the range is taken to be wrong."""
 _OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
 """Modes of Pillow's pictures that convert to grey or colour without a choice."""
+_RESIZE = {
+    "PIL": "image.resize((224, 224))",
+    "tensor": "torchvision.transforms.functional.resize(image, [224, 224])",
+    "array": "np.asarray(PIL.Image.fromarray(image).resize((224, 224)))",
+}
+_TO_COLOR = {
+    "PIL": 'image.convert("RGB")',
+    "tensor": "image.expand(3, *image.shape[-2:])",
+    "array": "np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)",
+}
+"""Lines that bring an image to another size, or from grey to three channels, by its kind."""
 _NUMBER_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 """Modes of Pillow's pictures whose numbers have no fixed black and white."""
 
@@ -123,7 +134,7 @@ class TorchDatasetPictures(LazyPictures):
         values = self._scale_pixels_to_255(row, values)
         first = values if self._first is None else self._first
         if values.shape != first.shape:
-            self._refuse_other_shape(row, values, first)
+            self._refuse_other_shape(row, image, values, first)
         if values.dtype != first.dtype:
             problem = f"is {values.dtype}, and {self.name}[0] is {first.dtype}."
             raise self._make_item_error(row, problem, "Give all images one type.")
@@ -137,11 +148,12 @@ class TorchDatasetPictures(LazyPictures):
         remedy = "What shows where it is transparent is unknown: paste it on black or white in your transform."
         raise self._make_item_error(row, f"is a picture of mode {image.mode}.", remedy)
 
-    def _refuse_other_shape(self, row: int, values: NDArray[Any], first: NDArray[Any]) -> None:
+    def _refuse_other_shape(self, row: int, image: Any, values: NDArray[Any], first: NDArray[Any]) -> None:
         problem = f"has the shape {values.shape}, and {self.name}[0] has {first.shape}."
-        remedy = "Give all images one size, with Resize((224, 224)) for instance."
+        kind = "PIL" if isinstance(image, Image.Image) else "tensor" if isinstance(image, torch.Tensor) else "array"
+        remedy = f"Give all images one size: {_RESIZE[kind]} for instance."
         if values.ndim != first.ndim:
-            remedy = 'Give all images one number of channels: image.convert("RGB") for all of them.'
+            remedy = f"Give all images one number of channels: {_TO_COLOR[kind]} for each of them in grey."
         raise self._make_item_error(row, problem, remedy)
 
     def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
@@ -165,6 +177,9 @@ class TorchDatasetPictures(LazyPictures):
 
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
+
+    def read_brightest_values(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        return np.full(len(rows), self.brightest)  # of all pictures together, which were read already
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []

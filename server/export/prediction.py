@@ -29,6 +29,7 @@ from polyclinic.data.base.spec import (
     LargestMb,
     PictureRenderingOptions,
     Resize,
+    ValueRange,
     Window,
 )
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
@@ -47,6 +48,7 @@ class _RunPictureSettings(BaseModel):
     largest_mb: LargestMb = LARGEST_MB
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
+    value_range: ValueRange | None = None
 
 
 def choose_model_image_format(
@@ -65,11 +67,13 @@ def choose_model_image_format(
         with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
             shown = _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
+    bit_depth = rendering.bit_depth if rendering else None
     shown_as = replace(
         options or PictureRenderingOptions(shown.frame, shown.axis, shown.window),
         largest_mb=shown.largest_mb,
-        bit_depth=(rendering.bit_depth if rendering else None) or shown.bit_depth,
+        bit_depth=bit_depth or shown.bit_depth,
         jpeg_draft=shown.jpeg_draft,
+        value_range=None if bit_depth else shown.value_range,
     )
     return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 

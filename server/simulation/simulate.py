@@ -1,7 +1,9 @@
 """Run a simulated experiment: check it, set up its sites, run all rounds, write the run folder."""
 
+import csv
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,9 +28,10 @@ from polyclinic.common.simulation import (
     open_simulation_image_store,
     select_site_test_images,
 )
+from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
-from polyclinic.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
+from polyclinic.data.base.image_set import ImageSet, SharedPicture, SkippedImage, describe_skipped_images
 from polyclinic.data.load import (
     find_dataset_faults,
     find_external_test_faults,
@@ -153,6 +156,7 @@ class SimulationBackend:
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        _write_shared_pictures(folder.path, data.splits.train.shared)
         for note in self._collect_label_table_notes():
             folder.append_event("table_note", note=note)
             self.tell(note)
@@ -261,6 +265,17 @@ class SimulationBackend:
     @property
     def _evaluation_device(self) -> str:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
+
+
+def _write_shared_pictures(folder: Path, shared: Sequence[SharedPicture]) -> None:
+    """Write the pictures that two parts of the data set share into ``duplicates.csv``, unless there are none."""
+    if not shared:
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["part", "picture", "copy_in_part", "copy"])
+    writer.writerows([copy.part, copy.name, copy.other_part, copy.other_name] for copy in shared)
+    write_atomically(folder / "duplicates.csv", text.getvalue().encode())
 
 
 def check_simulation_experiment(

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from polyclinic.common.config import EvaluationSection, HospitalPlan, TrainingSection
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import Arrays, Form
 from polyclinic.strategies.aggregation.means import Weighting
@@ -331,8 +331,18 @@ class SiteMethod:
         """Return the local round of :meth:`client`, with FedProx's proximal term if ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:
-            return self.client(context)
-        return add_proximal_term(self.client, mu, head=self.declared_payload.head, norm=self.sends_batch_norm)(context)
+            return self._call_client(context)
+        sends_head, sends_norm = self.declared_payload.head, self.sends_batch_norm
+        return add_proximal_term(self._call_client, mu, head=sends_head, norm=sends_norm)(context)
+
+    def _call_client(self, context: ClientContext) -> LocalRound:
+        """Return the result of :meth:`client`; ``WireError`` if a plug-in's method returns something else."""
+        local: Any = self.client(context)
+        if not isinstance(local, LocalRound):
+            remedy = "Return LocalRound(objective), where objective(model, batch) is what training minimises"
+            problem = f"{self.name}: client() returned a {type(local).__name__}, not a LocalRound."
+            raise WireError(f"{problem} {remedy}: docs/new-method.md.")
+        return local
 
     # ------------------------------------------------------------------ faults of parameters and contract
 

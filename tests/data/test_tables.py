@@ -748,7 +748,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(store, "SMALL_BYTES", 0)
     monkeypatch.setattr(store, "SETTLED_S", 0.0)
     (tmp_path / "scans").mkdir()
-    for name, grey in (("a", 1), ("b", 1), ("c", 2)):  # files of one size
+    for name, grey in (("a", 101), ("b", 101), ("c", 102)):  # files of one size
         Image.new("L", (20, 20), grey).save(tmp_path / "scans" / f"{name}.png")
     return tmp_path
 

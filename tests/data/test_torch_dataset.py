@@ -626,7 +626,7 @@ def shuffled(row: int) -> Any:
 SHARED = Items(plain)
 TABLE = pd.DataFrame(LABELS, columns=["a", "b"])
 P = "data.name: plugin:stripes"
-EQUAL = 'has 60 equal pictures in "train" and "test"'
+EQUAL = "has 60 of 60 pictures of its test part in its train part too"
 NO_MASK, BLACK = "has a label mask that is not 1", "is nearly black: its brightest value is"
 REFUSED: dict[str, tuple[Any, str]] = {
     "loader": (DataLoader(Items(lambda row: row)), "is a DataLoader"),
@@ -721,7 +721,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "1 patient in both train and test",
     ),
     "part fails": (parts(train=of(failing), test=of(failing)), f'{P}["train"][0]: failed'),
-    "other channels": (of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)), 'image.convert("RGB") for all'),
+    "other channels": (
+        of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)),
+        "np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)",
+    ),
     "transparent": (of(lambda row: (Image.fromarray(GREY[row]).convert("LA"), 1)), "is a picture of mode LA"),
     "empty tuple": (of(lambda row: ()), "is an empty tuple"),
     "unknown word": (of(lambda row: (GREY[row], "A")), 'has a label for "A", which is no class'),

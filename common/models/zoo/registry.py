@@ -555,7 +555,8 @@ def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
     layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
     if not layers:
         problem = f"{name} has no dense layer at its end that could be taken off."
-        raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
+        remedy = 'Take one that has, such as "torchvision:mobilenet_v3_small".'
+        raise BadInput([Fault("model.architecture", problem, remedy)])
     network.set_submodule(layers[-1], nn.Identity())
 
 
