@@ -168,7 +168,8 @@ def _assign_image(
     if len(folders) == 1:
         rules["images"] = f"{folders[0]}: its cells are names of folders, each with pictures"
         return folders[0], True
-    text = "Which column names the pictures?"
+    text = f"No column names files in {search.root}, or ends as pictures do. Which column names the pictures? If the "
+    text += "folder is the wrong one, add --images."
     if len(files) > 1:
         text = "Which column names the pictures? Several do, and the labels of a line are learned for one picture."
     candidates = files or folders or names
@@ -268,7 +269,8 @@ def _assign_source(
     if several:
         text = "Which column names the hospitals? Each hospital becomes a site."
         choices = (*_offer_columns(columns, several), Choice("", "patients are divided over simulated hospitals"))
-        questions.append(Question("--source-column", text, choices))
+        # Simulated hospitals are no wrong model: the answer is safe.
+        questions.append(Question("--source-column", text, choices, default=len(choices) - 1))
     return None
 
 

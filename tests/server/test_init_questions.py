@@ -123,6 +123,15 @@ def test_every_role_can_be_a_question_of_the_same_call(tmp_path: Path) -> None:
     assert options == ["--image-column:", "--source-column:", "--findings:", "--patient-column:"]
 
 
+def test_enter_takes_the_answer_that_is_safe(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n // 2},{n // 2 % 2},{'NS'[n % 2]},{'EW'[n % 3 % 2]}" for n in range(40)]
+    path = write(tmp_path / "t.csv", "file,patient,Mass,site,centre", *rows)
+    code, text = talked([""], "init", path, "--out", tmp_path / "mine.toml")
+    assert (code, "Type a number; Enter for 3." in text) == (0, True), text
+    assert "source_column" not in (tmp_path / "mine.toml").read_text(encoding="utf-8")
+
+
 LABELLED = ("file,patient,Mass", *(f"{n:03}.png,p{n // 2},{n // 2 % 2}" for n in range(40)))
 
 
