@@ -35,9 +35,8 @@ from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset, refuse_test_set_without_model_class
 from polyclinic.data.sources.npz import load_npz_test_part
 from polyclinic.data.sources.npz_file import read_npz_headers
+from polyclinic.data.tables.columns import choose_image_column, choose_patient_column
 from polyclinic.data.tables.csv import CsvTable
-from polyclinic.data.tables.patient_columns import guess_patient_column
-from polyclinic.data.tables.roles import guess_image_column
 from polyclinic.server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
 from polyclinic.server.export.preflight import (
     EvaluationInput,
@@ -165,8 +164,9 @@ def _make_csv_spec(
 ) -> FolderDatasetSpec:
     """Return the data spec by which the labelled images of a csv are read.
 
-    The columns of images and patients are those named by options, else the run's if the csv has them, else guessed. All
-    other settings that the model does not fix are those of the run.
+    The columns of images and patients are those named by options, else the run's if the csv has them, else those that
+    the rules find (:mod:`polyclinic.data.tables.columns`). All other settings that the model does not fix are those of
+    the run.
 
     Args:
         of_run: Data spec of the run that trained the model; None if it is not known.
@@ -181,9 +181,9 @@ def _make_csv_spec(
         return name if name in columns else None
 
     images = labelled.image_column or keep_existing_column(of_run.image_column if of_run else None)
-    images = images or keep_existing_column("image") or guess_image_column(columns)
+    images = images or keep_existing_column("image") or choose_image_column(columns)
     patients = labelled.patient_column or keep_existing_column(of_run.patient_column if of_run else None)
-    patients = patients or guess_patient_column(columns, network.class_names, images)
+    patients = patients or choose_patient_column(columns)
     spec: dict[str, Any] = {
         "kind": "folder",
         "images": str((labelled.pictures or labelled.data.parent).resolve()),
