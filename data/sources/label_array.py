@@ -1,6 +1,6 @@
 """Convert labels from users' programs (arrays, masked arrays, tensors, pandas tables) to NumPy arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,17 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
     if values.dtype.kind not in "biuf":
         raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.")
     return values
+
+
+def name_classes_by_number(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names, and print a line about it.
+
+    Args:
+        labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
+    """
+    classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
+    tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
+    return tuple(map(str, range(classes)))
 
 
 def convert_class_numbers(labels: NDArray[Any], classes: int) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from polyclinic.data.sources.label_array import (
     convert_class_numbers,
     convert_labels_to_array,
     has_consecutive_index,
+    name_classes_by_number,
 )
 from polyclinic.data.tables.class_names import find_repeated_name_faults
 from polyclinic.data.tables.copies import (
@@ -47,9 +48,6 @@ from polyclinic.data.tables.copies import (
     find_repeated_picture_faults,
     find_shared_picture_faults,
 )
-
-if TYPE_CHECKING:
-    from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
 
 NOT_REPRODUCIBLE = (
     "This run is not reproducible: the same seed gives other pictures, because a random transform of the data set "
@@ -266,22 +264,11 @@ def _name_given_labels(
     try:
         values = convert_labels_to_array(labels, names)
         if not len(names):
-            names = _number_classes(values, tell)
+            names = name_classes_by_number(values, tell)
         values = convert_class_numbers(values, len(names))
     except ValueError as error:
         raise BadInput([Fault(where, str(error))]) from error
     return replace(pictures, labels=values, class_names=names)
-
-
-def _number_classes(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the numbers of the classes as their names, and print a line about it.
-
-    Args:
-        labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
-    """
-    classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
-    tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
-    return tuple(map(str, range(classes)))
 
 
 def _open_torch_dataset(
@@ -302,7 +289,6 @@ def _open_torch_dataset(
     """
     from polyclinic.data.sources.shared_items import find_repeated_item_faults
     from polyclinic.data.sources.torch_dataset import (  # imports torch
-        find_class_names_in_labels,
         open_torch_dataset,
         read_all_items,
         read_dataset_class_names,
@@ -317,12 +303,12 @@ def _open_torch_dataset(
     if not reads_labels:
         pictures = _name_given_labels(pictures, own_names, where, tell)
     elif not len(pictures.class_names):
-        names = own_names or find_class_names_in_labels(stored) or _number_classes(_collect_raw_labels(stored), tell)
-        pictures = replace(pictures, class_names=names)
+        pictures = replace(pictures, class_names=own_names)
     stored.class_names = tuple(map(str, pictures.class_names))
     items = read_all_items(stored, tell, labels=reads_labels)
     if reads_labels:
-        pictures = replace(pictures, labels=items.labels)
+        names = pictures.class_names if len(pictures.class_names) else stored.class_names
+        pictures = replace(pictures, labels=items.labels, class_names=names)
     if pictures.patients is None:
         pictures = replace(pictures, patients=items.patients)
         if items.patients is None:
@@ -330,24 +316,6 @@ def _open_torch_dataset(
     if pictures.parts is None:
         pictures = replace(pictures, parts=items.parts)
     return stored, pictures
-
-
-def _collect_raw_labels(stored: "TorchDatasetPictures") -> NDArray[Any]:
-    """Return the labels of all items as numbers, for a data set whose classes have no names.
-
-    Raises:
-        BadInput: If they are no numbers of one shape.
-    """
-    try:
-        rows = [convert_labels_to_array(stored.read_item(row, seed=None).labels, ()) for row in range(len(stored))]
-        labels = np.stack([row.squeeze() for row in rows])
-        if labels.ndim > 2:
-            raise ValueError
-    except ValueError:
-        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
-        problem = f"{type(stored.dataset).__name__} names no classes."
-        raise BadInput([Fault(stored.name, problem, remedy)]) from None
-    return labels
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:

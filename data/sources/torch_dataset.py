@@ -7,7 +7,7 @@ evaluation; both follow from the run's seed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,13 @@ from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
     DatasetItem,
     Item,
+    find_label_mask,
+    keep_letters_and_digits,
     list_label_names,
     parse_item,
     parse_item_labels,
 )
-from polyclinic.data.sources.label_array import convert_to_numpy_array
+from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array, name_classes_by_number
 from polyclinic.data.sources.plugin import MapStyleDataset
 from polyclinic.data.sources.random_generators import RandomGenerators
 from polyclinic.data.sources.shared_items import is_map_style_dataset
@@ -297,18 +299,17 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     return distinct[0] if distinct and () not in every else ()
 
 
-def find_class_names_in_labels(pictures: TorchDatasetPictures) -> tuple[str, ...]:
-    """Return the class names that the labels of the items themselves name, in alphabetical order; empty if none do.
+def find_class_names_in_labels(labels: Sequence[Any]) -> tuple[str, ...]:
+    """Return the class names that labels themselves name, in alphabetical order; empty if one item names none.
 
     Labels name classes as a text, a list of texts, or a dictionary.
 
-    Raises:
-        BadInput: If an item cannot be read.
+    Args:
+        labels: The labels of each item, as the data set returns them.
     """
     names = set[str]()
-    for row in range(len(pictures)):
-        labels = pictures.read_item(row, seed=None).labels
-        listed = list(map(str, labels)) if isinstance(labels, Mapping) else list_label_names(labels)
+    for item_labels in labels:
+        listed = list(map(str, item_labels)) if isinstance(item_labels, Mapping) else list_label_names(item_labels)
         if listed is None:
             return ()
         names.update(listed)
@@ -335,7 +336,8 @@ def read_all_items(
 ) -> CollectedItems:
     """Read each item once to check it, and to collect its labels, its patient and its part.
 
-    Some items are read again with another seed, to check that random transforms do not change the labels.
+    If the classes have no names, their names are those in the labels, or else their numbers. Some items are read again
+    with another seed, to check that random transforms do not change the labels.
 
     Args:
         tell: Prints a progress line, and a line about each thing that is not read.
@@ -345,21 +347,16 @@ def read_all_items(
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
     """
     progress = DecodingProgress(len(images), tell)
-    rows = np.full((len(images), len(images.class_names)), np.nan, np.float32)
-    digests = np.empty(len(images), np.uint64)
-    patients, parts = list[str | None](), list[str | None]()
-    faults, brightest, images.values_outside = list[Fault](), 0.0, 0
+    digests, brightest, images.values_outside = np.empty(len(images), np.uint64), 0.0, 0
+    items, faults = list[DatasetItem](), list[Fault]()
     for row in range(len(images)):
         try:
             item = images.read_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
             digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
-            if labels:
-                rows[row] = parse_item_labels(item, images.class_names)
-            if row == 0:
-                _name_unread_entries(item, tell, labels_are_read=labels)
-            patients.append(item.patient)
-            parts.append(item.split)
+            if labels and images.class_names:
+                parse_item_labels(item, images.class_names)  # a wrong label stops the reading early
+            items.append(replace(item, image=None))
         except BadInput as bad:
             faults += bad.faults
         except ValueError as error:
@@ -367,23 +364,79 @@ def read_all_items(
         if len(faults) >= _MOST_FAILURES:
             break
         progress.count_decoded_picture()
+    _refuse_unusable_items(images, faults)
+    _refuse_wrong_value_range(images)
+    if labels and not images.class_names:
+        images.class_names = _name_classes(images, [item.labels for item in items], tell)
+    rows = _parse_all_labels(images, items) if labels else np.full((len(items), len(images.class_names)), np.nan)
+    _name_unread_entries(items[0], tell, len(images.class_names), labels_are_read=labels)
+    named_patients = _take_for_all_or_none(images.name, [item.patient for item in items], "patient")
+    named_splits = _take_for_all_or_none(images.name, [item.split for item in items], "split")
+    images.picture_digests, images.brightest = digests, brightest
+    collected = CollectedItems(rows.astype(np.float32), named_patients, named_splits)
+    images.labels = collected if labels else None
+    images.check_items_repeatable()
+    return collected
+
+
+def _refuse_unusable_items(images: TorchDatasetPictures, faults: Sequence[Fault]) -> None:
+    """Raise the first faults of items, and their number."""
     if faults:
         counted = f"{'at least ' if len(faults) >= _MOST_FAILURES else ''}{len(faults)} of {len(images)} items"
         raise BadInput([*faults[:_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")])
-    _refuse_wrong_value_range(images)
-    named_patients = _take_for_all_or_none(images.name, patients, "patient")
-    named_splits = _take_for_all_or_none(images.name, parts, "split")
-    images.picture_digests, images.brightest = digests, brightest
-    items = CollectedItems(rows, named_patients, named_splits)
-    images.labels = items if labels else None
-    images.check_items_repeatable()
-    return items
 
 
-def _name_unread_entries(item: DatasetItem, tell: Callable[[str], object], *, labels_are_read: bool) -> None:
-    """Print the entries of the items that are not read."""
-    unread = list(item.unread)
-    if not labels_are_read and item.mask is not None:
+def _name_classes(
+    images: TorchDatasetPictures, labels: Sequence[Any], tell: Callable[[str], object]
+) -> tuple[str, ...]:
+    """Return the class names in the labels of all items, or else the numbers of the classes.
+
+    Raises:
+        BadInput: If the labels name no classes, and are no numbers of one shape.
+    """
+    names = find_class_names_in_labels(labels)
+    if names:
+        return names
+    try:
+        rows = np.stack([convert_labels_to_array(item_labels, ()).squeeze() for item_labels in labels])
+        if rows.ndim > 2:
+            raise ValueError
+    except ValueError:
+        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
+        problem = f"{type(images.dataset).__name__} names no classes."
+        raise BadInput([Fault(images.name, problem, remedy)]) from None
+    return name_classes_by_number(rows, tell)
+
+
+def _parse_all_labels(images: TorchDatasetPictures, items: Sequence[DatasetItem]) -> NDArray[np.float32]:
+    """Return the labels of all items, ``(n, classes)``.
+
+    Raises:
+        BadInput: With the items whose labels do not fit the classes.
+    """
+    rows = np.full((len(items), len(images.class_names)), np.nan, np.float32)
+    faults = list[Fault]()
+    for row, item in enumerate(items):
+        try:
+            rows[row] = parse_item_labels(item, images.class_names)
+        except ValueError as error:
+            faults.append(Fault(f"{images.name}[{row}]", str(error)))
+    _refuse_unusable_items(images, faults)
+    return rows
+
+
+def _name_unread_entries(
+    item: DatasetItem, tell: Callable[[str], object], classes: int, *, labels_are_read: bool
+) -> None:
+    """Print the entries of the items that are not read.
+
+    Args:
+        classes: Number of classes.
+    """
+    mask = find_label_mask(item, classes)
+    is_used = item.possible_mask is not None and mask is item.possible_mask
+    unread = [entry for entry in item.unread if not (is_used and keep_letters_and_digits(entry) == "mask")]
+    if not labels_are_read and mask is not None:
         unread.append("label mask")
     if unread:
         verb = "is" if len(unread) == 1 else "are"

@@ -42,6 +42,7 @@ from polyclinic.server.federation.set_up import (
     OpenedRunFolder,
     execute_run,
     hash_run_data_sets,
+    read_begun_experiment,
     record_data_hashes_or_refuse,
 )
 from polyclinic.server.reporting.live.server import serve_live_view_during_run
@@ -61,6 +62,7 @@ from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import build_experiment_strategy
+from polyclinic.strategies.run_length import complete_round_settings, find_unreached_stage_faults
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""
@@ -92,8 +94,10 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
+    begun = read_begun_experiment(out) if resume else None
+    file = replace(file, experiment=complete_round_settings(file.experiment, begun))
     with start_ray_driver(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
-        simulation = SimulationBackend(file, console, web_port, progress, ray)
+        simulation = SimulationBackend(file, console, web_port, progress, ray, is_begun=begun is not None)
         return execute_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
@@ -102,6 +106,9 @@ class SimulationBackend:
     """A backend that runs an experiment on simulated sites: on Ray, or in this process if ``ray_process`` is None.
 
     The arguments are those of :func:`simulate`.
+
+    Attributes:
+        is_begun: True if a run with this experiment has begun already.
     """
 
     file: ExperimentFile
@@ -109,6 +116,7 @@ class SimulationBackend:
     web_port: int | None
     progress: ProgressFormat
     ray_process: RayDriverHandle | None = None
+    is_begun: bool = False
     durable: bool = field(default=False, init=False)
     method: Method = field(init=False)
     data: SimulatedData = field(init=False)
@@ -125,7 +133,7 @@ class SimulationBackend:
             BadInput: With every fault.
         """
         clear_simulated_data_cache()
-        self.method, self.data = check_simulation_experiment(self.file, self.tell)
+        self.method, self.data = check_simulation_experiment(self.file, self.tell, is_begun=self.is_begun)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
@@ -255,15 +263,21 @@ class SimulationBackend:
 
 
 def check_simulation_experiment(
-    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None
+    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None, *, is_begun: bool = False
 ) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
+
+    Args:
+        is_begun: True if a run with this experiment has begun already; it goes on with the stages that it has.
 
     Raises:
         BadInput: With all faults.
     """
-    experiment = file.experiment
     faults: list[Fault] = []
+    if not is_begun:
+        file = replace(file, experiment=complete_round_settings(file.experiment))
+        faults += find_unreached_stage_faults(file.experiment)
+    experiment = file.experiment
     try:
         method = build_experiment_strategy(experiment)
     except BadInput as error:

@@ -538,6 +538,26 @@ def noisy(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
     return value.float() * torch.ones(1, 4, 4), LABELS[row]
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        lambda row: row % 3,
+        lambda row: ("left", "right")[row % 2],
+        lambda row: [["left"], ["left", "right"]][row % 2],
+        lambda row: {"left": 1, "right": row % 2},
+        lambda row: LABELS[row],
+    ],
+    ids=["number", "name", "names", "dictionary", "vector"],
+)
+def test_each_item_is_read_once_at_the_start_if_its_classes_have_no_names(
+    opened: Open, label: Callable[[int], Any]
+) -> None:
+    items = Items(lambda row: (GREY[row], label(row)), class_names=())
+    opened(items)
+    assert items.reads[: COUNT + 1] == [0, *range(COUNT)]
+    assert len(items.reads) == COUNT + 1 + 3 * 8
+
+
 def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Open) -> None:
     pixels = load_pixels_on_device(opened(Items(noisy)).train, "cpu")
     rows = torch.tensor([0, 1, 0])
