@@ -141,7 +141,9 @@ PART_NAMES = {
     "valid": "validation",
     "validation": "validation",
     "validierung": "validation",
+    "dev": "validation",
     "test": "test",
+    "testing": "test",
 }
 NOBODY = (
     r"(?:unknown|unk|anon(?:[iy]m\w*)?|un(?:bekannte?r?|named|identified)|inconnue?|descon(?:oc|hec)id[oa]|sconosciut[oa]"

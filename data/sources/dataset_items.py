@@ -1,14 +1,14 @@
 """What one item of a user's data set holds: its image, labels, label mask, patient and part, by plain rules.
 
-An item is an image, ``(image, labels)``, a longer tuple that begins so, or a dictionary. In a dictionary the keys below
-are read, in any case and with any signs between the letters. Nothing else is searched: an item of another form is
-brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if it has one 0
-or 1 for each class; else it is a mask of pixels, and not read.
+An item is an image, ``(image, labels)``, a longer tuple that begins so, or a dictionary, named tuple or dataclass, of
+which the keys below are read, in any case and with any signs between the letters. Nothing else is searched: an item of
+another form is brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if
+it has one 0 or 1 for each class; else it is a mask of pixels, and not read.
 """
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,8 @@ def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
     """
     if hasattr(item, "_asdict"):  # a named tuple
         item = item._asdict()
+    if is_dataclass(item) and not isinstance(item, type):
+        item = {part.name: getattr(item, part.name) for part in fields(item)}
     if isinstance(item, Mapping):
         return _parse_dictionary(item, class_names)
     if not isinstance(item, tuple | list):
@@ -143,13 +145,33 @@ def _convert_labels(labels: Any, class_names: Sequence[str]) -> NDArray[np.float
 
 
 def list_label_names(labels: Any) -> list[str] | None:
-    """Return the class names that labels list: a text, or texts in a list, tuple, set or array; else None."""
+    """Return the class names that labels list: a text, or texts in a list, tuple, set or array; else None.
+
+    An empty list names no class: the image shows none.
+    """
     if isinstance(labels, str):
         return [str(labels)]
     if isinstance(labels, np.ndarray) and labels.dtype.kind == "U":
         return [str(label) for label in labels.reshape(-1)]
     is_list = isinstance(labels, list | tuple | set | frozenset)
-    return list(labels) if is_list and labels and all(isinstance(label, str) for label in labels) else None
+    return list(labels) if is_list and all(isinstance(label, str) for label in labels) else None
+
+
+def find_class_names_in_labels(labels: Sequence[Any]) -> tuple[str, ...]:
+    """Return the class names that labels themselves name, in alphabetical order; empty if one item names none.
+
+    Labels name classes as a text, a list of texts, or a dictionary.
+
+    Args:
+        labels: The labels of each item, as the data set returns them.
+    """
+    names = set[str]()
+    for item_labels in labels:
+        listed = list(map(str, item_labels)) if isinstance(item_labels, Mapping) else list_label_names(item_labels)
+        if listed is None:
+            return ()
+        names.update(listed)
+    return tuple(sorted(names))
 
 
 def _convert_labels_by_name(

@@ -30,7 +30,7 @@ def has_consecutive_index(rows: Any) -> bool:
 
 
 def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
-    """Convert labels to a NumPy array; masked entries become NaN, table columns are put in the order of the classes.
+    """Convert labels to a NumPy array; masked entries and None become NaN, columns get the order of the classes.
 
     Args:
         labels: Labels of all images ``(n, classes)``, or of one image.
@@ -54,6 +54,8 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
         labels = labels.iloc[places] if labels.ndim == 1 else labels.iloc[:, places]
     elif hasattr(labels, "columns"):
         raise ValueError(f"has labels in a {type(labels).__module__} table. Give labels as an array, or with pandas.")
+    if isinstance(labels, list | tuple) and any(label is None for label in labels):
+        labels = [np.nan if label is None else label for label in labels]
     try:
         if hasattr(labels, "iloc"):
             return np.asarray(labels.to_numpy(dtype=np.float64, na_value=np.nan))

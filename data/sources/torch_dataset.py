@@ -23,9 +23,9 @@ from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
     DatasetItem,
     Item,
+    find_class_names_in_labels,
     find_label_mask,
     keep_letters_and_digits,
-    list_label_names,
     parse_item,
     parse_item_labels,
 )
@@ -41,8 +41,8 @@ _REPEATED = 8
 """Number of items that are read again at the start."""
 _NEAR_INTEGER = 1e-3
 """Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
-_MOST_OUTSIDE = 0.1
-"""Share of items with values outside the range of values from which the range is taken to be wrong."""
+_FAR_OUTSIDE, _MOST_OUTSIDE = 0.25, 0.01
+"""The range of values is taken to be wrong if more than this share of pixels lies outside by a quarter of the range."""
 _OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
 """Modes of Pillow's pictures that convert to grey or colour without a choice."""
 _NUMBER_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
@@ -62,7 +62,8 @@ class TorchDatasetPictures(LazyPictures):
         class_names: Names of the classes; set before labels are read.
         labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
             labels separately.
-        brightest: The highest value of all images at the first reading of all items, from 0 to 255; 0 before it.
+        darkest, brightest: The lowest and the highest value of all images that were read at the start, from 0 to 255.
+        white_share: Share of the pixels of all images that are white.
         reproducible: False if the same seed gave different pictures of one item at the start.
     """
 
@@ -78,8 +79,9 @@ class TorchDatasetPictures(LazyPictures):
         self._generators = RandomGenerators(dataset if item is None else (dataset, item))
         self._first: NDArray[Any] | None = None
         self.labels: CollectedItems | None = None
-        self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
-        self.values_outside = 0
+        self.picture_digests = np.empty(0, np.uint64)
+        self.darkest, self.brightest, self.white_share = 255.0, 0.0, 0.0
+        self.share_outside = 0.0
         self.reproducible = True
         self._first = self.convert_item_image(0, self.read_item(0).image)
         self.shape = (len(dataset), *self._first.shape)
@@ -147,7 +149,7 @@ class TorchDatasetPictures(LazyPictures):
         raise self._make_item_error(row, problem, remedy)
 
     def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values as uint8, or as float32 from 0 to 255; values outside the range are cut to it, and counted."""
+        """Return values as uint8, or as float32 from 0 to 255, to which they are cut; those far outside are counted."""
         if values.dtype == np.bool_:
             return values.astype(np.uint8) * np.uint8(255)
         if values.dtype == np.uint8 and self.value_range is None:
@@ -158,10 +160,9 @@ class TorchDatasetPictures(LazyPictures):
             raise self._make_item_error(row, problem, remedy)
         low, high = self.value_range or (0.0, 1.0)
         scaled = (values.astype(np.float64) - low) * (255 / (high - low))
-        if np.isnan(scaled).any():
-            raise self._make_item_error(row, "has pixels that are no numbers (NaN).", "Give every pixel a value.")
-        if scaled.min() < -_NEAR_INTEGER * 255 or scaled.max() > (1 + _NEAR_INTEGER) * 255:
-            self.values_outside += 1
+        if not np.isfinite(scaled).all():
+            raise self._make_item_error(row, "has pixels that are NaN or infinite.", "Give every pixel a value.")
+        self.share_outside += float((np.abs(scaled - 127.5) > (0.5 + _FAR_OUTSIDE) * 255).mean()) / len(self.dataset)
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
 
@@ -198,6 +199,11 @@ class TorchDatasetPictures(LazyPictures):
         remedy = "An item always has the same labels and patient; only its picture may vary."
         raise self._make_item_error(row, problem, remedy)
 
+    def note_brightness(self, pixels: NDArray[Any]) -> None:
+        """Widen :attr:`darkest` and :attr:`brightest` to the values of a picture."""
+        self.darkest = min(self.darkest, float(pixels.min()))
+        self.brightest = max(self.brightest, float(pixels.max()))
+
     def check_items_repeatable(self) -> None:
         """Read some items again, to check that another seed gives the same labels.
 
@@ -208,8 +214,10 @@ class TorchDatasetPictures(LazyPictures):
         """
         for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
             first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
-            pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
+            # The other draw too: a random size, for instance, would end the run in its first round.
+            pictures = [self.convert_item_image(row, item.image) for item in (first, again, other)]
             self.reproducible &= bool(np.array_equal(pictures[0], pictures[1]))
+            self.note_brightness(pictures[2])  # one draw alone may be black
             self.check_item_labels_unchanged(row, other)
             if self.labels is not None:
                 continue
@@ -264,9 +272,9 @@ def open_torch_dataset(
 def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the class names that a data set defines; empty if it defines none.
 
-    They are its attribute ``class_names``, ``classes`` or ``pathologies``; the names of a ``ClassLabel`` among its
-    ``features`` (Hugging Face); or ``info["label"]`` (MedMNIST). For ``Subset`` and ``ConcatDataset`` the data sets
-    inside are searched, because these two return labels unchanged.
+    They are its attribute ``class_names``, ``classes`` or ``pathologies``; the keys of ``class_to_idx`` (torchvision);
+    the names of a ``ClassLabel`` among its ``features`` (Hugging Face); or ``info["label"]`` (MedMNIST). For ``Subset``
+    and ``ConcatDataset`` the data sets inside are searched, because these two return labels unchanged.
 
     Args:
         name: Name of the data set in error messages.
@@ -278,6 +286,9 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
         names = getattr(dataset, attribute, None)
         if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
             return tuple(map(str, names))
+    numbers = getattr(dataset, "class_to_idx", None)
+    if isinstance(numbers, Mapping) and sorted(numbers.values()) == [*range(len(numbers))]:
+        return tuple(str(name) for name in sorted(numbers, key=numbers.__getitem__))
     features = getattr(dataset, "features", None)
     if isinstance(features, Mapping):
         named = [list(feature.names) for feature in features.values() if isinstance(getattr(feature, "names", 0), list)]
@@ -297,23 +308,6 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
         problem = f"joins data sets of different classes: {'; '.join(quote_names(names) for names in distinct[:3])}."
         raise BadInput([Fault(name, problem, "Bring all to one list of classes, in one order.")])
     return distinct[0] if distinct and () not in every else ()
-
-
-def find_class_names_in_labels(labels: Sequence[Any]) -> tuple[str, ...]:
-    """Return the class names that labels themselves name, in alphabetical order; empty if one item names none.
-
-    Labels name classes as a text, a list of texts, or a dictionary.
-
-    Args:
-        labels: The labels of each item, as the data set returns them.
-    """
-    names = set[str]()
-    for item_labels in labels:
-        listed = list(map(str, item_labels)) if isinstance(item_labels, Mapping) else list_label_names(item_labels)
-        if listed is None:
-            return ()
-        names.update(listed)
-    return tuple(sorted(names))
 
 
 @dataclass(frozen=True)
@@ -347,13 +341,15 @@ def read_all_items(
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
     """
     progress = DecodingProgress(len(images), tell)
-    digests, brightest, images.values_outside = np.empty(len(images), np.uint64), 0.0, 0
+    digests, images.share_outside = np.empty(len(images), np.uint64), 0.0
     items, faults = list[DatasetItem](), list[Fault]()
     for row in range(len(images)):
         try:
             item = images.read_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
-            digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
+            digests[row] = compute_picture_digest(pixels)
+            images.note_brightness(pixels)
+            images.white_share += float((pixels == 255).mean()) / len(images)
             if labels and images.class_names:
                 parse_item_labels(item, images.class_names)  # a wrong label stops the reading early
             items.append(replace(item, image=None))
@@ -372,7 +368,7 @@ def read_all_items(
     _name_unread_entries(items[0], tell, len(images.class_names), labels_are_read=labels)
     named_patients = _take_for_all_or_none(images.name, [item.patient for item in items], "patient")
     named_splits = _take_for_all_or_none(images.name, [item.split for item in items], "split")
-    images.picture_digests, images.brightest = digests, brightest
+    images.picture_digests = digests
     collected = CollectedItems(rows.astype(np.float32), named_patients, named_splits)
     images.labels = collected if labels else None
     images.check_items_repeatable()
@@ -445,16 +441,18 @@ def _name_unread_entries(
 
 
 def _refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
-    """Refuse a data set in which many pictures have values outside the range, which are cut to it.
+    """Refuse a data set in which many values are far outside the range, to which they are cut.
+
+    Noise of an augmentation is not far outside; numbers that are normalised or have another range are.
 
     Raises:
-        BadInput: If more than a tenth of the items have such values.
+        BadInput: If more than a hundredth of the pixels have such values.
     """
-    if images.values_outside <= _MOST_OUTSIDE * len(images):
+    if images.share_outside <= _MOST_OUTSIDE:
         return
     low, high = images.value_range or (0.0, 1.0)
-    count = f"{images.values_outside} of {len(images)} items"
-    problem = f"has values outside {low:g} (black) to {high:g} (white) in {count}."
+    share = f"{images.share_outside:.0%} of its pixels"
+    problem = f"has values outside {low:g} (black) to {high:g} (white), by more than a quarter of that, in {share}."
     remedy = "Leave Normalize out: the network normalises by itself ([model] mean, std). Or name the range: "
     raise BadInput([Fault(images.name, problem, f"{remedy}pc.LabelledImages(..., value_range=(a, b)).")])
 
