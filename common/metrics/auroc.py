@@ -4,11 +4,12 @@ The metrics of a class ignore images whose label of that class is unknown. They 
 positive or without a negative test image.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,26 @@ def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     Raises:
         BadInput: If a plug-in is not installed.
     """
-    return {name: load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
+    return {name: adapt_plugin_metric(load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN))) for name in names}
+
+
+def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
+    """Return a metric of scores and labels; other packages' metrics are called in their own form.
+
+    A function whose first argument is called ``y_true``, as in scikit-learn, gets the labels first. A torch module,
+    such as a metric of TorchMetrics, gets tensors, the labels as whole numbers.
+    """
+    try:
+        first = next(iter(inspect.signature(metric).parameters), "")
+    except (TypeError, ValueError):  # no function, which its first call reports; or one of C
+        return metric
+    if first == "y_true":
+        return lambda scores, labels: metric(labels, scores)
+    if hasattr(metric, "forward"):
+        import torch  # here: the metrics of most runs need none
+
+        return lambda scores, labels: metric(torch.from_numpy(scores), torch.from_numpy(labels).long())
+    return metric
 
 
 def compute_plugin_metric(
@@ -50,7 +70,7 @@ def compute_plugin_metric(
     try:
         value = metric(scores.copy(), labels.copy())  # somebody else's code may write into what it gets
         number = float("nan") if value is None else float(value)
-    except (Exception, SystemExit) as error:  # it may raise anything
+    except (Exception, SystemExit) as error:  # it may raise anything, and its text may hold scores
         raise BadInput([fault(f"failed: {type(error).__name__}.")]) from error
     if abs(number) > LARGEST_METRIC:
         raise BadInput([fault(f"returned {number:g}; at most {LARGEST_METRIC:g} can be told.")])

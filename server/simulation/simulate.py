@@ -57,7 +57,7 @@ from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
-from polyclinic.strategies.local.plugin_calls import find_plugin_faults
+from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
@@ -305,7 +305,13 @@ def check_simulation_experiment(
         if keeps_norm and (sentence := describe_missing_batch_norm(experiment.model)):
             tell(sentence)
         missing = method.site.missing_labels_count_as
-        raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
+        labels = SiteLabels(
+            fewest_classes=data.fewest_site_classes,
+            has_unknown=data.has_unknown_labels,
+            has_rows_of_all_classes=method.site.declared_payload.rows == "all",
+            is_pooled=method.site.pooled_missing_labels != "no",
+        )
+        raise_faults(find_plugin_faults(experiment, len(classes), missing, labels))
         if method.site.pooled_missing_labels == "no":
             raise_faults(method.site.find_contract_faults(contract))
     except BadInput as error:
