@@ -118,6 +118,12 @@ def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: 
         raise BadInput([Fault("", f"returns {value.item()}{reason}.", f"Leave unknown labels out: {line}")])
     if value.grad_fn is None:
         raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
+    if task == "multi_label":  # batches as they come: of images that show no class, and of images that show all
+        for label, shown in ((0.0, "no class"), (1.0, "all classes")):
+            extreme: Tensor = loss(logits, torch.where(labels.isnan(), torch.nan, label), annotated)
+            if not extreme.isfinite():
+                problem = f"returns {extreme.item()} for a batch of images that show {shown}."
+                raise BadInput([Fault("", problem, "A mean over no entry is NaN: divide its sum by at least 1.")])
 
 
 def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
