@@ -7,7 +7,7 @@ it has one 0 or 1 for each class; else it is a mask of pixels, and not read.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -157,7 +157,7 @@ def list_label_names(labels: Any) -> list[str] | None:
     return list(labels) if is_list and all(isinstance(label, str) for label in labels) else None
 
 
-def find_class_names_in_labels(labels: Sequence[Any]) -> tuple[str, ...]:
+def find_class_names_in_labels(labels: Iterable[Any]) -> tuple[str, ...]:
     """Return the class names that labels themselves name, in alphabetical order; empty if one item names none.
 
     Labels name classes as a text, a list of texts, or a dictionary.

@@ -299,7 +299,7 @@ def _name_given_labels(
         names = tuple(map(str, labels.columns))
     try:
         labels = _convert_column_of_labels(labels)
-        if isinstance(labels, Sequence | np.ndarray) and (named := find_class_names_in_labels(list(labels))):
+        if isinstance(labels, Sequence | np.ndarray) and (named := find_class_names_in_labels(labels)):
             names = names if len(names) else named
             rows = [parse_item_labels(DatasetItem(None, label), tuple(map(str, names))) for label in labels]
             return replace(pictures, labels=np.stack(rows), class_names=names)

@@ -69,9 +69,11 @@ class CBAFedParameters(Parameters):
     the standard deviation over classes. A mixing replaces the model by ``share * earlier model + (1 - share) * model``.
 
     Attributes:
-        stage_one_rounds: Number of rounds before the first pseudo-labels.
+        stage_one_rounds: Number of rounds before the first pseudo-labels; half of the run's rounds, at most 50, if the
+            experiment gives none.
         threshold_base, threshold_lowest, threshold_highest: Constant and limits of the thresholds in the formula above.
-        residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes.
+        residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes. If the experiment
+            gives none: 5, or in short runs one less than the longer stage has.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
         balanced: True to weigh the positives of each class by ``entries / positives``, where both count the site's

@@ -69,8 +69,10 @@ class FedIRMParameters(Parameters):
     """The ``[method]`` table of ``fedirm``. A class's relation is the mean prediction for images that show the class.
 
     Attributes:
-        supervised_rounds: Number of rounds on labels alone; sites send relations from the last of these rounds on.
-        ramp_rounds: Number of rounds, from round 1, over which the weight of the unlabelled terms grows.
+        supervised_rounds: Number of rounds on labels alone; sites send relations from the last of these rounds on. A
+            third of the run's rounds, at most 20, if the experiment gives none.
+        ramp_rounds: Number of rounds, from round 1, over which the weight of the unlabelled terms grows; half of the
+            run's rounds, at most 30, if the experiment gives none.
         unlabelled_weight: The largest weight of the unlabelled terms.
         teacher_decay: Largest decay of the teacher's running mean; in a round's first steps the decay is lower.
         temperature: Divisor of the logits from which relations are computed.

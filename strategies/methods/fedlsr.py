@@ -43,6 +43,7 @@ class FedLSRParameters(Parameters):
     Attributes:
         distance_weight: The largest value of gamma.
         ramp_rounds: Rounds over which gamma grows: a fifth of all rounds in the authors' notebook, 40 in FedMLP's code.
+            If the experiment gives none, a fifth of the run's rounds, at most 40.
         sharpening_temperature: T_s, which sharpens the mixed predictions.
         distillation_temperature: T_d, the temperature of both predictions in their distance.
         entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ uses 0.6.

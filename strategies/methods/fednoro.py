@@ -77,11 +77,13 @@ class FedNoRoParameters(Parameters):
     """The ``[method]`` table of ``fednoro``. lambda is the weight of distillation at a noisy site.
 
     Attributes:
-        stage_one_rounds: Number of rounds before noisy sites learn from the received model.
+        stage_one_rounds: Number of rounds before noisy sites learn from the received model; a third of the run's
+            rounds, at most 10, if the experiment gives none.
         noisy: ``detect`` finds noisy sites by their losses; ``known`` takes every site that does not label all classes.
         missing: How the loss treats classes that a site does not label; ``masked`` leaves them to the distillation.
         distillation: The largest value of lambda.
-        ramp_rounds: Number of rounds after stage 1 until lambda reaches its largest value.
+        ramp_rounds: Number of rounds after stage 1 until lambda reaches its largest value; two fifths of the run's
+            rounds, at most 39, and not past the last one, if the experiment gives none.
         temperature: Divisor of the received model's logits.
     """
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from polyclinic.common.config import Experiment, make_hospital_plan
+import polyclinic as pc
+from polyclinic.common.config import Experiment, make_hospital_plan, read_experiment
 from polyclinic.common.errors import BadInput
 from polyclinic.strategies.registry import STRATEGIES, build_experiment_strategy
 from polyclinic.strategies.run_length import complete_round_settings, find_unreached_stage_faults
 from tests.federations import experiment, federation, finished
 
+PAPERS = ("fedmlp", "fedsld", "surgical", "unifed")
 NOT_ROUNDS = {
     "warm_up_epochs": "epochs before round 1",
     "consensus_models": "models of one round",
@@ -192,6 +194,27 @@ def test_an_example_with_fewer_rounds_than_its_stages_is_refused_by_name(tmp_pat
     (fault,) = find_unreached_stage_faults(complete_round_settings(file.experiment))
     assert fault.problem.endswith("begins in round 51, and run.rounds is 3.")
     assert fault.remedy == "Set method.stage_one_rounds = 1, or run.rounds = 51."
+
+
+def test_python_says_both_numbers_and_the_lines(tmp_path: Path) -> None:
+    settings = {"run.method": "fedmlp", "method.stage_one_rounds": 50, "run.rounds": 3, "simulation.backend": "inline"}
+    with pytest.raises(BadInput) as refused:
+        pc.simulate("digits_surgical", settings=settings, out=tmp_path / "run")
+    assert "method.stage_one_rounds: is 50: " in str(refused.value)
+    assert "round 51, and run.rounds is 3. Set method.stage_one_rounds = 1, or run.rounds = 51." in str(refused.value)
+
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FILES = [*EXPERIMENTS.glob("*.toml"), *(path for name in PAPERS for path in (EXPERIMENTS / name).glob("*.toml"))]
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_every_experiment_of_ours_reaches_its_stages(scale: str) -> None:
+    assert len(FILES) > 60
+    for file in FILES:
+        override = (f"scale={scale}",) if scale == "full" or "[small" in file.read_text(encoding="utf-8") else ()
+        experiment = read_experiment(file, override).experiment
+        assert find_unreached_stage_faults(complete_round_settings(experiment)) == [], file
 
 
 def test_default_and_written_value_give_one_model() -> None:
