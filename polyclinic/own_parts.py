@@ -101,7 +101,7 @@ class OwnParts:
             added.setdefault("simulation.backend", "inline")
         overrides = convert_settings_to_overrides(added)
         if self.dataset is not None:
-            name = register_local_plugin(DATASETS, _wrap_as_dataset_plugin(self.dataset))
+            name = register_local_plugin(DATASETS, wrap_as_dataset_plugin(self.dataset))
             # Keys such as data.keep may be among the settings.
             overrides = ["data=none", *overrides, 'data.kind="plugin"', f"data.name={format_toml_value(name)}"]
         return tuple(overrides)
@@ -159,7 +159,7 @@ def copy_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(dict(tables))))
 
 
-def _wrap_as_dataset_plugin(images: OwnDataset) -> DatasetPlugin:
+def wrap_as_dataset_plugin(images: OwnDataset) -> DatasetPlugin:
     """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
     if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
         return images

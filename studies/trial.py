@@ -59,6 +59,11 @@ class Trial:
 
     def is_trial_finished(self) -> bool:
         """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
+        from polyclinic.strategies.run_length import (  # here: it imports torch
+            complete_earlier_round_settings,
+            complete_round_settings,
+        )
+
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False
@@ -66,9 +71,10 @@ class Trial:
             done = Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
         except ValidationError:
             return False
-        model = self.experiment_file.experiment.model
-        hashes = {key: getattr(model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
-        return done == self.experiment_file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
+        done = complete_earlier_round_settings(done)
+        experiment = complete_round_settings(self.experiment_file.experiment)
+        hashes = {key: getattr(experiment.model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
+        return done == experiment.model_copy(update={"model": experiment.model.model_copy(update=hashes)})
 
 
 def refuse_seed_override(overrides: Iterable[str]) -> None:

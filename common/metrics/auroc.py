@@ -4,11 +4,12 @@ The metrics of a class ignore images whose label of that class is unknown. They 
 positive or without a negative test image.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,26 @@ def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     Raises:
         BadInput: If a plug-in is not installed.
     """
-    return {name: load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
+    return {name: adapt_plugin_metric(load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN))) for name in names}
+
+
+def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
+    """Return a metric of scores and labels; other packages' metrics are called in their own form.
+
+    A function whose first argument is called ``y_true``, as in scikit-learn, gets the labels first. A torch module,
+    such as a metric of TorchMetrics, gets tensors, the labels as whole numbers.
+    """
+    try:
+        first = next(iter(inspect.signature(metric).parameters), "")
+    except (TypeError, ValueError):  # no function, which its first call reports; or one of C
+        return metric
+    if first == "y_true":
+        return lambda scores, labels: metric(labels, scores)
+    if hasattr(metric, "forward"):
+        import torch  # here: the metrics of most runs need none
+
+        return lambda scores, labels: metric(torch.from_numpy(scores), torch.from_numpy(labels).long())
+    return metric
 
 
 def compute_plugin_metric(
@@ -43,15 +63,12 @@ def compute_plugin_metric(
 ) -> float | None:
     """Compute a plug-in's metric for one class; return None if the metric is undefined.
 
-    A function of ``sklearn.metrics`` is called with the labels first, as all of them want it.
-
     Raises:
         BadInput: If the metric raises an exception, or its magnitude is above :data:`LARGEST_METRIC`.
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
-    arguments = (labels, scores) if _is_from_scikit_learn(metric) else (scores, labels)
     try:
-        number = _call_metric(metric, *arguments)
+        number = _call_metric(metric, scores, labels)
     except (Exception, SystemExit) as error:  # it may raise anything
         # Of an installed plug-in, at a hospital, the text of an error might hold the score of a patient.
         text = f": {' '.join(str(error).split())}".rstrip(". ") if is_local_plugin_name(name) else ""
@@ -60,11 +77,6 @@ def compute_plugin_metric(
     if abs(number) > LARGEST_METRIC:
         raise BadInput([fault(f"returned {number:g}; at most {LARGEST_METRIC:g} can be told.")])
     return None if np.isnan(number) else number
-
-
-def _is_from_scikit_learn(metric: Metric) -> bool:
-    inner = metric.func if isinstance(metric, partial) else metric
-    return str(getattr(inner, "__module__", "")).startswith("sklearn.metrics")
 
 
 def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:

@@ -64,7 +64,7 @@ def note_dark_pictures(splits: DatasetSplits, spec: DataSpec) -> DatasetSplits:
     """
     brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
     if len(brightest) > 1 and min(brightest) == max(brightest) and max(brightest) in (0, 255):
-        _refuse_one_even_grey(splits, max(brightest))
+        _refuse_one_even_grey(splits, max(brightest), spec)
     if note := describe_dark_pictures(brightest, spec):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits
@@ -87,7 +87,7 @@ def _measure_brightest_values(images: ImageSet, splits: DatasetSplits | None) ->
     return [float(images.stored[place].max()) for place in places]
 
 
-def _refuse_one_even_grey(splits: DatasetSplits, value: float) -> None:
+def _refuse_one_even_grey(splits: DatasetSplits, value: float, spec: DataSpec) -> None:
     """Raise an error if all pictures of a data set are the same even grey.
 
     Args:
@@ -97,8 +97,7 @@ def _refuse_one_even_grey(splits: DatasetSplits, value: float) -> None:
     if len(digests) > 1 or min(digests) >= GREY_DIGESTS:
         return
     problem = f"all {sum(map(len, splits.parts)):,} pictures are one even grey, {value:.3g} of 255: they show nothing."
-    remedy = (
-        'Look at what wrote or converted them. Of pictures of 12 or 16 bits convert("L") cuts all values above 255: '
-    )
-    remedy += "give the numbers, np.asarray(image), with pc.LabelledImages(..., value_range=(0, 4095)) for 12 bits."
+    remedy = "Look at what wrote or converted them."
+    if isinstance(spec, PictureTableSpec):
+        remedy += " Of DICOM and NIfTI files, window = [centre, width] in [data] says which values are black and white."
     raise BadInput([Fault("data", problem, remedy)])

@@ -13,7 +13,9 @@ PART_NAMES = {
     "valid": "validation",
     "validation": "validation",
     "validierung": "validation",
+    "dev": "validation",
     "test": "test",
+    "testing": "test",
 }
 NOBODY = (
     r"(?:unknown|unk|anon(?:ym\w*)?|unnamed|unidentified|no name|nobody|noname|redact(?:ed)?|removed|deleted|withheld"

@@ -45,6 +45,7 @@ from polyclinic.server.federation.set_up import (
     OpenedRunFolder,
     execute_run,
     hash_run_data_sets,
+    read_begun_experiment,
     record_data_hashes_or_refuse,
 )
 from polyclinic.server.reporting.live.server import serve_live_view_during_run
@@ -59,11 +60,12 @@ from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
-from polyclinic.strategies.local.plugin_calls import find_plugin_faults
+from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import build_experiment_strategy
+from polyclinic.strategies.run_length import complete_round_settings, find_unreached_stage_faults
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""
@@ -99,8 +101,12 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
+    begun = read_begun_experiment(out) if resume else None
+    file = replace(file, experiment=complete_round_settings(file.experiment, begun))
     with start_ray_driver(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
-        simulation = SimulationBackend(file, console, web_port, progress, ray, watcher, keep_data=keep_data)
+        simulation = SimulationBackend(
+            file, console, web_port, progress, ray, watcher, keep_data=keep_data, is_begun=begun is not None
+        )
         return execute_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
@@ -109,6 +115,9 @@ class SimulationBackend:
     """A backend that runs an experiment on simulated sites: on Ray, or in this process if ``ray_process`` is None.
 
     The arguments are those of :func:`simulate`.
+
+    Attributes:
+        is_begun: True if a run with this experiment has begun already.
     """
 
     file: ExperimentFile
@@ -118,6 +127,7 @@ class SimulationBackend:
     ray_process: RayDriverHandle | None = None
     watcher: SilentRunProgress | None = None
     keep_data: bool = False
+    is_begun: bool = False
     durable: bool = field(default=False, init=False)
     method: Method = field(init=False)
     data: SimulatedData = field(init=False)
@@ -135,7 +145,7 @@ class SimulationBackend:
         """
         if not self.keep_data:
             clear_simulated_data_cache()
-        self.method, self.data = check_simulation_experiment(self.file, self.tell)
+        self.method, self.data = check_simulation_experiment(self.file, self.tell, is_begun=self.is_begun)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
@@ -279,15 +289,21 @@ def _write_shared_pictures(folder: Path, shared: Sequence[SharedPicture]) -> Non
 
 
 def check_simulation_experiment(
-    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None
+    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None, *, is_begun: bool = False
 ) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
+
+    Args:
+        is_begun: True if a run with this experiment has begun already; it goes on with the stages that it has.
 
     Raises:
         BadInput: With all faults.
     """
-    experiment = file.experiment
     faults: list[Fault] = []
+    if not is_begun:
+        file = replace(file, experiment=complete_round_settings(file.experiment))
+        faults += find_unreached_stage_faults(file.experiment)
+    experiment = file.experiment
     try:
         method = build_experiment_strategy(experiment)
     except BadInput as error:
@@ -315,7 +331,13 @@ def check_simulation_experiment(
         if keeps_norm and (sentence := describe_missing_batch_norm(experiment.model)):
             tell(sentence)
         missing = method.site.missing_labels_count_as
-        raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
+        labels = SiteLabels(
+            fewest_classes=data.fewest_site_classes,
+            has_unknown=data.has_unknown_labels,
+            has_rows_of_all_classes=method.site.declared_payload.rows == "all",
+            is_pooled=method.site.pooled_missing_labels != "no",
+        )
+        raise_faults(find_plugin_faults(experiment, len(classes), missing, labels))
         if method.site.pooled_missing_labels == "no":
             raise_faults(method.site.find_contract_faults(contract))
     except BadInput as error:

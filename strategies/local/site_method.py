@@ -32,6 +32,7 @@ from polyclinic.strategies.local.losses import (
     make_training_loss,
 )
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
+from polyclinic.strategies.local.stages import RoundDefault, Stage
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -63,9 +64,11 @@ class Parameters(BaseModel):
         compress_update: Number format in which a site sends its trunk; the rounding error is added to the next update.
         server_optimizer: Server optimiser, which uses the mean update as a gradient (FedAdam, FedYogi, momentum).
         mean: A robust mean instead of the plain one, so that a few wrong updates have little effect.
+        round_defaults: Setting that counts rounds -> its value where the experiment gives none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {}
 
     trunk: TrunkRule = "fedavg"
     weighting: Weighting = "uniform"
@@ -76,6 +79,10 @@ class Parameters(BaseModel):
     compress_update: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
     mean: RobustMeanRule | None = None
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return the stages, ramps and periods that a run must reach, so that it is a run of this method."""
+        return ()
 
 
 Granularity = Literal["images", "signs", "positives", "counts"]

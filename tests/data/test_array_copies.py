@@ -88,7 +88,7 @@ def test_pictures_of_one_grey_are_no_copies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [0, 255])
 def test_a_set_of_one_even_grey_is_refused_because_it_shows_nothing(tmp_path: Path, value: int) -> None:
-    with pytest.raises(BadInput, match=f"all 60 pictures are one even grey, {value} of 255"):
+    with pytest.raises(BadInput, match=f"every pixel of every picture is {value}"):
         of_arrays(tmp_path, np.full((60, 8, 8), value, np.uint8), LABELS)
 
 

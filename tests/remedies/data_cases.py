@@ -419,7 +419,7 @@ PART_CASES = (
         try_dropping_shared_pictures,
     ),
     Case(
-        "data/base/dark_pictures.py _refuse_one_even_grey",
+        "data/sources/plugin.py _refuse_empty_pictures",
         lambda folder: load(Items(WHITE)),
         try_numbers_of_deep_pictures,
     ),

@@ -213,7 +213,8 @@ def test_mixed_modalities_and_missing_windows_are_told(tmp_path: Path) -> None:
 
 
 def test_patients_of_dicom_files_are_taken_where_the_table_names_none(tmp_path: Path) -> None:
-    path = of_dicom(tmp_path, lambda n: {"PatientID": f"patient {n // 3}"})
+    window = {"WindowCenter": 20, "WindowWidth": 40}
+    path = of_dicom(tmp_path, lambda n: {"PatientID": f"patient {n // 3}", **window})
     text = made(path, says=["patients: PatientID of the DICOM files, 14 of them"])
     assert "UNKNOWN" not in text + experiment_of(path).read_text(encoding="utf-8")
 
