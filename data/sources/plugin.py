@@ -284,7 +284,8 @@ def _refuse_empty_pictures(stored: Any, where: str, tell: Callable[[str], object
     named_range = "name black and white: pc.LabelledImages(..., value_range=(a, b))."
     if darkest == brightest and len(stored) > 1:
         problem = f"shows nothing: every pixel of every picture is {brightest:g}."
-        remedy = f'Values that convert("L") has cut off are lost: give the numbers as they are, and {named_range}'
+        remedy = 'Values that convert("L") has cut off are lost: give the numbers as they are, np.asarray(image), '
+        remedy += "and name black and white: pc.LabelledImages(..., value_range=(0, 4095)) for 12 bits."
         raise BadInput([Fault(where, problem, remedy)])
     if not is_range_given and brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
         problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."

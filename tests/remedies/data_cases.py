@@ -424,6 +424,11 @@ PART_CASES = (
         try_numbers_of_deep_pictures,
     ),
     Case(
+        "data/sources/torch_dataset.py _name_classes",
+        lambda folder: load(Nameless(list(PICTURES), MIXED)),
+        try_class_names,
+    ),
+    Case(
         "data/base/splits.py find_shared_patient_faults",
         lambda folder: load(in_two_parts()),
         try_one_side_of_the_split,

@@ -1,6 +1,7 @@
 """Refusals of networks, losses and metrics, each in a run of one round."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,24 @@ def try_last_layers(folder: Path, message: str) -> None:
     train(folder, {"model.train": take(message, r'model\.train = "(\w+)"')}, model=half_frozen())
 
 
+class Locked(nn.Module):
+    """A network with an attribute that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.lock = features(), threading.Lock()
+
+    def forward(self, images: Tensor) -> Any:
+        return self.trunk(images)
+
+
+def try_without_lock(folder: Path, message: str) -> None:
+    assert "copy.deepcopy" in message
+    network = Locked()
+    del network.lock
+    train(folder, model=network)
+
+
 # ---------------------------------------------------------------------- losses and metrics
 
 
@@ -204,12 +223,33 @@ def loss_of_all(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     return (logits.sigmoid() - labels).abs().mean() / 0
 
 
+def try_known_labels(folder: Path, message: str) -> None:
+    assert take(message, r"known = ~labels\.isnan\(\), then the loss of logits\[known\] and labels\[known\]")
+    try_loss_as_called_in_run(folder)
+
+
+def loss_over_positives(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    shown = labels == 1
+    return (1 - logits.sigmoid())[shown].sum() / shown.sum() + logits.square().mean()
+
+
+def loss_over_positives_or_one(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    shown = labels == 1
+    return (1 - logits.sigmoid())[shown].sum() / shown.sum().clamp(min=1) + 0.01 * logits.square()[shown].sum()
+
+
+def try_sum_over_at_least_one(folder: Path, message: str) -> None:
+    assert "divide its sum by at least 1" in message
+    done = train(folder, loss=loss_over_positives_or_one)
+    assert np.isfinite(done.rounds["train_loss"]).all()
+
+
 def loss_of_nothing(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     return labels.nan_to_num().mean()
 
 
-def loss_of_two(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.sigmoid() - labels).abs().mean()
+def loss_of_one(logits: Tensor) -> Tensor:
+    return logits.abs().mean()
 
 
 def loss_as_called(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
@@ -219,6 +259,10 @@ def loss_as_called(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
 
 def try_loss_as_called(folder: Path, message: str) -> None:
     assert "loss(logits, labels, annotated)" in message
+    try_loss_as_called_in_run(folder)
+
+
+def try_loss_as_called_in_run(folder: Path) -> None:
     done = train(folder, loss=loss_as_called)
     assert np.isfinite(done.rounds["train_loss"]).all()
 
@@ -295,9 +339,11 @@ CASES = (
         trains({"model.train": "lora:99"}, model=features()),
         try_smaller_rank,
     ),
-    Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_all), try_loss_as_called),
+    Case(f"{REGISTRY} _copy_network", trains(model=Locked()), try_without_lock),
+    Case(f"{CALLS} _test_plugin_loss_once", trains(loss=loss_of_all), try_known_labels),
+    Case(f"{CALLS} _test_plugin_loss_once", trains(loss=loss_over_positives), try_sum_over_at_least_one),
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_nothing), try_loss_as_called),
-    Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_two), try_loss_as_called),
+    Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_one), try_loss_as_called),
     Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[mean_score]), try_other_order),
     Case(f"{CALLS} find_plugin_faults", trains(metrics=[lambda scores, labels: "much"]), try_number),
 )
