@@ -389,7 +389,7 @@ PART_CASES = (
         lambda folder: load({"train": arrays(PICTURES[:40]), "test": arrays(PICTURES[40:, :4, :4])}),
         try_parts_of_one_size,
     ),
-    Case(f"{PLUGIN} _make_plugin_image_set", lambda folder: load(arrays(PICTURES // 25)), try_range_of_dark_pictures),
+    Case(f"{PLUGIN} _refuse_empty_pictures", lambda folder: load(arrays(PICTURES // 25)), try_range_of_dark_pictures),
     Case(
         f"{PLUGIN} _open_torch_dataset",
         lambda folder: load(Items(list(PICTURES)), image_size=4),
