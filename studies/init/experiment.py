@@ -220,6 +220,8 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
         lines.append(f"source_column = {format_as_json_text(roles.source)}")
     if roles.split:
         lines.append(f"split_column = {format_as_json_text(roles.split)}")
+    else:
+        lines.append(f"split_seed = {data.split_seed}                # 70/10/20 by patient, balanced over the classes")
     for name in () if roles.split else roles.unread_splits:
         lines.append(f"# split_column = {format_as_json_text(name)}   # once its cells are train, val or test")
     if data.depth is not None:

@@ -21,6 +21,7 @@ from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.spec import NO_FINDING, FolderDatasetSpec
+from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
     decode_picture,
@@ -56,6 +57,9 @@ from polyclinic.studies.init.roles import (
 )
 
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
+MOST_SPLIT_SEEDS = 200
+MOST_HASHED_NAMES = 1_000_000
+"""Number of patients' names that are hashed in all tries of a seed together; a million take three seconds."""
 LOOKED_AT = 50
 """Number of pictures, spread over the table, that are read to guess the settings."""
 DEPTHS = (8, 10, 12, 14, 16)
@@ -362,6 +366,14 @@ class InspectedDataset:
         """
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
+
+    @cached_property
+    def split_seed(self) -> int:
+        """The seed that divides the patients best over training, validation and test."""
+        patients = name_unknown_patients(self.checked.patients, self.checked.files.names.astype(np.str_))
+        # Of many patients any seed makes balanced parts, and each try takes its time.
+        seeds = min(MOST_SPLIT_SEEDS, max(1, MOST_HASHED_NAMES // len(patients)))
+        return choose_balanced_split_seed(patients, self.checked.labels, seeds)
 
     @property
     def classes_without_negatives(self) -> list[str]:

@@ -35,6 +35,7 @@ from polyclinic.data.images import store
 from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.load import load_dataset, open_label_table
 from polyclinic.data.tables.csv import read_csv_table
+from polyclinic.data.tables.files import PictureFileFinder
 from polyclinic.data.tables.labels import LabelTable
 
 ROWS = 24
@@ -518,7 +519,7 @@ def test_a_key_without_an_effect_is_refused(settings: dict[str, Any], folder: Pa
 
 
 def test_all_faults_of_all_columns_are_named_together(folder: Path) -> None:
-    table = "file,id,Mass,Edema,part,centre\n00.png,p0,ja,0,train,A\n,P0,1,no,dev,a\n02.png,,1,0,train,A\n"
+    table = "file,id,Mass,Edema,part,centre\n00.png,p0,ja,0,train,A\n,P0,1,no,often,a\n02.png,,1,0,train,A\n"
     keys = refusals(folder, table, split_column="part", source_column="centre").keys()
     of_columns = {f"data.{name}_column" for name in ("image", "patient", "split", "source")}
     assert keys == {*of_columns, "data.label_columns"}
@@ -868,3 +869,15 @@ def test_findings_of_several_names_are_one_class(folder: Path) -> None:
         read_table = read(folder, table, **settings)
         assert read_table.class_names == ("Effusion", "Mass")
         assert np.array_equal(read_table.labels, [[1, 0], [1, 1], [0, 0], [np.nan] * 2], equal_nan=True)
+
+
+def test_links_to_folders_are_followed_each_folder_once(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "below").mkdir(parents=True)
+    for name in ("a.png", "below/b.png"):
+        (tmp_path / "disk" / name).write_bytes(b"")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "images").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "below" / "up").symlink_to(here)
+    found = PictureFileFinder().list_files_recursively(here)
+    assert sorted(found) == [("images", "a.png"), ("images/below", "b.png")]
