@@ -109,6 +109,8 @@ _FEW_ROWS = 20
 """Tables with at most so many rows may have one patient in most of them."""
 _LARGE_SHARE, _FAR_MORE = 0.2, 5
 """A patient of more than this fraction of images, and of so many times the usual number, may be nobody."""
+_DUMMY_SHARE = 0.05
+"""A name such as 99 or 0000 is reported only for more than this fraction of images."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,9 @@ class LabelTable:
             is_large = 2 * count > max(len(self.patients), _FEW_ROWS) or (
                 count > max(len(self.patients) * _LARGE_SHARE, _FEW_ROWS / 2) and count >= _FAR_MORE * usual
             )
-            if is_large or (looks_like_dummy_patient(name) and count >= _FAR_MORE * max(usual, 1)):
+            # Patient 99 of a table of numbers may well be one, with some more images than others.
+            is_dummy = looks_like_dummy_patient(name) and count > len(self.patients) * _DUMMY_SHARE
+            if is_large or (is_dummy and count >= _FAR_MORE * max(usual, 1)):
                 return name, count
         return None
 

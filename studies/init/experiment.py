@@ -17,7 +17,12 @@ from polyclinic.common.system.toml import parse_toml
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.server.outbound_hosts import describe_experiment_hosts
-from polyclinic.studies.init.report import describe_label_data, describe_pictures, describe_spelling_synonyms
+from polyclinic.studies.init.report import (
+    describe_drawn_parts,
+    describe_label_data,
+    describe_pictures,
+    describe_spelling_synonyms,
+)
 from polyclinic.studies.init.table import InspectedDataset
 
 MOST_SITES = 3
@@ -81,7 +86,10 @@ def check_and_write_experiment(
     skipped = [skip for part in splits.parts for skip in part.skipped]
     lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
     lines += [*describe_pictures(data, splits), *(f"    {note}" for note in splits.train.notes)]
-    return [*lines, *describe_label_data(data), *describe_spelling_synonyms(data, out), *hosts]
+    lines += describe_label_data(data)
+    if not data.roles.split:
+        lines += describe_drawn_parts(splits)
+    return [*lines, *describe_spelling_synonyms(data, out), *hosts]
 
 
 def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -> tuple[DatasetSplits, list[str]]:

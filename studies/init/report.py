@@ -194,3 +194,14 @@ def describe_spelling_synonyms(data: InspectedDataset, out: Path) -> list[str]:
         "    one. To keep both, give one a name of its own there, such as",
         f"    synonyms.{format_as_json_text(own)} = {format_as_json_text(f'{own} of one hospital')}.",
     ]
+
+
+def describe_drawn_parts(splits: DatasetSplits) -> list[str]:
+    """Return lines on the parts that a run draws by patient: their sizes, and the classes that the test part lacks."""
+    named = zip(PARTS, splits.parts, strict=True)
+    lines = [f"parts: {', '.join(f'{name} {len(images):,}' for name, images in named)} images, drawn by patient."]
+    tested = (splits.test.labels == 1).any(axis=0)
+    untested = [name for name, is_tested in zip(splits.class_names, tested, strict=True) if not is_tested]
+    if untested:
+        lines.append(f"    No test image shows {quote_names(untested, 5)}: how good the model is there stays unknown.")
+    return lines

@@ -16,7 +16,12 @@ from polyclinic.client.site.disclosure import suppress_class_metrics
 from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
 from polyclinic.common.config import EvaluationSection, make_hospital_plan
 from polyclinic.common.errors import BadInput, WireError
-from polyclinic.common.metrics.auroc import ClassMetrics, average_plugin_metrics, compute_metrics_per_class
+from polyclinic.common.metrics.auroc import (
+    ClassMetrics,
+    adapt_plugin_metric,
+    average_plugin_metrics,
+    compute_metrics_per_class,
+)
 from polyclinic.common.wire.records import EvaluateReply
 from polyclinic.strategies.registry import build_site_method
 from tests.federations import experiment, federation, finished
@@ -97,7 +102,9 @@ def test_one_that_wants_the_labels_first_is_told_the_line_to_write() -> None:
 @pytest.mark.parametrize("metric", [average_precision_score, partial(average_precision_score, pos_label=1)])
 def test_a_metric_of_scikit_learn_gets_the_labels_first(metric: Callable[..., float]) -> None:
     scores, labels = np.array([0.9, 0.6, 0.4, 0.1]), np.array([0, 1, 1, 0.0])
-    of_class = compute_metrics_per_class(scores[:, None], labels[:, None], ("a",), {"plugin:ap": metric})
+    of_class = compute_metrics_per_class(
+        scores[:, None], labels[:, None], ("a",), {"plugin:ap": adapt_plugin_metric(metric)}
+    )
     assert of_class["a"].more == {"plugin:ap": pytest.approx((1 / 2 + 2 / 3) / 2)}
 
 

@@ -76,7 +76,7 @@ def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
 
 
 def save_npz(folder: Path, side: int) -> None:
-    arrays = {f"{part}_images": np.zeros((4, side, side), np.uint8) for part in ("train", "test")}
+    arrays = {f"{part}_images": np.full((4, side, side), 90, np.uint8) for part in ("train", "test")}
     arrays |= {f"{part}_labels": np.array([0, 1, 0, 1], np.uint8) for part in ("train", "test")}
     np.savez_compressed(folder / "a.npz", **arrays)
 
