@@ -287,6 +287,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         missing=table.missing,
         places=decoded.places,
         notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
+        drops_color=decoded.drops_color,
     )
     parts = []
     for part in PARTS:
