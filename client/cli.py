@@ -83,9 +83,7 @@ def init_site_folder(
     ] = False,
     experiment: Annotated[
         Path | None,
-        typer.Option(
-            "--experiment", help="The coordinator's experiment file, for site.toml's colour and image size."
-        ),
+        typer.Option("--experiment", help="The coordinator's experiment file, for site.toml's colour and image size."),
     ] = None,
 ) -> None:
     """Make this site's folder: a key pair, site.toml, and the request for the coordinator.
