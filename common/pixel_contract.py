@@ -9,7 +9,7 @@ that has no meaning for a site's kind of data.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -80,6 +80,21 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
         if own != most:
             problem = f"its release turns files into pixels by rules {own}, the run by rules {most}."
             faults.append(Fault(f"site {site}", problem, "Install the coordinator's release there.", site))
+    return faults
+
+
+def find_pixel_faults_of_table(table: str, form: PixelForm, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each key in which the coordinator's own images are read otherwise than those of the sites.
+
+    Args:
+        table: Table of the experiment, such as ``external_test``.
+        form: How the coordinator's images become pixels.
+    """
+    faults = list[Fault]()
+    for fault in find_pixel_faults([(table, form)], terms):
+        where = fault.where.replace(f"site.toml of {table}: data", table)
+        remedy = fault.remedy.replace(f"[data] in site.toml of {table}", f"[{table}] of the experiment")
+        faults.append(replace(fault, where=where, remedy=remedy, site=""))
     return faults
 
 

@@ -18,9 +18,10 @@ from polyclinic.common.metrics.multi_class import find_best_client_accuracies
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
+from polyclinic.common.pixel_contract import find_pixel_faults_of_table
 from polyclinic.common.system.files import open_input_file
 from polyclinic.common.wire.versions import WIRE_VERSION
-from polyclinic.data.base.pixel_form import PixelForm
+from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
 from polyclinic.data.load import refuse_test_set_without_model_class
 from polyclinic.server.federation.benefit import compare_with_local_training
 from polyclinic.server.federation.evaluation import (
@@ -95,6 +96,7 @@ def run_federation(
         if contract == before:
             break
         # Sites that build another network were left out, and their classes with them: build anew.
+    raise_faults(_find_own_pixel_faults(experiment, setting, coordinator))
     if setting.external is not None:
         refuse_test_set_without_model_class(setting.external, contract.class_names)
     if setting.own is not None:
@@ -131,6 +133,23 @@ def _read_begun_pixels(setting: RunContext) -> PixelForm | None:
     with suppress(ValidationError):  # a file that was edited
         return PixelForm.model_validate(forms[-1]) if forms else None
     return None
+
+
+def _find_own_pixel_faults(experiment: Experiment, setting: RunContext, coordinator: Coordinator) -> list[Fault]:
+    """Return a fault for each key by which the coordinator reads its own images otherwise than the hospitals theirs.
+
+    A simulation has none: its images are the user's own, and stay as in earlier releases.
+    """
+    terms, faults = coordinator.sites.pixel_terms, list[Fault]()
+    if setting.registered is None or terms.begun is None:
+        return []
+    own = None if setting.own is None else setting.own.train
+    for table, images in {"server_data": own, "external_test": setting.external}.items():
+        if images is not None and len(images):
+            shape, drops_color = images.stored.shape[1:], images.drops_color
+            form = make_pixel_form(getattr(experiment, table), shape, drops_color=drops_color)
+            faults += find_pixel_faults_of_table(table, form, terms)
+    return faults
 
 
 def _list_admission_rules(setting: RunContext) -> tuple[AdmissionRule, ...]:

@@ -718,13 +718,13 @@ class RunMembership:
         members = list(self._roll.members.values())
         faults = find_unreadable_form_faults(members)
         forms = self._list_pixel_forms(members)
-        faults += find_pixel_faults(forms, self._pixel_terms)
+        faults += find_pixel_faults(forms, self.pixel_terms)
         self._roll.refuse_faulty_sites(faults, "pixels")
         return faults
 
     def _agree_on_pixels(self) -> None:
         """Fix the form of the run's pixels, once a member states its own."""
-        self.pixels = agree_on_pixels(self._list_pixel_forms(self.members.values()), self._pixel_terms) or self.pixels
+        self.pixels = agree_on_pixels(self._list_pixel_forms(self.members.values()), self.pixel_terms) or self.pixels
 
     def _list_pixel_forms(self, members: Iterable[RunMember]) -> list[tuple[str, PixelForm]]:
         """Return the sites that state the form of their pixels, in the order in which they were admitted."""
@@ -734,7 +734,8 @@ class RunMembership:
         return sorted(forms, key=lambda entry: (limits[entry[0]].order if entry[0] in limits else last, entry[0]))
 
     @property
-    def _pixel_terms(self) -> PixelTerms:
+    def pixel_terms(self) -> PixelTerms:
+        """Return what this run says about pixels, with the form on which its sites have agreed."""
         model = self.plan.model
         return PixelTerms(
             channels=model.channels,
@@ -887,7 +888,7 @@ class RunMembership:
 
     def _find_pixel_faults_of_late_joiner(self, member: RunMember) -> list[Fault]:
         faults = find_unreadable_form_faults([member])
-        return faults + find_pixel_faults(self._list_pixel_forms([member]), self._pixel_terms)
+        return faults + find_pixel_faults(self._list_pixel_forms([member]), self.pixel_terms)
 
     def _is_replaced(self, earlier: RunMember, member: RunMember) -> bool:
         """Return True if a member of the run is the same site as ``member``, by a key that was revoked since."""

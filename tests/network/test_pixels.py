@@ -221,3 +221,26 @@ def test_the_delivered_model_scored_at_a_hospital_gives_the_reports_auroc(
         reported = summary_of(federation.folder / "delivered")["per_site"][site.name]["per_class"]
         for name in NAMES:
             assert classes[name]["auroc"] == pytest.approx(reported[name]["auroc"], abs=1e-6)
+
+
+def test_the_coordinators_own_images_are_read_as_those_of_the_hospitals(colour: Federation) -> None:
+    colour.set_keys()
+    south = next(site for site in colour.sites if site.name == "south")
+    table = {
+        "kind": '"folder"',
+        "images": f'"{south.folder / "images"}"',
+        "labels": f'"{south.folder / "labels.csv"}"',
+        "image_column": '"image"',
+        "label_columns": '["large", "odd"]',
+        "split_column": '"part"',
+        "image_size": "20",
+    }
+
+    def external(**keys: str) -> str:
+        return "external_test={" + ", ".join(f"{key} = {value}" for key, value in (table | keys).items()) + "}"
+
+    run = colour.run("grey-test", external(), "participation.min_sites=3")
+    assert run.ends() != 0
+    assert "external_test.color" in run.output
+    assert "This line under [external_test] of the experiment settles it" in run.output
+    colour.run("coloured-test", external(color="true")).succeeds()
