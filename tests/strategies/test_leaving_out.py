@@ -57,6 +57,7 @@ def gathered(
     claims: Mapping[str, SiteAdmissionLimits] | None = None,
     expected: int = 0,
     begun_classes: tuple[str, ...] = (),
+    begun_pixels: PixelForm | None = None,
 ) -> tuple[RunMembership, Any]:
     """The members of a run after the roll call, and the network that carried it.
 
@@ -77,6 +78,7 @@ def gathered(
         registered=lambda: nodes,
         admission=[partial(rule, lambda: limits) for rule in (find_admission_limit_faults, find_surplus_class_faults)],
         claims=lambda: limits,
+        pixels=begun_pixels,
     )
     members.call_roll(grid, expected or len(answers), begun_classes)
     return members, grid
@@ -340,3 +342,25 @@ def test_a_form_that_this_release_cannot_read_is_refused(clock: Clock) -> None:
     members, _ = gathered(clock, *answers, min_sites=1)
     assert members.members.keys() == {"north"}
     assert "does not know" in members.left_out_sites["south"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_site_that_joins_late_is_compared_with_the_form_that_the_run_began_with(kind: str, clock: Clock) -> None:
+    form, line = OTHERS[kind]
+    members, grid = gathered(clock, *(answer(name, pixels=GREY.to_json()) for name in NAMES[:2]), min_sites=2)
+    members.fix_run_model_layout("layout")
+    for node, name, pixels in ((20, "east", form), (21, "west", GREY)):
+        members.registered()[node] = name  # type: ignore[index, misc]
+        grid.sites[node] = hospital(answer(name, pixels=pixels.to_json()))
+    members.admit_late_joiners(1)
+    assert members.members.keys() == {*NAMES[:2], "west"}
+    assert line in members.left_out_sites["east"]
+    assert members.pixels == GREY
+
+
+def test_a_run_that_is_resumed_keeps_the_form_that_it_began_with(clock: Clock) -> None:
+    larger = OTHERS["size"][0]
+    answers = [answer(name, pixels=larger.to_json()) for name in NAMES[:2]]
+    assert gathered(clock, *answers, min_sites=2)[0].pixels == larger
+    with pytest.raises(BadInput, match="the run began with image_size = 16"):
+        gathered(clock, *answers, min_sites=2, begun_pixels=GREY)
