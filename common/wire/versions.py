@@ -194,7 +194,7 @@ def _leave_out_plan_tables(plan: str, tables: frozenset[str]) -> str:
     if not isinstance(parsed, dict) or not tables & parsed.keys():
         return plan
     rest = {name: table for name, table in parsed.items() if name not in tables}
-    return json.dumps(rest, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(rest, separators=(",", ":"))
 
 
 def describe_spoken_versions() -> str:
