@@ -102,6 +102,8 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:
         store_last_plan(site.folder, call.plan)
+    if site.stated_counts is not None:
+        site.stated_counts.write_count(call.run, site.train_samples)
     counts_leave = method.declared_payload.label_counts and policy.label_counts
     network = get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
     validation = (

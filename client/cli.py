@@ -30,7 +30,7 @@ from polyclinic.client.cli_slurm import slurm_app
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
 from polyclinic.common.errors import ProgramCannotContinue
 from polyclinic.common.system.files import write_for_owner_only
-from polyclinic.common.system.plain_text import escape_for_terminal, format_as_json_text
+from polyclinic.common.system.plain_text import escape_for_terminal, format_as_json_text, quote_for_shell
 from polyclinic.common.system.resources import exclude_imports_from_gc, reuse_large_buffers
 from polyclinic.common.system.stopping import graceful_shutdown, stop_on_signals
 from polyclinic.common.system.terminal import (
@@ -314,7 +314,8 @@ def confirm_coordinator_phrase(
         _plain(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
         _plain("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
         raise SystemExit(1)
-    _plain(f"The same: {settings.kit_path.name} is the coordinator's. Next: flwr-client start {folder}")
+    following = f"Next: flwr-client start {quote_for_shell(folder)}"
+    _plain(f"The same: {settings.kit_path.name} is the coordinator's. {following}")
 
 
 @app.command("check")

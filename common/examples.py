@@ -4,6 +4,7 @@
 """
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def find_experiment_file(path: Path) -> Path:
 def suggest_examples(path: Path) -> str:
     """Return what to do about a missing file that is an example, or lies in a checkout; empty for other files."""
     if path.suffix == ".toml" and path.stem in EXPERIMENT_NAMES:
-        folder = "" if str(path.parent) == FOLDER else f" {path.parent}"
+        folder = "" if str(path.parent) == FOLDER else f" {shlex.quote(str(path.parent))}"
         return f"It is an example. Give its name alone, {path.stem}, or write the file with: flwr-sim examples{folder}"
     if path.parts[:1] == (FOLDER,) and not Path(FOLDER).is_dir():
         names = " and ".join(EXPERIMENT_NAMES)

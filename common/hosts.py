@@ -25,7 +25,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.system.files import is_file
+from polyclinic.common.system.files import is_exposed_to_others, is_file, make_exposed_file_remedy
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 
 SECRETS_FILE = "secrets.toml"
@@ -279,12 +279,12 @@ def _refuse_file_of_others(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = b"" if mode & 0o077 else file.read(_LONGEST_SECRET + 1)
+            status = os.fstat(file.fileno())
+            content = b"" if is_exposed_to_others(status) else file.read(_LONGEST_SECRET + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no file can have this name"
         raise BadInput([Fault(str(path), f"cannot be read: {reason}.")]) from None
-    if mode & 0o077:
-        problem = f"holds a secret and may be read by others (mode {mode & 0o777:o})."
-        raise BadInput([Fault(str(path), problem, f"Run: chmod 600 {path}")])
+    if is_exposed_to_others(status):
+        problem = f"holds a secret and may be read by others (mode {status.st_mode & 0o777:o})."
+        raise BadInput([Fault(str(path), problem, make_exposed_file_remedy(path, status))])
     return content

@@ -57,9 +57,14 @@ class SimulatedData:
 
     @property
     def has_unknown_labels(self) -> bool:
-        """True if any site has training images with an unknown label."""
-        labels, classes = self.splits.train.labels, self.splits.class_names
-        return bool(np.isnan(labels).any()) or any(len(part.class_names) < len(classes) for part in self.parts)
+        """True if any site has training images with an unknown label of a class that it annotates."""
+        labels, columns = self.splits.train.labels, self.splits.class_names.index
+        return any(np.isnan(labels[part.train][:, [*map(columns, part.class_names)]]).any() for part in self.parts)
+
+    @property
+    def fewest_site_classes(self) -> int:
+        """The smallest number of classes that a site annotates."""
+        return max(1, min(len(part.class_names) for part in self.parts))
 
     @property
     def positive_training_counts(self) -> dict[str, dict[str, int]]:

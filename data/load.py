@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.data.base.dark_pictures import note_dark_pictures, note_dark_test_pictures
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
 from polyclinic.data.base.spec import (
     ChexpertDatasetSpec,
@@ -79,6 +80,10 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMOR
     Raises:
         BadInput: If a check fails, or too many images are unreadable.
     """
+    return note_dark_pictures(_load_dataset_of_kind(spec, base, store), spec)
+
+
+def _load_dataset_of_kind(spec: DataSpec, base: Path, store: DecodedImageStore) -> DatasetSplits:
     opened = _opened.pop((spec.model_dump_json(), base), None)
     match spec:
         case NpzDatasetSpec():
@@ -164,8 +169,9 @@ def load_external_test_images(
         return None
     try:
         if isinstance(spec, NpzDatasetSpec):
-            return load_npz_test_part(spec, base, store)
-        images = concatenate_image_sets(load_dataset(spec, base, store).parts)
+            images = note_dark_test_pictures(load_npz_test_part(spec, base, store), spec)
+        else:
+            images = concatenate_image_sets(load_dataset(spec, base, store).parts)
         return replace(images, notes=tuple(f"External test set: {note}" for note in images.notes))
     except BadInput as error:
         raise BadInput(_rename_data_section_in_faults(error.faults)) from None

@@ -12,12 +12,28 @@ from polyclinic.common import __version__
 
 if TYPE_CHECKING:
     from polyclinic.common.errors import BadInput
+    from polyclinic.comparisons import ComparedRuns, compare
     from polyclinic.data.sources.plugin import LabelledImages
-    from polyclinic.runs import FinishedRun, compare, load, predict, simulate
+    from polyclinic.runs import FinishedRun, load, predict, simulate
 
-__all__ = ["BadInput", "FinishedRun", "LabelledImages", "__version__", "compare", "load", "predict", "simulate"]
+__all__ = [
+    "BadInput",
+    "ComparedRuns",
+    "FinishedRun",
+    "LabelledImages",
+    "__version__",
+    "compare",
+    "load",
+    "predict",
+    "simulate",
+]
 
-_PLACES = {"BadInput": "polyclinic.common.errors", "LabelledImages": "polyclinic.data"}
+_PLACES = {
+    "BadInput": "polyclinic.common.errors",
+    "ComparedRuns": "polyclinic.comparisons",
+    "LabelledImages": "polyclinic.data",
+    "compare": "polyclinic.comparisons",
+}
 
 
 def __dir__() -> list[str]:

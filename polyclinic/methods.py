@@ -9,6 +9,7 @@ from polyclinic.common.models.network import Model, SplitNetwork
 from polyclinic.strategies.aggregation.means import HeadMean, Weighting, Weights
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, Objective, plain
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.surgical import OwnersMean, SurgicalAggregation
 
@@ -25,12 +26,15 @@ __all__ = [
     "Parameters",
     "Payload",
     "RoundContext",
+    "RoundDefault",
     "SiteMethod",
     "SiteReply",
     "SplitNetwork",
+    "Stage",
     "Statistic",
     "SurgicalAggregation",
     "Weighting",
     "Weights",
+    "make_share_of_rounds",
     "plain",
 ]

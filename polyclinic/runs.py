@@ -18,55 +18,40 @@ os.environ.update(
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.config import ExperimentFile, read_experiment, validate_experiment
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
-from polyclinic.common.plugins import (
-    DATASETS,
-    LOSSES,
-    METRICS,
-    MODELS,
-    OPTIMIZERS,
-    PLUGIN,
-    SCHEDULES,
-    TRANSFORMS,
-    is_local_plugin_name,
-    register_local_plugin,
-)
 from polyclinic.common.system.packages import refuse_missing_packages
-from polyclinic.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.own_parts import (
+    ClassMetric,
+    ImageTransform,
+    Network,
+    OptimizerFactory,
+    OwnDataset,
+    OwnParts,
+    RateSchedule,
+    TrainingLoss,
+    read_python_experiment,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
     from matplotlib.axes import Axes
-    from torch import Tensor, nn
+    from rich.console import Console
+    from torch import nn
 
-
-Network = Callable[[int, int], "nn.Module"]
-"""``network(channels, image_size)``: images ``(batch, channels, size, size)`` in, features ``(batch, width)`` out."""
-TrainingLoss = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
-"""``loss(logits, labels, annotated)`` returns a scalar; see docs/experiments.md."""
-ImageTransform = Callable[["Tensor", "torch.Generator"], "Tensor"]
-"""``transform(images, generator)`` returns changed images: float pixels 0..255 ``(batch, channels, height, width)``."""
-OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
-"""``optimizer(parameters, lr=..., weight_decay=...)`` returns a ``torch.optim.Optimizer``."""
-RateSchedule = Callable[[int, int], float]
-"""``schedule(server_round, rounds)`` returns a factor of 0 or more; rounds count from 1."""
-OwnImages = LabelledImages | MapStyleDataset
-"""Images of your own with their labels."""
-ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
-"""``metric(scores, labels)`` returns the value of one class."""
+    from polyclinic.server.reporting.run_claims import RunClaims
+    from polyclinic.server.runs.reader import RunFolderContent
 
 
 def simulate(
@@ -75,7 +60,7 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     model: nn.Module | Network | None = None,
     head: str | None = None,
-    dataset: OwnImages | Mapping[str, OwnImages] | DatasetPlugin | None = None,
+    dataset: OwnDataset | None = None,
     loss: TrainingLoss | None = None,
     transform: ImageTransform | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -84,7 +69,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     allow_hosts: Sequence[str] = (),
-    quiet: bool = True,
+    quiet: bool | None = None,
 ) -> FinishedRun:
     """Simulate a federation on this machine; return the finished run.
 
@@ -107,7 +92,7 @@ def simulate(
         resume: Continue the run in ``out`` from its last checkpoint; a finished run is only read.
         allow_hosts: The other machines that the run may talk to, such as ``"https://pacs.hospital.example"``. An
             experiment that names another one is refused, with what would be sent there.
-        quiet: Do not show a progress bar.
+        quiet: True shows no progress, False shows it; None shows it in a notebook only.
 
     With an object of your own, the run uses the ``inline`` backend, because the object exists only in this process.
 
@@ -115,40 +100,38 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before training starts.
         TooFewSites: If sites fail during the run.
     """
-    from rich.console import Console
-
     from polyclinic.client.training.task import get_cached_networks
     from polyclinic.server.outbound_hosts import permit_listed_hosts
     from polyclinic.server.simulation.simulate import simulate as run
 
-    own = {
-        "model.architecture": (MODELS, model),
-        "training.loss": (LOSSES, loss),
-        "augmentation.transform": (TRANSFORMS, transform),
-        "training.optimizer": (OPTIMIZERS, optimizer),
-        "training.schedule": (SCHEDULES, schedule),
-    }
-    given = {key: group_and_part for key, group_and_part in own.items() if group_and_part[1] is not None}
-    replaced: dict[str, Any] = {key: PLUGIN + register_local_plugin(*pair) for key, pair in given.items()}
-    if dataset is not None:
-        replaced["data"] = {"kind": "plugin", "name": register_local_plugin(DATASETS, _wrap_as_dataset_plugin(dataset))}
-    changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
-    file = _read_experiment(experiment, changed, dataset is not None, metrics)
-    if (replaced or metrics) and file.experiment.simulation.backend == "ray":
-        problem = "ray: its workers are other processes, which do not know what was given to this one."
-        raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
+    own = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
+    file = read_python_experiment(experiment, own.make_overrides(settings or {}))
+    own.refuse_other_processes(file)
     if out is None:
-        section = file.experiment.run
-        name = "".join(letter if letter.isalnum() else "-" for letter in section.name or section.method)
-        paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-        out = next(path for path in paths if not path.exists())
+        out = choose_new_folder(file.experiment.run.name or file.experiment.run.method)
     folder = Path(out)
     if model is not None:
         # An object of an earlier call may have the same name, if they differ only in the code of an installed package.
         get_cached_networks.cache_clear()
     with permit_listed_hosts([file], allow_hosts, settings or {}):
-        run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
+        run(file, folder, make_python_console(quiet), resume=resume)
     return load(folder)
+
+
+def choose_new_folder(name: str) -> Path:
+    """Return ``runs/NAME``, with a number appended if that exists; signs other than letters and digits become ``-``."""
+    plain = "".join(letter if letter.isalnum() else "-" for letter in name)
+    paths = (Path("runs", plain if number == 1 else f"{plain}-{number}") for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
+
+
+def make_python_console(quiet: bool | None) -> Console:
+    """Return the console of a call from Python; where ``quiet`` is None, it shows something in notebooks only."""
+    from rich.console import Console
+
+    console = Console(emoji=False)
+    console.quiet = not console.is_jupyter if quiet is None else quiet
+    return console
 
 
 def load(folder: str | Path) -> FinishedRun:
@@ -182,11 +165,35 @@ class FinishedRun:
         """The hash of the model's weights; equal experiments give equal hashes on CPUs of the same kind."""
         return str(self.summary["model_sha256"])
 
+    @cached_property
+    def _content(self) -> RunFolderContent:
+        from polyclinic.server.runs.reader import read_run
+
+        return read_run(self.folder)
+
+    @cached_property
+    def _claims(self) -> RunClaims:
+        from polyclinic.server.reporting.run_claims import make_run_claims
+
+        return make_run_claims(self._content)
+
+    @property
+    def result(self) -> str:
+        """The result in one sentence, as at the top of the report; it says why, if no mean AUROC can be given."""
+        return self._claims.result
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All limitations of the result that the report shows, the most severe first."""
+        return (*self._claims.cautions, *self._claims.limits)
+
     @property
     def mean_auroc(self) -> float | None:
-        """The mean test AUROC over the classes; None if no class has one."""
-        value: float | None = self.summary["test"]["mean_auroc"]
-        return value
+        """The mean test AUROC of the report, over the classes that enough test images show.
+
+        None if the report gives none; :attr:`result` says why.
+        """
+        return self._claims.mean_auroc
 
     @property
     def report(self) -> Path:
@@ -204,24 +211,40 @@ class FinishedRun:
             | {way: line[way] for way in ("bytes_up", "bytes_down")}
             for line in map(json.loads, lines)
         ]
-        return _import_pandas().DataFrame(rows).set_index("round")
+        return import_pandas().DataFrame(rows).set_index("round")
 
     @property
     def classes(self) -> pd.DataFrame:
-        """A table with a row per tested class: AUROC with 95 % interval, average precision, positives, owning sites."""
-        test, sites = self.summary["test"], self.summary["sites"]
-        between = (test["intervals"] or {}).get("per_class", {})
-        rows = [
-            {
-                "class": name,
-                "owners": sum(name in site["classes"] for site in sites.values()),
-                **{key: result[key] for key in ("auroc", "average_precision", "positives", "negatives")},
-                "low": between.get(name, (None, None))[0],
-                "high": between.get(name, (None, None))[1],
-            }
-            for name, result in test["per_class"].items()
-        ]
-        return _import_pandas().DataFrame(rows).set_index("class")
+        """A table with a row per class: AUROC with 95 % interval, average precision, positives, owning sites.
+
+        As in the report, a class that was not tested has no figures, and ``note`` says why. ``error`` bounds the error
+        of the AUROC; it is 0 if the AUROC is exact.
+        """
+        from polyclinic.server.reporting.run_claims import explain_untested_class
+
+        summary = self._content.summary
+        test, intervals = summary.test, summary.test.intervals or summary.test.sampled
+        rows = []
+        for name in dict.fromkeys((*test.per_class, *summary.classes)):
+            note, result = explain_untested_class(summary, name), test.per_class.get(name)
+            shown = None if note else result
+            positives, negatives = (None, None) if result is None else test.get_class_image_counts(name)
+            low, high = (intervals.per_class if intervals and shown else {}).get(name, (None, None))
+            rows.append(
+                {
+                    "class": name,
+                    "owners": len(summary.annotating_sites_by_class.get(name, ())),
+                    "auroc": shown and shown.auroc,
+                    "average_precision": shown and shown.average_precision,
+                    "positives": positives,
+                    "negatives": negatives,
+                    "low": low,
+                    "high": high,
+                    "error": shown and shown.errors.get("auroc", 0.0),
+                    "note": note,
+                }
+            )
+        return import_pandas().DataFrame(rows).set_index("class")
 
     @property
     def sites(self) -> pd.DataFrame:
@@ -232,7 +255,7 @@ class FinishedRun:
             {"site": name, **{key: site[key] for key in columns}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
             for name, site in self.summary["sites"].items()
         ]
-        return _import_pandas().DataFrame(rows).set_index("site")
+        return import_pandas().DataFrame(rows).set_index("site")
 
     def network(self) -> nn.Module:
         """Return the trained model, which maps pixels 0..255 ``(batch, channels, height, width)`` to logits.
@@ -255,13 +278,14 @@ class FinishedRun:
             BadInput: If no image is found or readable, or the run has no global model.
         """
         from polyclinic.common.models.saved import load_model
+        from polyclinic.data.images.bands import scale_values_to_8_bits
         from polyclinic.server.export.prediction import (
             choose_model_image_format,
             compute_picture_probabilities,
             predict_from_files,
         )
 
-        network, pandas = load_model(self.folder), _import_pandas()
+        network, pandas = load_model(self.folder), import_pandas()
         columns = list(network.class_names)
         if isinstance(images, np.ndarray):
             if not images.size:
@@ -270,6 +294,8 @@ class FinishedRun:
                 shapes = "(n, height, width) or (n, height, width, 3)"
                 problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
                 raise BadInput([Fault("images", problem)])
+            if (value_range := choose_model_image_format(self.folder, network).rendering.value_range) is not None:
+                images = scale_values_to_8_bits(images, value_range)
             index = pandas.RangeIndex(len(images), name="image")
             return pandas.DataFrame(compute_picture_probabilities(network, images), index=index, columns=columns)
         files: Sequence[str | Path] = [images] if isinstance(images, str | Path) else images
@@ -307,13 +333,34 @@ class FinishedRun:
         return axes
 
     def __repr__(self) -> str:
-        summary, auroc = self.summary, self.mean_auroc
-        error = (summary["test"].get("errors") or {}).get("auroc", 0.0)
-        shown = None if auroc is None else format_value_with_error(ValueWithError(auroc, error))
-        result = "no AUROC" if shown is None else f"mean AUROC {shown} on the test images (one seed)"
-        return (
-            f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {result}; {self.folder}>"
-        )
+        summary, claims = self._content.summary, self._claims
+        counts = format_count_with_noun(summary.rounds, "round"), format_count_with_noun(len(summary.sites), "site")
+        facts = f"{summary.table_label}: {', '.join(counts)}"
+        result = claims.no_mean_because
+        if claims.mean_auroc is not None:
+            mean = format_value_with_error(ValueWithError(claims.mean_auroc, claims.mean_auroc_error))
+            model = " of the initial model" if summary.is_initial_model_tested else ""
+            result = f"mean AUROC {mean}{model} on the test images (one seed)"
+        notes = format_count_with_noun(len(self.notes), "note")
+        return f"<{facts}, {result}; {notes}, which print(run) shows; {self.folder}>"
+
+    def __str__(self) -> str:
+        """Return the result and all limitations, as the report gives them."""
+        claims = self._claims
+        lines = [claims.result, *(f"! {caution}" for caution in claims.cautions)]
+        lines += ["What this run does not show:"] if claims.limits else []
+        lines += [f"- {limit}" for limit in claims.limits]
+        return "\n".join([*lines, f"Report: {self.report}"])
+
+    def _repr_html_(self) -> str:
+        """Return the same as :meth:`__str__` for notebooks."""
+        claims = self._claims
+        cautions = "".join(f"<li>{escape(caution)}</li>" for caution in claims.cautions)
+        limits = "".join(f"<li>{escape(limit)}</li>" for limit in claims.limits)
+        more = f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
+        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(claims.result)}</p>"
+        page = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
+        return f"{first}{f'<ul>{cautions}</ul>' if cautions else ''}{more}{page}"
 
 
 def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
@@ -326,125 +373,7 @@ def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequenc
     return FinishedRun(Path(folder)).predict(images)
 
 
-def compare(
-    experiments: Sequence[str | Path],
-    *,
-    seeds: int = 3,
-    out: str | Path,
-    settings: Mapping[str, Any] | None = None,
-    jobs: int | None = None,
-    allow_hosts: Sequence[str] = (),
-    quiet: bool = True,
-) -> pd.DataFrame:
-    """Run several experiments with the same seeds; return a table with a row per run.
-
-    Args:
-        experiments: Paths of experiment files, or names of examples. The first is the reference of the paired tests in
-            ``out/report.html``.
-        seeds: Number of seeds (0, 1, ...) for every experiment; a statistical verdict needs at least three.
-        out: Folder for all runs and the report; runs that exist there are not repeated.
-        settings: Settings to override in every experiment, such as ``{"run.rounds": 3}``.
-        jobs: Number of runs at the same time; None for as many as fit.
-        allow_hosts: The other machines that the runs may talk to, as for :func:`simulate`.
-        quiet: Do not show progress.
-
-    Raises:
-        BadInput: With the faults of all experiments, before any of them runs.
-        RunsFailed: If a run fails, after the others have finished.
-    """
-    from rich.console import Console
-
-    from polyclinic.server.outbound_hosts import permit_listed_hosts
-    from polyclinic.studies.compare import run_comparison
-
-    if isinstance(experiments, str | Path) or not experiments:
-        raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
-    if seeds < 1:
-        raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    pandas = _import_pandas()  # before hours of training
-    files = [Path(experiment) for experiment in experiments]
-    overrides, console = _convert_settings_to_overrides(settings or {}), Console(quiet=quiet, emoji=False)
-    readable = list[ExperimentFile]()
-    for path in files:
-        with suppress(BadInput):  # the comparison reports the faults of all experiments
-            readable.append(read_experiment(path, overrides))
-    with permit_listed_hosts(readable, allow_hosts, settings or {}):
-        run_comparison(files, Path(out), range(seeds), jobs, overrides, console)
-    rows = []
-    for stem, seed in itertools.product([path.stem for path in files], range(seeds)):
-        run = load(Path(out) / f"{stem}-seed{seed}")
-        test = run.summary["test"]
-        groups = {"all": test, "shared": test["shared_classes"], "unique": test["unique_classes"]}
-        means = {key: group and group["mean_auroc"] for key, group in groups.items()}
-        rows.append({"experiment": stem, "seed": seed, **means, "model_sha256": run.model_sha256})
-    return pandas.DataFrame(rows).set_index(["experiment", "seed"])
-
-
-def _wrap_as_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
-    """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
-    if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
-        return images
-
-    def wrap_images(part: Any) -> LabelledImages:
-        return part if isinstance(part, LabelledImages) else LabelledImages(part)
-
-    wrapped = (
-        {name: wrap_images(part) for name, part in images.items()}
-        if isinstance(images, Mapping)
-        else wrap_images(images)
-    )
-
-    def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
-        return wrapped
-
-    named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
-    dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
-    return dataset
-
-
-def _read_experiment(
-    experiment: str | Path | Mapping[str, Any],
-    settings: Mapping[str, Any],
-    own_data: bool,
-    metrics: Sequence[ClassMetric],
-) -> ExperimentFile:
-    from polyclinic.strategies.registry import find_method_faults
-
-    added = dict(settings)
-    if metrics:
-        added["evaluation.metrics"] = [PLUGIN + register_local_plugin(METRICS, metric) for metric in metrics]
-    plugins = [value for value in added.values() if isinstance(value, str) and value.startswith(PLUGIN)]
-    if own_data or metrics or any(map(is_local_plugin_name, plugins)):
-        added.setdefault("simulation.backend", "inline")
-    data = added.pop("data", None)
-    overrides = [*(["data=none"] if data else []), *_convert_settings_to_overrides(added)]
-    overrides += [f"data.{key}={_format_toml_value(value)}" for key, value in (data or {}).items()]
-    if isinstance(experiment, Mapping):
-        tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
-        return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
-    return read_experiment(Path(experiment), overrides, find_method_faults)
-
-
-def _convert_settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_format_toml_value(value)}" for key, value in settings.items()]
-
-
-def _format_toml_value(value: Any) -> str:
-    """Format a value as TOML on one line; numpy numbers are allowed."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_format_toml_value(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_format_toml_value, value)) + "]"
-    try:
-        return json.dumps(str(value) if isinstance(value, Path) else value)
-    except TypeError:
-        problem = f"{value!r} is a {type(value).__name__}, which no experiment file can hold."
-        raise BadInput([Fault("settings", problem)]) from None
-
-
-def _import_pandas() -> Any:
+def import_pandas() -> Any:
     refuse_missing_packages("tables", "pandas")
     import pandas
 

@@ -37,6 +37,7 @@ from polyclinic.common.plugins import LOSSES, PLUGIN, load_plugin_entry_point
 from polyclinic.data.base.spec import AugmentationSpec, PluginDatasetSpec
 from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.data.load import load_dataset
+from polyclinic.strategies.local.losses import adapt_plugin_loss
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 CLASSES = ("first", "second", "third")
@@ -84,7 +85,7 @@ def check_loss(name: str, images: int = 16) -> None:
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed.
     """
-    loss, generator = load_plugin_entry_point(LOSSES, name), torch.Generator().manual_seed(1)
+    loss, generator = adapt_plugin_loss(load_plugin_entry_point(LOSSES, name)), torch.Generator().manual_seed(1)
     logits = torch.randn(images, len(CLASSES), generator=generator, requires_grad=True)
     labels = (torch.rand(images, len(CLASSES), generator=generator) < 0.5).float()
     labels[::3, 1] = float("nan")

@@ -211,17 +211,17 @@ def run_on_hospitals(
     with exclude_imports_from_gc():
         from polyclinic.server.deployment.network import NetworkBackend, execute_run_or_exit
         from polyclinic.server.deployment.supervisor import RunExitCode
-        from polyclinic.server.federation.set_up import execute_run
+        from polyclinic.server.federation.set_up import execute_run, read_begun_experiment
         from polyclinic.server.reporting.tables import format_run_result
         from polyclinic.server.runs.reader import read_run
 
     reuse_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
     tell = make_event_printer(console)
-    backend = NetworkBackend(coordinator, file, expected_sites, tell)
+    backend = NetworkBackend(coordinator, file, expected_sites, tell, read_begun_experiment(out) if resume else None)
     with ask_and_permit_hosts(connections, yes=yes), graceful_shutdown(int(RunExitCode.ON_REQUEST)):
         execute_run_or_exit(
-            lambda: execute_run(backend, file, out, track=track, resume=resume),
+            lambda: execute_run(backend, backend.file, out, track=track, resume=resume),
             out,
             ["flwr-server", *arguments, "--resume"],
             tell,

@@ -9,6 +9,7 @@ from polyclinic.common.config import ExperimentFile, read_experiment
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.plugins import PLUGIN, is_simulate_argument
 from polyclinic.common.system.files import find_missing_file_faults, find_missing_folder_faults, is_file
+from polyclinic.common.system.plain_text import quote_for_shell
 
 CLASSES: Mapping[str, str] = {
     "polyclinic": "polyclinic.strategies.methods.polyclinic:Polyclinic",
@@ -68,7 +69,7 @@ def read_experiment_and_fault(path: Path, overrides: Iterable[str] = ()) -> tupl
         BadInput: With every fault of the file and of the overrides.
     """
     if is_file(path) and path.name.lower().endswith(TABLES):
-        remedy = f"To write one for this table: flwr-sim init {path}"
+        remedy = f"To write one for this table: flwr-sim init {quote_for_shell(path)}"
         raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
     file = read_experiment(path, overrides, find_unknown_method_faults)
     name = file.experiment.run.method

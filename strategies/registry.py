@@ -29,21 +29,30 @@ TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "m
 """Keys of ``[method]`` that are tables, and their schemas."""
 
 
-def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
-    """Build a method from its name and its ``[method]`` table; the name is in :data:`STRATEGIES` or of a plug-in.
+def find_method_class(name: str) -> type[Method]:
+    """Return the class of the coordinator's half of a method, by its name or that of a plug-in.
 
     Raises:
-        BadInput: With all faults: an unknown name, unknown keys, invalid or contradictory values.
+        BadInput: If there is no such method, or the plug-in is not installed or is no method.
     """
     if name.startswith(PLUGIN):
         kind = load_plugin_entry_point(METHODS, name.removeprefix(PLUGIN))
         if not (isinstance(kind, type) and issubclass(kind, Method)):
             problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
             raise BadInput([Fault("run.method", problem)])
-    elif name in STRATEGIES:
-        kind = STRATEGIES[name]
-    else:
+        return kind
+    if name not in STRATEGIES:
         raise BadInput([find_unknown_method_fault(name)])
+    return STRATEGIES[name]
+
+
+def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
+    """Build a method from its name and its ``[method]`` table; the name is in :data:`STRATEGIES` or of a plug-in.
+
+    Raises:
+        BadInput: With all faults: an unknown name, unknown keys, invalid or contradictory values.
+    """
+    kind = find_method_class(name)
     try:
         method = kind(parameters, task)
     except ValidationError as error:

@@ -97,6 +97,34 @@ def judge_test_outcome(test: PairedTest) -> Standing:
     return "better" if test.mean_difference > 0 else "worse"
 
 
+def get_reported_p(test: PairedTest) -> float | None:
+    """Return the p-value after Holm's correction; None without a test, or with too few seeds for a verdict."""
+    return test.holm_p if test.seeds >= FEWEST_SEEDS else None
+
+
+def explain_missing_p(test: PairedTest) -> str:
+    """Return why no p-value is reported; empty if there is one."""
+    if test.holm_p is None:
+        return test.reason
+    if test.seeds >= FEWEST_SEEDS:
+        return ""
+    seeds = format_count_with_noun(test.seeds, "seed")
+    return f"no p-value with {seeds}: one more training could reverse the difference, so a verdict needs {FEWEST_SEEDS}"
+
+
+def describe_what_p_tests(comparison: MethodComparison) -> str:
+    """Return a sentence on what p-values test and what they are corrected for, or why there is none."""
+    tests = [each.result for each in comparison.contrasts if each.pairing == "classes"]
+    if all(get_reported_p(test) is None for test in tests):
+        reason = next((reason for test in tests if (reason := explain_missing_p(test))), "")
+        return f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+    others = format_count_with_noun(len(comparison.methods) - 1, "comparison")
+    return (
+        "p: two-sided paired t-test over the classes, each averaged over the seeds, after Holm's correction for the "
+        f"{others} with {comparison.reference} on the same classes."
+    )
+
+
 def describe_headline_result(comparison: MethodComparison) -> str:
     """Return one sentence on the reference against all other methods, by the AUROC over all classes."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}

@@ -142,7 +142,10 @@ def init_experiment_from_table(
         typer.Option("--images", help="Folder of the pictures; looked for beside the table where left out."),
     ] = None,
     image_column: Annotated[str | None, typer.Option("--image-column", help="Column that names the pictures.")] = None,
-    patient_column: Annotated[str | None, typer.Option("--patient-column", help="Column of patients.")] = None,
+    patient_column: Annotated[
+        str | None,
+        typer.Option("--patient-column", help='Column of patients; "": each picture is a patient of its own.'),
+    ] = None,
     source_column: Annotated[
         str | None,
         typer.Option("--source-column", help='Column of hospitals, each of which becomes a site; "" for none.'),
@@ -154,25 +157,32 @@ def init_experiment_from_table(
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
     ] = False,
+    ignore_missing: Annotated[
+        bool, typer.Option("--ignore-missing-files", help="Leave out lines whose picture is not there.")
+    ] = False,
 ) -> None:
     """Write a commented experiment for your own table and pictures, after the checks that a run makes.
+
+    It shows the head of the table, says which column it takes for what and by which rule, and asks for the rest.
 
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
     raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
-    from polyclinic.studies.init.experiment import check_and_write_experiment, describe_next_command
-    from polyclinic.studies.init.table import ColumnHints, inspect_label_table
+    from polyclinic.studies.init.command import write_experiment_for_table
+    from polyclinic.studies.init.questions import ColumnHints
 
-    data = inspect_label_table(
-        labels, images, ColumnHints(image_column, patient_column, source_column, join_patients, tuple(findings))
+    hints = ColumnHints(
+        images=images,
+        image=image_column,
+        patient=patient_column,
+        source=source_column,
+        findings=tuple(findings),
+        join_patients=join_patients,
+        ignore_missing=ignore_missing,
     )
-    for line in (
-        *check_and_write_experiment(data, out, partial(console.print, markup=False)),
-        describe_next_command(data, out),
-    ):
-        console.print(line, markup=False, soft_wrap=True, highlight=False)
+    write_experiment_for_table(labels, out, hints, console)
 
 
 @app.command("compare")

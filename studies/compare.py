@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -15,6 +16,11 @@ from polyclinic.server.runs.folder import DEMO_MARK, find_demo_folder_faults
 from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store
 from polyclinic.studies.trial import Trial, check_trials, refuse_seed_override
 
+if TYPE_CHECKING:
+    from polyclinic.server.runs.reader import RunFolderContent
+    from polyclinic.studies.comparison import MethodComparison
+
+REPORT = "report.html"
 DEMO = Path(__file__).parent / "demo.toml"
 METHODS = ("surgical", "vanilla")
 INTRODUCTION = """\
@@ -52,15 +58,46 @@ def run_comparison(
         for path in experiments
         for seed in seeds
     ]
+    comparison, _ = compare_trials(trials, out, jobs, console, progress)
+    from polyclinic.studies.claims import describe_headline_result
+    from polyclinic.studies.comparison_report import format_comparison_tables
+
+    console.print(format_comparison_tables(comparison))
+    for sentence in (describe_headline_result(comparison), *comparison.cautions):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {out / REPORT}", soft_wrap=True)
+
+
+def compare_trials(
+    trials: Sequence[Trial],
+    out: Path,
+    jobs: int | None,
+    console: Console,
+    progress: ProgressFormat = ProgressFormat.auto,
+    *,
+    in_this_process: bool = False,
+) -> "tuple[MethodComparison, list[RunFolderContent]]":
+    """Run trials, compare them, and write the report, ``comparison.json`` and ``comparison.md``.
+
+    Args:
+        in_this_process: As for :func:`polyclinic.studies.runner.run_trials`.
+
+    Returns:
+        The comparison, and the run of each trial.
+
+    Raises:
+        BadInput: With the faults of all experiments, before anything runs; also if a folder holds another experiment.
+        RunsFailed: If a run fails, after the others have finished.
+    """
     if len({trial.folder for trial in trials}) < len(trials):
-        names = sorted({trial.experiment.stem for trial in trials})
+        names = sorted({trial.label for trial in trials})
         raise BadInput([Fault("experiments", f"two files have one name: {quote_names(names)}.", "Rename one of them.")])
-    labels: dict[str, set[Path]] = {}
+    labels: dict[str, set[str]] = {}
     for trial in trials:
         with suppress(BadInput):  # the check below reports its faults
             run = trial.experiment_file.experiment.run
-            labels.setdefault(run.name or run.method, set()).add(trial.experiment)
-    same = {label: sorted(path.name for path in paths) for label, paths in labels.items() if len(paths) > 1}
+            labels.setdefault(run.name or run.method, set()).add(trial.experiment.name)
+    same = {label: sorted(names) for label, names in labels.items() if len(names) > 1}
     remedy = "Give each its own [run] name."
     raise_faults(
         [Fault("run.name", f'"{label}" is the name of {quote_names(names)}.', remedy) for label, names in same.items()]
@@ -70,27 +107,20 @@ def run_comparison(
         run_trials,
     )
 
-    open_mlflow_store(track)  # made here once, not by several runs at a time
+    open_mlflow_store(trials[0].track)  # made here once, not by several runs at a time
     check_trials(trials)
-    run_trials(trials, out, jobs or count_possible_parallel_runs(trials), console, progress)
+    jobs = 1 if in_this_process else jobs or count_possible_parallel_runs(trials)
+    run_trials(trials, out, jobs, console, progress, in_this_process=in_this_process)
     from polyclinic.server.runs.reader import read_run
-    from polyclinic.studies.claims import describe_headline_result
     from polyclinic.studies.comparison import compare_methods, write_comparison
-    from polyclinic.studies.comparison_report import (
-        comparison_as_markdown,
-        format_comparison_tables,
-        write_comparison_report,
-    )
+    from polyclinic.studies.comparison_report import comparison_as_markdown, write_comparison_report
 
     runs = [read_run(trial.folder) for trial in trials]
     comparison = compare_methods(runs)
     write_comparison(comparison, out / "comparison.json")
-    report = write_comparison_report(comparison, out / "report.html", runs)
-    console.print(format_comparison_tables(comparison))
-    for sentence in (describe_headline_result(comparison), *comparison.cautions):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    write_comparison_report(comparison, out / REPORT, runs)
     write_atomically(out / "comparison.md", f"{comparison_as_markdown(comparison)}\n".encode())
-    console.print(f"Report: {report}", soft_wrap=True)
+    return comparison, runs
 
 
 def run_demo(out: Path, backend: str | None, console: Console) -> None:
@@ -102,7 +132,7 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     Raises:
         BadInput: If ``out`` exists and is not a folder of the demo.
     """
-    from polyclinic.common.system.plain_text import format_number
+    from polyclinic.common.metrics.measured import format_value_with_error
     from polyclinic.server.reporting.tables import make_class_auroc_table
     from polyclinic.server.runs.reader import read_run
     from polyclinic.server.simulation.simulate import simulate
@@ -125,7 +155,9 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
     console.print(make_class_auroc_table({method: run.summary for method, run in runs.items()}))
-    surgical, vanilla = (format_number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
+    tests = [runs[method].summary.test for method in METHODS]
+    headlines = [test.compute_headline_auroc(test.unique_classes.classes) for test in tests]
+    surgical, vanilla = (format_value_with_error(headline.mean) for headline in headlines)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"
         f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {FEWEST_SEEDS}."

@@ -68,6 +68,7 @@ class MethodResult:
         intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds; only
             if the coordinator tested one model.
         measures: Metrics of a multi-class task that at least one seed has.
+        auroc_by_seed: Subset of classes -> seed -> mean AUROC over these classes; None if no class has an AUROC.
     """
 
     label: str
@@ -79,6 +80,7 @@ class MethodResult:
     per_class: dict[str, float | None]
     intervals: dict[str, tuple[float, float]]
     measures: dict[Measure, MeanAndSd]
+    auroc_by_seed: dict[Subset, dict[int, float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -292,21 +294,27 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
     measured = [run.summary.available_metrics for run in seeds.values()]
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
-    def average_class_values(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
-        means = list[float | None]()
+    def average_classes_by_seed(
+        subset: Subset, measure: Callable[[ClassMetrics], float | None]
+    ) -> dict[int, float | None]:
+        means = dict[int, float | None]()
         for seed, test in tests.items():
             results = [result for name, result in test.per_class.items() if (seed, name) in members[subset]]
-            means.append(compute_mean_and_sd(map(measure, results))[0])
-        return summarise_over_seeds(means)
+            means[seed] = compute_mean_and_sd(map(measure, results))[0]
+        return means
 
+    def average_class_values(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
+        return summarise_over_seeds(list(average_classes_by_seed(subset, measure).values()))
+
+    auroc_by_seed = {
+        subset: average_classes_by_seed(subset, lambda result: result.exact_metric_or_none("auroc"))
+        for subset in SUBSETS
+    }
     return MethodResult(
         label=label,
         seeds=tuple(tests),
         note=next(iter(tests.values())).note,
-        auroc={
-            subset: average_class_values(subset, lambda result: result.exact_metric_or_none("auroc"))
-            for subset in SUBSETS
-        },
+        auroc={subset: summarise_over_seeds(list(by_seed.values())) for subset, by_seed in auroc_by_seed.items()},
         average_precision=average_class_values("all", lambda result: result.exact_metric_or_none("average_precision")),
         balanced_accuracy=average_class_values("all", lambda result: result.exact_metric_or_none("balanced_accuracy")),
         per_class={
@@ -315,6 +323,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
         },
         intervals={name: (float(low), float(high)) for name, (low, high) in intervals.items()},
         measures={name: summarise_over_seeds(values) for name, values in measures.items() if values},
+        auroc_by_seed=auroc_by_seed,
     )
 
 

@@ -1,6 +1,7 @@
 """A comparison of several runs as an HTML page with figures, and as tables for the terminal and for Markdown."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,10 +10,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from polyclinic.common.system.plain_text import format_signed
+from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
 from polyclinic.server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, draw_class_row_labels
 from polyclinic.server.reporting.svg import (
@@ -83,6 +83,10 @@ def write_comparison_report(
         sentences=claims.describe_method_verdicts(comparison) + claims.describe_large_differences(comparison),
         best=find_best_class_aurocs(comparison),
         deciding=deciding,
+        subsets_shown=[
+            subset for subset in SUBSETS if any(each.auroc[subset].mean is not None for each in comparison.methods)
+        ],
+        what_p_tests=claims.describe_what_p_tests(comparison),
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
         differences=draw_method_differences(deciding) if deciding else "",
@@ -253,56 +257,71 @@ def _draw_row_labels(axes: Axes, names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-def make_comparison_tables(comparison: MethodComparison) -> dict[str, list[list[str]]]:
-    """Return title -> rows of each table, headings first.
+def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
+    """Return the tables of a comparison: all methods, the tests, multi-class metrics; then of the external test set.
 
-    The tables are: all methods, multi-class metrics, and both again for the external test set.
-
-    The columns "ahead by" have the reference's mean difference over a subset of classes, and Holm's corrected p-value.
+    A column without any figure is left out. A test with too few seeds has no p-value.
     """
+    spread = any(len(method.seeds) > 1 for method in comparison.methods)
+    over = "mean ± SD over seeds" if spread else "one seed"
     headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
-    rows = [[*headings, *(f"{comparison.reference} ahead by, {subset}" for subset in TESTED)]]
+    rows = []
     for method in comparison.methods:
         means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
-        leads = ["–"] * len(TESTED)
-        if method.label != comparison.reference:
-            tests = [comparison.find_method_contrast(method.label, subset).result for subset in TESTED]
-            leads = [f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)}" for test in tests]
-        rows.append([method.label, *map(format_mean_and_sd, means), *leads])
-    tables = {"All methods": rows}
+        rows.append((method.label, *map(format_mean_and_sd, means)))
+    tables = [FittedTable(f"All methods, {over}", tuple(headings), tuple(rows))]
+    tables += _make_test_tables(comparison)
     if comparison.available_metrics:
-        tables["One class an image"] = [
-            ["method", *(MEASURE_NAMES[measure] for measure in comparison.available_metrics)],
-            *(
-                [
-                    method.label,
-                    *(
-                        format_mean_and_sd(method.measures.get(m, MeanAndSd(None, None)))
-                        for m in comparison.available_metrics
-                    ),
-                ]
-                for method in comparison.methods
-            ),
+        names = tuple(MEASURE_NAMES[measure] for measure in comparison.available_metrics)
+        undefined = MeanAndSd(None, None)
+        rows = [
+            (
+                method.label,
+                *(format_mean_and_sd(method.measures.get(name, undefined)) for name in comparison.available_metrics),
+            )
+            for method in comparison.methods
         ]
-    for title, table in make_comparison_tables(comparison.external).items() if comparison.external else ():
-        tables[f"External test set: {title[0].lower()}{title[1:]}"] = table
+        tables.append(FittedTable(f"One class an image, {over}", ("method", *names), tuple(rows)))
+    for table in make_comparison_tables(comparison.external) if comparison.external else ():
+        tables.append(replace(table, title=f"External test set: {table.title[0].lower()}{table.title[1:]}"))
+    return [table.drop_empty_columns() for table in tables]
+
+
+def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
+    """Return a table for each subset of classes: the reference minus each other method, with what p tests."""
+    tables = []
+    others = [method.label for method in comparison.methods if method.label != comparison.reference]
+    for subset in TESTED:
+        rows = []
+        for other in others:
+            test = comparison.find_method_contrast(other, subset).result
+            if test.mean_difference is None:
+                continue
+            p = format_p_value(claims.get_reported_p(test)).removeprefix("p = ").removeprefix("p ")
+            interval = claims.format_difference_interval(test)
+            cells = (format_signed(test.mean_difference), interval, p, str(test.pairs), claims.judge_test_outcome(test))
+            rows.append((other, *cells))
+        if rows:
+            headings = ("against", "difference", "95 % interval", "p", "classes", "reference is")
+            title = f"{comparison.reference} minus each other method: AUROC, {subset} classes"
+            tables.append(FittedTable(title, headings, tuple(rows)))
+    if tables:
+        has_interval = any(each.result.interval for each in comparison.contrasts if each.pairing == "classes")
+        about_intervals = "95 % interval: bootstrap over the classes. " if has_interval else ""
+        caption = f"{about_intervals}{claims.describe_what_p_tests(comparison)}"
+        tables[-1] = replace(tables[-1], caption=caption)
     return tables
 
 
 def format_comparison_tables(comparison: MethodComparison) -> Group:
     """Format the tables of :func:`make_comparison_tables` for the terminal."""
-    tables = []
-    for title, (headings, *rows) in make_comparison_tables(comparison).items():
-        table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
-        for heading in headings:
-            table.add_column(Text(heading), justify="left" if heading == "method" else "right")
-        for cells in rows:
-            table.add_row(*map(Text, cells))
-        tables.append(table)
-    return Group(*tables)
+    return Group(*make_comparison_tables(comparison))
 
 
 def comparison_as_markdown(comparison: MethodComparison) -> str:
     """Format the tables of :func:`make_comparison_tables` as Markdown."""
-    tables = make_comparison_tables(comparison).items()
-    return "\n".join(f"### {title}\n\n{format_markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)
+    texts = []
+    for table in make_comparison_tables(comparison):
+        caption = f"\n\n{table.caption}" if table.caption else ""
+        texts.append(f"### {table.title}\n\n{format_markdown_table(table.headings, table.rows)}{caption}\n")
+    return "\n".join(texts)

@@ -11,8 +11,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.common.system.plain_text import format_count_with_noun, format_duration, join_first_and_count
-from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format
+from polyclinic.common.system.plain_text import (
+    format_count_with_noun,
+    format_duration,
+    join_first_and_count,
+    list_first_and_count_rest,
+)
+from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format, fold_long_words
+from polyclinic.server.runs.notebook_progress import NotebookBar
 from polyclinic.server.runs.progress import Tell, choose_event_printer
 
 EVERY_S = 30.0
@@ -139,7 +145,7 @@ class TrialsTable(TrialsProgressDisplay):
 
     def make_unfinished_runs_table(self) -> Table:
         """Return a table with a row for each unfinished experiment."""
-        table, active = Table("experiment", "runs", "at work", "a run takes"), self.pace.active()
+        table, active = fold_long_words(Table("experiment", "runs", "at work", "a run takes")), self.pace.active()
         for label, total in self.pace.totals.items():
             done = self.pace.done.get(label, 0)
             if done < total:
@@ -202,12 +208,43 @@ class TrialsProgressEvents(TrialsProgressDisplay):
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 
 
+class NotebookTrialsProgress(TrialsProgressDisplay):
+    """Shows in a notebook how many runs are done, and the rounds of the active ones."""
+
+    def __init__(self, pace: TrialsTimeEstimate) -> None:
+        super().__init__(pace)
+        self._bar = NotebookBar()
+
+    def __exit__(self, *exception: object) -> None:
+        """Show the last state."""
+        self._show(now=True)
+
+    def show_trials_progress(self) -> None:
+        self._show()
+
+    def show_run_start(self, run: str, label: str, rounds: int) -> None:
+        self._show()
+
+    def show_run_end(self, run: str, label: str, failure: str, seconds: float) -> None:
+        if failure:
+            print(f"failed  {run}")
+        self._show()
+
+    def _show(self, *, now: bool = False) -> None:
+        done, total = self.pace.count_finished_and_total()
+        active = [f"{run.name}: round {run.rounds_done} of {run.rounds}" for run in self.pace.active()]
+        details = list_first_and_count_rest(active, MOST_NAMED)
+        self._bar.show_bar(done, total, self.pace.describe_trials_progress(), [details] if active else [], now=now)
+
+
 def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsTimeEstimate) -> TrialsProgressDisplay:
     """Return the progress in the chosen form: a table on the console, or lines or JSON objects on standard error.
 
     Raises:
         BadInput: If the form is a bar and there is no terminal.
     """
+    if console.is_jupyter and not console.quiet:
+        return NotebookTrialsProgress(pace)
     form = choose_progress_format(form, console)
     if form is ProgressFormat.bar:
         return TrialsTable(console, pace)

@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,6 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue
 from polyclinic.common.hosts import HostUse, find_user_secrets_path, list_permitted_uses, permit_hosts
 from polyclinic.common.models.gpu import count_visible_gpus
@@ -36,9 +35,11 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
 from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.server.runs.progress import SilentRunProgress
 from polyclinic.server.simulation.simulate import simulate
-from polyclinic.strategies.engine.events import RunStopped
-from polyclinic.studies.progress import ActiveRun, TrialsTimeEstimate, make_trials_progress
+from polyclinic.strategies.engine.events import RoundRecord, RunStopped
+from polyclinic.strategies.engine.state import FederationState
+from polyclinic.studies.progress import ActiveRun, TrialsProgressDisplay, TrialsTimeEstimate, make_trials_progress
 from polyclinic.studies.trial import Trial
 
 RunT = TypeVar("RunT")
@@ -81,9 +82,18 @@ def count_possible_parallel_runs(trials: Sequence[Trial]) -> int:
 
 
 def run_trials(
-    trials: Sequence[Trial], out: Path, jobs: int, console: Console, progress: ProgressFormat = ProgressFormat.auto
+    trials: Sequence[Trial],
+    out: Path,
+    jobs: int,
+    console: Console,
+    progress: ProgressFormat = ProgressFormat.auto,
+    *,
+    in_this_process: bool = False,
 ) -> None:
     """Run the unfinished trials, ``jobs`` at a time; trials with the same folder are run once.
+
+    Args:
+        in_this_process: Run one trial after another in this process, because only this process knows their objects.
 
     Raises:
         BadInput: If another process runs trials in the folder ``out``.
@@ -113,7 +123,7 @@ def run_trials(
             if trial.unfinished_folder.exists():
                 shutil.rmtree(trial.unfinished_folder)
             with remove_output_if_stopped(partial(shutil.rmtree, trial.unfinished_folder, ignore_errors=True)):
-                failure, _ = run_and_measure_trial(trial)
+                failure = run_trial_here(trial, shown) if in_this_process else run_and_measure_trial(trial)[0]
             if not failure:
                 trial.unfinished_folder.rename(trial.folder)
             return failure
@@ -122,9 +132,13 @@ def run_trials(
         failures: list[str] = []
         pace = TrialsTimeEstimate(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
         with (
-            start_fork_server(),
+            nullcontext() if in_this_process else start_fork_server(),
             make_trials_progress(progress, console, pace) as shown,
-            closing(run_in_parallel(todo, jobs, run_trial, look=shown.show_trials_progress)) as events,
+            closing(
+                run_one_after_another(todo, run_trial)
+                if in_this_process
+                else run_in_parallel(todo, jobs, run_trial, look=shown.show_trials_progress)
+            ) as events,
         ):
             for trial, failure in events:
                 name, label = trial.folder.name, trial.label
@@ -140,6 +154,13 @@ def run_trials(
                 shown.show_run_end(name, label, failure, seconds)
         if failures:
             raise RunsFailed("\n".join(failures))
+
+
+def run_one_after_another(runs: Iterable[RunT], start: Callable[[RunT], EndT]) -> Generator[tuple[RunT, EndT | None]]:
+    """Call ``start`` for each run in this thread; yield as :func:`run_in_parallel` does."""
+    for run in runs:
+        yield run, None
+        yield run, start(run)
 
 
 def run_in_parallel(
@@ -221,6 +242,32 @@ def run_and_measure_trial(trial: Trial) -> tuple[str, float]:
             receiving.close()
 
 
+class _RoundsOfOneTrial(SilentRunProgress):
+    """Updates the progress of all trials after each round of one that runs in this process."""
+
+    def __init__(self, shown: TrialsProgressDisplay) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
+        self._shown.show_trials_progress()
+
+
+def run_trial_here(trial: Trial, shown: TrialsProgressDisplay) -> str:
+    """Run a trial in this process, into its unfinished folder; return the reason of a failure, or "".
+
+    Data that an earlier trial has loaded are used again.
+    """
+    file, folder, watcher = trial.experiment_file, trial.unfinished_folder, _RoundsOfOneTrial(shown)
+    try:
+        simulate(file, folder, Console(quiet=True), trial.track, pages=trial.pages, watcher=watcher, keep_data=True)
+    except (BadInput, RunStopped) as error:
+        return str(error)
+    except Exception as error:  # one run's edge: the others go on
+        return make_disk_full_message(error) or traceback.format_exc()
+    return ""
+
+
 @contextmanager
 def assign_gpus(trial: Trial) -> Iterator[str | None]:
     """Within the context, assign the least used GPUs to a run; yield the value for ``CUDA_VISIBLE_DEVICES``.
@@ -260,9 +307,10 @@ def _run_quietly(trial: Trial, sending: Connection, gpus: str | None, uses: Sequ
         os.dup2(nowhere.fileno(), 2)
     failure, began = "", time.process_time()  # a forked process counts from its parent's
     try:
-        file, quiet = read_experiment(trial.experiment, trial.overrides), Console(quiet=True)
         with permit_hosts(uses, find_user_secrets_path()):
-            simulate(file, trial.unfinished_folder, quiet, trial.track, pages=trial.pages)
+            simulate(
+                trial.experiment_file, trial.unfinished_folder, Console(quiet=True), trial.track, pages=trial.pages
+            )
     except (BadInput, RunStopped) as error:
         failure = str(error)
     except Exception as error:  # a process's edge

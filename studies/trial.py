@@ -1,14 +1,16 @@
 """A trial: one experiment with one seed, among several that are run and compared, and its folder."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from polyclinic.common.config import Experiment, ExperimentFile, read_experiment
+from polyclinic.common.config import Experiment, ExperimentFile, read_experiment, validate_experiment
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN
 from polyclinic.server.runs.tracking import TrackingService
@@ -19,12 +21,13 @@ class Trial:
     """One experiment with one seed.
 
     Attributes:
-        experiment: The experiment's file.
+        experiment: The experiment's file, or the name of an example; of given tables, the name that faults use.
         folder: Folder of the finished run; an active run is in :attr:`unfinished_folder`.
         overrides: Overrides in the form of ``--set``, including the seed.
         label: The experiment's name in the table of progress.
         track: Service that receives the run's metrics in addition to its folder.
         pages: True if the run writes its report and its model card.
+        tables: The experiment's tables, if they are given instead of a file.
     """
 
     experiment: Path
@@ -33,11 +36,14 @@ class Trial:
     label: str
     track: TrackingService | None = None
     pages: bool = True
+    tables: Mapping[str, Any] | None = None
 
     @cached_property
     def experiment_file(self) -> ExperimentFile:
         """Read the experiment with the overrides of this trial."""
-        return read_experiment(self.experiment, self.overrides)
+        if self.tables is None:
+            return read_experiment(self.experiment, self.overrides)
+        return validate_experiment(deepcopy(dict(self.tables)), self.experiment, self.overrides, name=self.label)
 
     @cached_property
     def settings_text(self) -> str:
@@ -53,6 +59,11 @@ class Trial:
 
     def is_trial_finished(self) -> bool:
         """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
+        from polyclinic.strategies.run_length import (  # here: it imports torch
+            complete_earlier_round_settings,
+            complete_round_settings,
+        )
+
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False
@@ -60,9 +71,10 @@ class Trial:
             done = Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
         except ValidationError:
             return False
-        model = self.experiment_file.experiment.model
-        hashes = {key: getattr(model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
-        return done == self.experiment_file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
+        done = complete_earlier_round_settings(done)
+        experiment = complete_round_settings(self.experiment_file.experiment)
+        hashes = {key: getattr(experiment.model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
+        return done == experiment.model_copy(update={"model": experiment.model.model_copy(update=hashes)})
 
 
 def refuse_seed_override(overrides: Iterable[str]) -> None:

@@ -88,8 +88,8 @@ NEEDS = {
     "fedmlp": ("method.stage_one_rounds=1",),
     "fedirm": ("method.supervised_rounds=1",),
     "rscfed": ("partition.shared=2", "method.consensus_sites=2"),
-    "cbafed": ("partition.shared=2", "method.stage_one_rounds=1"),
-    "fednoro": ("partition.shared=2", "method.stage_one_rounds=1"),
+    "cbafed": ("partition.shared=2", "run.rounds=3", "method.stage_one_rounds=1"),
+    "fednoro": ("partition.shared=2", "run.rounds=3", "method.stage_one_rounds=1"),
 }
 
 

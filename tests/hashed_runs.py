@@ -36,7 +36,7 @@ WRAPPED: Mapping[str, tuple[str, ...]] = {
 def cases(methods: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Name of a run -> overrides of the digits experiment."""
     plain = {
-        name: (ROUNDS, ALL_DIGITS, f"run.method={name}", *needs_of(name), *[OWN_IMAGES] * (name in AT_COORDINATOR))
+        name: (ALL_DIGITS, f"run.method={name}", *needs_of(name), ROUNDS, *[OWN_IMAGES] * (name in AT_COORDINATOR))
         for name in methods
     }
     wrapped = {f"surgical+{name}": (ROUNDS, ALL_DIGITS, *overrides) for name, overrides in WRAPPED.items()}

@@ -45,7 +45,7 @@ def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch:
     for block in blocks("python", "python"):
         exec(compile(block, "docs/python.md", "exec"), space)  # as a person pastes them, one after the other
     assert (tmp_path / "runs" / "classes.png").stat().st_size > 5_000
-    table, names = space["table"], ("digits_surgical", "digits_vanilla")
+    table, names = space["compared"].table, ("surgical", "partial_loss")
     assert list(table.index) == [(name, seed) for name in names for seed in (0, 1)]
     assert table["all"].between(0, 1).all()
     assert (tmp_path / "runs" / "compared" / "report.html").is_file()
@@ -71,7 +71,8 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
     monkeypatch.chdir(tmp_path)
     [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     space: dict[str, Any] = {"my_dataset": Scans()}
-    exec(compile(changed(block, ('"rounds": 3', '"rounds": 1')), "README.md", "exec"), space)
+    short = (('"run.rounds": 20', '"run.rounds": 1'), ('out="runs/mine"', 'out="runs/mine", seeds=1'))
+    exec(compile(changed(block, *short), "README.md", "exec"), space)
     assert len([line for line in block.splitlines() if line]) <= 10
     tables = {
         "run": {"method": "surgical", "rounds": 1},
@@ -79,7 +80,8 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
         "partition": space["partition"],
     }
     no_pages(monkeypatch)
-    assert space["run"].model_sha256 == pc.simulate(tables, dataset=Scans(), out="by-toml").model_sha256
+    alone = pc.simulate(tables, dataset=Scans(), out="by-toml")
+    assert space["compared"].runs["surgical", 0].model_sha256 == alone.model_sha256
 
 
 @pytest.mark.torture

@@ -26,9 +26,15 @@ from polyclinic.client.site.settings import find_hospital_data_faults, make_labe
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
+from polyclinic.data.base.dark_pictures import describe_dark_pictures
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
-from polyclinic.data.base.spec import ChexpertDatasetSpec, LabelColumnsSpec, MimicDatasetSpec
-from polyclinic.data.images.headers import DicomHeader, describe_incomparable_dicom_greys
+from polyclinic.data.base.shared_pictures import DROP
+from polyclinic.data.base.spec import ChexpertDatasetSpec, DataSpec, LabelColumnsSpec, MimicDatasetSpec
+from polyclinic.data.images.headers import (
+    DicomHeader,
+    describe_incomparable_dicom_greys,
+    describe_mirrored_dicom_slices,
+)
 from polyclinic.data.images.pixel_cache import hash_image_file
 from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
@@ -94,7 +100,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         if not (source.parts == part).any():
             area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
-    _check_picture_appearance(area, source, heads, decoded)
+    _check_picture_appearance(area, source, settings.file.data, heads, decoded)
     _check_duplicate_images(area, source, duplicates)
     _note_policy_and_label_effects(area, source, classes, settings.file.policy)
     if settings.file.policy.epsilon is not None:
@@ -177,13 +183,18 @@ def _check_unreadable_files(
 
 
 def _check_picture_appearance(
-    area: CheckArea, source: SiteImageSource, heads: Sequence[DicomHeader], decoded: Sequence[PictureFacts]
+    area: CheckArea,
+    source: SiteImageSource,
+    spec: DataSpec,
+    heads: Sequence[DicomHeader],
+    decoded: Sequence[PictureFacts],
 ) -> None:
     """Report suspicious pictures: uniform, too dark, grey in a data set of colour images, inverted, or incomparable.
 
     DICOM pictures are incomparable if modalities are mixed, or if the files name no display window.
 
     Args:
+        spec: The settings of the site's data.
         heads: DICOM headers of the pictures.
         decoded: The pictures that could be decoded.
     """
@@ -192,15 +203,20 @@ def _check_picture_appearance(
         area.add_note(source.outside, "If they are not meant, correct the table, or move the pictures into the folder.")
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
         area.add_note(problem, "Look at the images with flwr-client preview-data.")
+    if mirrored := describe_mirrored_dicom_slices(heads):
+        area.add_note(
+            mirrored,
+            "Some are mirror images of others, as of a patient who lies the other way round. Is that intended?",
+        )
     if blank := describe_blank_pictures([source.names[facts.row] for facts in decoded if facts.blank]):
         area.add_note(blank, "Look at them with flwr-client preview-data.")
-    deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
-    brightest = max((int(pixels.max()) for pixels in deep), default=255)
-    if form is not None and brightest < 64:
-        files = format_count_with_noun(len(deep), "PNG file")
-        problem = f"the brightest of {files} of 16 bits has {brightest} of 255 with "
-        problem += f"bit_depth = {form.rendering.bit_depth}."
-        area.add_note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
+    if unequal := sum(facts.unequal_density for facts in decoded):
+        files = format_count_with_noun(unequal, "PNG or JPEG file states", "PNG or JPEG files state")
+        problem = f"{files} pixels that are not square; they are shown as square, as web browsers do."
+        area.add_note(problem, "Look with flwr-client preview-data; if the body is squeezed, resample the files.")
+    examined = [float(facts.pixels.max()) for facts in decoded if facts.pixels is not None]
+    if examined and (dark := describe_dark_pictures(examined, spec)):
+        area.add_note(dark, f"Look with flwr-client preview-data; the settings are in {FILE}.")
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
     if form is not None and colors and all(map(is_grey_picture, colors)):
         problem = f"color = true, and {format_count_with_noun(len(colors), 'image')} that were looked at are all grey."
@@ -354,7 +370,8 @@ def _check_duplicate_images(area: CheckArea, source: SiteImageSource, duplicates
     if across:
         images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
         problem = f"{images} in two parts of the split under different names."
-        remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
+        remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient. "
+        remedy += f"{DROP} in [data] leaves them out of the earlier part."
         area.add_warning(ClientExitCode.DUPLICATES, problem, remedy, format_duplicate_groups(across))
     if within:
         copies = format_count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")

@@ -21,7 +21,8 @@ from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common import __version__
 from polyclinic.common.config import BY_STEP, HospitalPlan
 from polyclinic.common.models.network import SplitNetwork
-from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.system.files import is_exposed_to_others, make_exposed_file_remedy
+from polyclinic.common.system.plain_text import format_bytes, quote_for_shell
 from polyclinic.common.system.resources import read_container_memory_limit
 
 FLOAT = 4
@@ -61,6 +62,7 @@ class MachineMeasurements:
         user: Numeric id of the user that runs the program.
         writable: True if that user may write to the site's folder and to the state folder in it.
         key_mode: File mode of the private key; None if there is no key.
+        key_remedy: The command that hides the private key from other accounts; empty if it is hidden already.
         folder_mode: File mode of the site's folder.
     """
 
@@ -72,6 +74,7 @@ class MachineMeasurements:
     user: int
     writable: bool
     key_mode: int | None
+    key_remedy: str
     folder_mode: int
 
 
@@ -82,6 +85,7 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = GpuMeasurements(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
+    is_key_exposed = key.is_file() and is_exposed_to_others(key.stat())
     return MachineMeasurements(
         disk_free=shutil.disk_usage(folder).free,
         memory=min(memory.total, limit),
@@ -91,6 +95,7 @@ def measure_machine(settings: SiteSettings) -> MachineMeasurements:
         user=os.geteuid(),
         writable=all(os.access(path, os.W_OK | os.X_OK) for path in (folder, settings.state_folder) if path.exists()),
         key_mode=key.stat().st_mode & 0o777 if key.is_file() else None,
+        key_remedy=make_exposed_file_remedy(key, key.stat()) if is_key_exposed else "",
         folder_mode=folder.stat().st_mode & 0o777,
     )
 
@@ -151,15 +156,16 @@ def check_machine_resources(
             checked.
     """
     area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
+    word = quote_for_shell(settings.folder)
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
-        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
-    if machine.key_mode is not None and machine.key_mode & 0o077:
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {word}")
+    if machine.key_mode is not None and machine.key_remedy:
         problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
-        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, machine.key_remedy)
     if machine.folder_mode & 0o002:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
+        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {word}")
     if machine.user == 0:
         area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
     _check_disk_memory_and_gpu(area, machine, settings, needs)
@@ -177,7 +183,7 @@ def check_machine_resources(
         used = used if used_gpu else '; not used: device = "cpu"'
         area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{used}")
     if ClientExitCode.PERMISSIONS not in faulty:
-        key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
+        key = "; the private key is read by no other account" if machine.key_mode is not None else ""
         area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
     versions = {
         "Polyclinic": __version__,

@@ -24,6 +24,7 @@ from polyclinic.data.images.reading import (
     explain_decoding_error,
     fit_picture_to_format,
     has_color,
+    has_unequal_density,
     is_16_bit_png,
     is_dicom_file,
     is_nifti_file,
@@ -56,6 +57,7 @@ class PictureFacts:
             :data:`MOST_PIXELS_KEPT` pictures are in memory already.
         head: DICOM header of a file that came from an archive; else empty.
         blank: True if all pixels are equal, because the display window misses all of the file's values.
+        unequal_density: True for a PNG or JPEG file that states pixels that are not square.
         reason: Reason why the picture cannot be read; empty if it can.
         colored: True if the file's picture has a pixel that is not grey.
     """
@@ -69,6 +71,7 @@ class PictureFacts:
     pixels: NDArray[np.uint8] | None = None
     head: DicomHeader = NO_DICOM
     blank: bool = False
+    unequal_density: bool = False
     reason: str = ""
     colored: bool = False
 
@@ -92,11 +95,11 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
             if isinstance(content, bytes):
                 dicom = read_dicom_header(content)
             image = decode_picture(content, form.rendering if form else AS_IN_FILE)
-            kind, mode = _read_picture_format_and_mode(content)
+            kind, mode, unequal = _read_picture_format_and_mode(content)
             decoded = np.asarray(image)
             pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
             inverted = picture_looks_inverted(decoded)
-            facts = PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank)
+            facts = PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank, unequal)
             return replace(facts, colored=has_color(image))
         except Exception as error:  # of any decoder on a broken file, as when a run reads the images
             return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
@@ -106,18 +109,21 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
         return [facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in pictures]
 
 
-def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str]:
-    """Return format and colour mode of a file that could be decoded."""
+def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str, bool]:
+    """Return format and colour mode of a file that could be decoded, and True if it states pixels that are not square.
+
+    The last is for PNG and JPEG, where it changes nothing.
+    """
     if isinstance(content, Path):
         if is_nifti_file(read_first_bytes(content)):
-            return "NIfTI", "grey"
+            return "NIfTI", "grey", False
         content = content.read_bytes()
     if is_dicom_file(content):
         header = read_dicom_elements(content, convert_dicom_keywords_to_tags("PhotometricInterpretation"))
-        return "DICOM", str(header.PhotometricInterpretation)
+        return "DICOM", str(header.PhotometricInterpretation), False
     with open_png_or_jpeg(content) as image:
         mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
-        return str(image.format), mode
+        return str(image.format), mode, has_unequal_density(image)
 
 
 def picture_looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:

@@ -20,6 +20,7 @@ from polyclinic.common.security.phrase import (
     find_phrase_difference,
 )
 from polyclinic.common.system.files import is_disk_full, write_atomically
+from polyclinic.common.system.plain_text import quote_for_shell
 
 FILE = "authority.json"
 
@@ -109,8 +110,8 @@ def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> No
     remedy = (
         "Call the coordinator, at a number that does not come from the mail with the kit, and have the phrase read out"
         " to you. Is it the new one (a coordinator that was set up again has a new phrase):"
-        f" flwr-client confirm {settings.folder} and the words that you heard. Is it the one before: put the earlier"
-        " kit back, and tell the coordinator that somebody sends false kits."
+        f" flwr-client confirm {quote_for_shell(settings.folder)} and the words that you heard. Is it the one before:"
+        " put the earlier kit back, and tell the coordinator that somebody sends false kits."
     )
     raise ConnectionNotAccepted(ClientExitCode.OTHER_AUTHORITY, problem, remedy)
 
@@ -126,8 +127,8 @@ def describe_authority(settings: SiteSettings, kit: SiteConnectionKit) -> tuple[
     )
     remedy = (
         "Have the coordinator read its phrase out to you by telephone, at a number that does not come from the mail"
-        f" with the kit, and type it: flwr-client confirm {settings.folder} PHRASE. If it is another one, the kit is"
-        " not the coordinator's: do not use it."
+        f" with the kit, and type it: flwr-client confirm {quote_for_shell(settings.folder)} PHRASE. If it is another"
+        " one, the kit is not the coordinator's: do not use it."
     )
     return unknown, remedy
 

@@ -46,6 +46,7 @@ from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import TooFewSites
 from polyclinic.strategies.engine.state import FederationState
 from polyclinic.strategies.registry import build_experiment_strategy
+from polyclinic.strategies.run_length import complete_round_settings
 
 NODE = 2
 DEADLINE_S = 86_400.0
@@ -122,6 +123,8 @@ def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experim
     if experiment is None:
         model = {"architecture": "tiny_cnn", "channels": site.train.channels, "image_size": 32}
         experiment = Experiment.model_validate({"run": {"method": "surgical"}, "model": model})
+    else:
+        experiment = complete_round_settings(experiment)  # as the coordinator will
     training = experiment.training.model_copy(update={"epochs": 1})
     privacy = experiment.privacy.model_copy(update={"secure_aggregation": False})
     return experiment.model_copy(update={"training": training, "privacy": privacy})

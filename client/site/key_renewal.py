@@ -28,6 +28,7 @@ from polyclinic.common.security.identity import (
 from polyclinic.common.security.phrase import compute_public_key_phrase
 from polyclinic.common.system.files import flush_folder, lock_file, open_own_file, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.data.images.store import remove_image_store
 
 OF_OLD_NODE = ("node-id", "in-hand")
@@ -72,6 +73,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
     write_commented_toml_file(
         request, SiteAdmissionRequest(site=site, public_key=line), "For the coordinator. Holds no secret."
     )
+    start = f"flwr-client start {quote_for_shell(folder)}"
     return [
         f"{settings.key_path}: this site's new private key. The old one is deleted.",
         "site.toml, state/, its audit and the privacy ledger stay: what was spent of a privacy budget stays spent.",
@@ -81,7 +83,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
         "    or for the fingerprint, which says the same of the same key:",
         f"    {fingerprints['new']}",
         f"Hospitals that list this site in policy.peers need its new line: {line}",
-        f"The coordinator sends {site}.kit back; put it into {folder} and run: flwr-client start {folder}",
+        f"The coordinator sends {site}.kit back; put it into {folder} and run: {start}",
     ]
 
 

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from polyclinic.client.site.run_entries import RunEntryFolder
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.names import make_name_similarity_key
 from polyclinic.data.base.splits import divide_splits_again
 
 COMMAND_TIMEOUT_S = 60
+STATED_COUNTS = "stated-images"
+"""Folder in the site's state folder."""
 _MAX_OUTPUT_CHARACTERS = 200
 
 
@@ -70,6 +73,32 @@ class OptOutSource:
             words = make_printable_line(ended.stderr.strip(), _MAX_OUTPUT_CHARACTERS)
             raise OptOutsUnknown(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
         return [line.strip() for line in ended.stdout.splitlines()]
+
+
+class StatedImageCounts:
+    """The number of training images that the site stated at the roll call of each run.
+
+    The coordinator takes only replies with the number of the roll call, as nobody else could check the weight that a
+    site claims. So a patient who opts out during a run leaves training, and the number stays until the next roll call.
+    That also hides from the coordinator how many images the patient had.
+
+    Args:
+        state: The folder ``state`` of the site.
+        durable: Flush files to disk.
+    """
+
+    def __init__(self, state: Path, *, durable: bool = True) -> None:
+        self._entries = RunEntryFolder(state / STATED_COUNTS, state / STATED_COUNTS / "earlier", durable=durable)
+
+    def write_count(self, run: str, images: int) -> None:
+        """Store the number of training images of a run's roll call."""
+        self._entries.write_entry(run, {"images": images})
+
+    def read_count(self, run: str, present: int) -> int:
+        """Return the number of a run's roll call; ``present`` if it is not stored."""
+        entry = self._entries.read_entry(run) or {}
+        stated = entry.get("images")
+        return stated if isinstance(stated, int) else present
 
 
 def leave_out_patients(splits: DatasetSplits, keys: frozenset[str]) -> tuple[DatasetSplits, int]:

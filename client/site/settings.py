@@ -8,7 +8,12 @@ from pathlib import Path
 import torch
 
 from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
-from polyclinic.client.site.opt_out import OptOutSource, OptOutsUnknown, leave_out_patients
+from polyclinic.client.site.opt_out import (
+    OptOutSource,
+    OptOutsUnknown,
+    StatedImageCounts,
+    leave_out_patients,
+)
 from polyclinic.client.site.patient_ledger import open_site_ledger
 from polyclinic.client.site.patient_parts import PatientChanges, PatientPartMemory
 from polyclinic.client.site.site import Site
@@ -77,12 +82,14 @@ class SiteData:
         splits: All images that the data has, each patient in the part that the site remembers.
         changes: How the patients differ from those of the last start.
         tell: Prints lines for the hospital's staff.
+        remember: True for the program that takes part in runs, False for commands that only look.
     """
 
     settings: SiteSettings
     splits: DatasetSplits
     changes: PatientChanges
     tell: Callable[[str], None]
+    remember: bool
 
     @cached_property
     def opt_out(self) -> OptOutSource:
@@ -98,7 +105,10 @@ class SiteData:
             BadInput: If a class is wrong, or no training image is left.
         """
         splits, count = leave_out_patients(self.splits, opted_out)
-        return _make_site_of_splits(self.settings, splits, self.tell), count
+        site = _make_site_of_splits(self.settings, splits, self.tell)
+        if self.remember and self.settings.opt_out:
+            site = replace(site, stated_counts=StatedImageCounts(self.settings.state_folder))
+        return site, count
 
 
 def load_site(
@@ -139,7 +149,7 @@ def load_site_data(
         )
     except BadInput as error:
         raise BadInput(_name_site_file(fault) for fault in error.faults) from None
-    return SiteData(settings, splits, changes, tell)
+    return SiteData(settings, splits, changes, tell, remember)
 
 
 def _name_site_file(fault: Fault) -> Fault:

@@ -19,6 +19,7 @@ from polyclinic.client.site.disclosure import (
     round_count_down,
 )
 from polyclinic.client.site.memory import FrozenPartFiles, SiteRoundStateFolder
+from polyclinic.client.site.opt_out import StatedImageCounts
 from polyclinic.client.site.patient_ledger import PatientLedger
 from polyclinic.client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
 from polyclinic.common.config import HospitalPlan
@@ -59,6 +60,7 @@ class Site:
         ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, whose
             costs are counted in its own folder alone.
         pixel_form: How the images become pixels; None if that is not known.
+        stated_counts: The numbers of training images of each run's roll call; None where no patient can opt out.
     """
 
     declaration: LabelDeclaration
@@ -80,6 +82,7 @@ class Site:
     arithmetic: TrainingNumberFormat | None = None
     ledger: PatientLedger | None = None
     pixel_form: PixelForm | None = None
+    stated_counts: StatedImageCounts | None = None
 
     @cached_property
     def has_no_limits(self) -> bool:
@@ -96,6 +99,12 @@ class Site:
     def train_samples(self) -> int:
         """The number of training images that the site reports."""
         return round_count_down(len(self.reported_training_images), self.policy)
+
+    def get_train_samples_of_run(self, run: str) -> int:
+        """Return the number of training images that the site stated at the roll call of a run."""
+        if self.stated_counts is None:
+            return self.train_samples
+        return self.stated_counts.read_count(run, self.train_samples)
 
     @cached_property
     def reported_training_images(self) -> ImageSet:
@@ -231,6 +240,7 @@ class Site:
             unsaid={},
             tell=lambda text: None,
             ledger=None,
+            stated_counts=None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
         # The copy shares the images in memory.

@@ -35,6 +35,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.pixel_form import OWN, format_setting
@@ -245,6 +246,7 @@ PIXEL_LINES = (
     ("image_size", 224, "height and width, in pixels"),
     ("resize", "pad", '"pad" keeps the aspect ratio, with black beside; "stretch" does not'),
     ("window", (40, 400), "of DICOM and NIfTI files: centre and width; the file's own where left out"),
+    ("value_range", (0, 4095), "of PNG and JPEG files: black and white; 0 and 255 where left out"),
 )
 """Keys of ``[data]`` that decide how images become pixels, as ``site.toml`` of a new site has them: key, value in the
 comment, explanation."""
@@ -325,5 +327,6 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
             write_atomically(folder / FILE, make_site_toml(name, experiment).encode())
             made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
         made.append(f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote")
-        made.append(f"down: flwr-client confirm {folder} PHRASE, and at last: flwr-client start {folder}")
+        word = quote_for_shell(folder)
+        made.append(f"down: flwr-client confirm {word} PHRASE, and at last: flwr-client start {word}")
     return made

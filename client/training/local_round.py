@@ -81,7 +81,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
         run=request.run,
         round=request.round,
         site=site.name,
-        train_samples=site.train_samples,
+        train_samples=site.get_train_samples_of_run(request.run),
         train_loss=clip_reported_loss(result.train_loss),
         validation_loss=clip_reported_loss(received.sent.loss),
         validation_auroc=received.sent.mean_auroc,

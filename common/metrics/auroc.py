@@ -4,11 +4,12 @@ The metrics of a class ignore images whose label of that class is unknown. They 
 positive or without a negative test image.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from polyclinic.common.metrics.measured import ValueWithError, average_values_wi
 from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from polyclinic.common.metrics.score_histograms import THRESHOLD
-from polyclinic.common.plugins import METRICS, PLUGIN, load_plugin_entry_point
+from polyclinic.common.plugins import METRICS, PLUGIN, is_local_plugin_name, load_plugin_entry_point
 
 LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
@@ -35,7 +36,26 @@ def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     Raises:
         BadInput: If a plug-in is not installed.
     """
-    return {name: load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
+    return {name: adapt_plugin_metric(load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN))) for name in names}
+
+
+def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
+    """Return a metric of scores and labels; other packages' metrics are called in their own form.
+
+    A function whose first argument is called ``y_true``, as in scikit-learn, gets the labels first. A torch module,
+    such as a metric of TorchMetrics, gets tensors, the labels as whole numbers.
+    """
+    try:
+        first = next(iter(inspect.signature(metric).parameters), "")
+    except (TypeError, ValueError):  # no function, which its first call reports; or one of C
+        return metric
+    if first == "y_true":
+        return lambda scores, labels: metric(labels, scores)
+    if hasattr(metric, "forward"):
+        import torch  # here: the metrics of most runs need none
+
+        return lambda scores, labels: metric(torch.from_numpy(scores), torch.from_numpy(labels).long())
+    return metric
 
 
 def compute_plugin_metric(
@@ -48,13 +68,33 @@ def compute_plugin_metric(
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
     try:
-        value = metric(scores.copy(), labels.copy())  # somebody else's code may write into what it gets
-        number = float("nan") if value is None else float(value)
+        number = _call_metric(metric, scores, labels)
     except (Exception, SystemExit) as error:  # it may raise anything
-        raise BadInput([fault(f"failed: {type(error).__name__}.")]) from error
+        # Of an installed plug-in, at a hospital, the text of an error might hold the score of a patient.
+        text = f": {' '.join(str(error).split())}".rstrip(". ") if is_local_plugin_name(name) else ""
+        remedy = _suggest_other_order(metric, scores, labels)
+        raise BadInput([fault(f"failed: {type(error).__name__}{text}.", remedy)]) from error
     if abs(number) > LARGEST_METRIC:
         raise BadInput([fault(f"returned {number:g}; at most {LARGEST_METRIC:g} can be told.")])
     return None if np.isnan(number) else number
+
+
+def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
+    """Call a metric with copies, because somebody else's code may write into what it gets; None becomes NaN."""
+    value = metric(*(argument.copy() for argument in arguments))
+    return float("nan") if value is None else float(value)
+
+
+def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
+    """Return a remedy for a metric that failed, if it works with its two arguments exchanged; else an empty text."""
+    try:
+        _call_metric(metric, labels, scores)
+    except (Exception, SystemExit):  # it may raise anything
+        return ""
+    return (
+        "A metric is called as metric(scores, labels), and this one works with the labels first: write "
+        "lambda scores, labels: NAME(labels, scores), with the name of your function."
+    )
 
 
 def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:

@@ -23,7 +23,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import field_validator
 
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.system.files import add_file_name_to_errors, is_file, write_atomically
+from polyclinic.common.system.files import (
+    add_file_name_to_errors,
+    is_exposed_to_others,
+    is_file,
+    make_exposed_file_remedy,
+    write_atomically,
+)
 from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
 
@@ -243,13 +249,13 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """
     try:
         text = path.read_bytes()
-        mode = path.stat().st_mode
+        status = path.stat()
     except OSError as error:
         remedy = "Make one with flwr-client init."
         raise BadInput([Fault(str(path), f"cannot be read: {error.strerror}.", remedy)]) from None
-    if mode & 0o077:
-        problem = f"may be read by others (mode {mode & 0o777:o})."
-        raise BadInput([Fault(str(path), problem, f"Run: chmod 600 {path.name}")])
+    if is_exposed_to_others(status):
+        problem = f"may be read by others (mode {status.st_mode & 0o777:o})."
+        raise BadInput([Fault(str(path), problem, make_exposed_file_remedy(path, status))])
     try:
         key = form.load_ssh_private_key(text, None)
     except Exception:  # cryptography raises several kinds on damaged bytes

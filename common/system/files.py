@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from typing import IO, Any, Literal, overload
 
 from polyclinic.common.errors import BadInput, Fault, suggest_nearest_name
 from polyclinic.common.examples import suggest_examples
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -78,7 +80,12 @@ def _find_missing_path_faults(where: str, path: Path, kind: str) -> list[Fault]:
         return [Fault(where, problem, "Give the account that runs this program the right to enter its folders.")]
     except (OSError, ValueError):  # a name that no file can have
         there = False
-    return [] if there else [Fault(where, f"there is no {kind} {path}.", _RELATIVE)]
+    if there:
+        return []
+    if re.search(r"[\t\n\r\f\b]", str(path)):
+        problem = f"there is no {kind} {json.dumps(str(path))[1:-1]}: \\n, \\t and others are signs of their own."
+        return [Fault(where, problem, "Write the path in 'single quotes', or with / for \\.")]
+    return [Fault(where, f"there is no {kind} {path}.", _RELATIVE)]
 
 
 def make_missing_input_fault(path: Path) -> Fault:
@@ -276,6 +283,28 @@ def is_file_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def _is_given_by_root(status: os.stat_result) -> bool:
+    """Return True if root owns a file, and this account, which is not root, is in the file's group."""
+    return status.st_uid == 0 and os.geteuid() != 0 and status.st_gid in (os.getegid(), *os.getgroups())
+
+
+def is_exposed_to_others(status: os.stat_result) -> bool:
+    """Return True if other accounts than this one, and root, may read or change a file with a secret.
+
+    A group may read a file that root owns if this account is in the group and not root: root gave the file to this
+    account in that way, as Kubernetes does with a secret (mode 440 and the pod's fsGroup), and the account cannot
+    change it. A file of this account itself needs no group.
+    """
+    return bool(status.st_mode & (0o037 if _is_given_by_root(status) else 0o077))
+
+
+def make_exposed_file_remedy(path: Path, status: os.stat_result) -> str:
+    """Return the command that makes a file with a secret readable by this account alone."""
+    if _is_given_by_root(status):
+        return f"Run as root: chmod 440 {quote_for_shell(path)}"
+    return f"Run: chmod 600 {quote_for_shell(path)}"
 
 
 PRIVATE = 0o700

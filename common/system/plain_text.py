@@ -8,6 +8,7 @@ characters are rejected. In longer text, such as the reason of a failure, invisi
 import json
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -219,3 +220,8 @@ def format_rounds(rounds: Iterable[int]) -> str:
         else:
             pieces.append([number])
     return ", ".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces)
+
+
+def quote_for_shell(word: object) -> str:
+    """Return a path or a name as one word of a command that the user types, in quotes if it needs any."""
+    return shlex.quote(str(word))

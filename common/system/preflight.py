@@ -19,6 +19,7 @@ from typing import NoReturn
 from cryptography import x509
 
 from polyclinic.common.errors import Fault
+from polyclinic.common.system.plain_text import quote_for_shell
 
 LEAST_FREE = 16 * 2**20
 """Fewest free bytes with which a program can write its first files."""
@@ -103,7 +104,7 @@ def find_folder_write_faults(folder: Path) -> list[Fault]:
         return [Fault(str(place), "is a file, and no folder can be made there.", "Name another place.")]
     if not os.access(place, os.W_OK | os.X_OK):
         user = os.geteuid()
-        remedy = f"Run: chown -R {user} {place}, or name another place."
+        remedy = f"Run: chown -R {user} {quote_for_shell(place)}, or name another place."
         return [Fault(str(place), f"user {user} may not write there.", remedy)]
     if (free := shutil.disk_usage(place).free) < LEAST_FREE:
         problem = f"{free / 1e6:.1f} MB are free on its disk; {LEAST_FREE / 1e6:.0f} MB are needed to start."

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
+from rich.table import Table
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, Fault
@@ -253,6 +254,13 @@ def make_event_printer(console: Console) -> Callable[[str], None]:
         console.file.flush()
 
     return print_event
+
+
+def fold_long_words(table: Table) -> Table:
+    """Let all columns of a table break words that are too long for them, which rich would cut; return the table."""
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
 
 
 def choose_progress_format(requested: ProgressFormat, console: Console) -> ProgressFormat:

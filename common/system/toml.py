@@ -44,9 +44,10 @@ _EXPECTED = {
     "too_short": "must have at least one entry",
     "string_too_short": "must not be empty",
 }
+_PATH_REMEDY = "Within double quotes \\ begins a sign of its own. Write a path in 'single quotes', or with / for \\."
 _TOML_REMEDIES = {
     "Invalid value": 'Text stands in quotes: "text".',
-    "Unescaped": "Write a path with / for \\, or between single quotes.",
+    **dict.fromkeys(("Unescaped", "Invalid hex value"), _PATH_REMEDY),
     "Illegal character": "Is a quote or a bracket missing before?",
     "Cannot overwrite": "A key stands there once.",
     "Cannot declare": "A table stands there once: put its keys under the first.",

@@ -68,6 +68,16 @@ class SkippedImage:
     reason: str
 
 
+@dataclass(frozen=True)
+class SharedPicture:
+    """A picture that is in two parts of a data set: its part and name, and those of its first copy."""
+
+    part: str
+    name: str
+    other_part: str
+    other_name: str
+
+
 GREY_DIGESTS = 2**32
 """Digests below this number are those of pictures that are one grey all over."""
 
@@ -125,6 +135,10 @@ class LazyPictures(ABC):
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return the digest (:func:`compute_picture_digest`) of each picture with these indices, without reading it."""
 
+    def read_brightest_values(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return the largest value of each picture with these indices, 0 to 255."""
+        return np.array([self.read_pictures(np.array([row])).max() for row in rows.tolist()])
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -175,6 +189,7 @@ class ImageSet:
         places: ``(n,)``, the index of each image's picture in ``stored``; None if image i has picture i.
         notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
         drops_color: True if some of the data set's pictures have colour in their files, and are stored in grey.
+        shared: Pictures that two parts of the data set share; all parts have the same.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -187,6 +202,7 @@ class ImageSet:
     places: NDArray[np.intp] | None = None
     notes: tuple[str, ...] = ()
     drops_color: bool = False
+    shared: tuple[SharedPicture, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyclinic.common.errors import quote_names
 from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, HostUse, find_user_secrets_path, normalize_host
@@ -26,8 +26,20 @@ Frame = Annotated[int, Field(ge=1)] | Literal["middle"]
 Axis = Literal["axial", "coronal", "sagittal"]
 Window = tuple[float, Annotated[float, Field(ge=1)]]
 """Centre and width of a window, in rescaled values (Hounsfield units in CT)."""
+
+
+def _check_value_range(limits: tuple[float, float]) -> tuple[float, float]:
+    if not limits[0] < limits[1]:
+        raise ValueError(f"goes from {limits[0]:g} to {limits[1]:g}: name the value of black first")
+    return limits
+
+
+ValueRange = Annotated[tuple[float, float], AfterValidator(_check_value_range)]
+"""The stored values that are black and white; values outside are cut to them."""
 BitDepth = Annotated[int, Field(ge=8, le=16)]
 LabelPolicy = Literal["unknown", "negative", "positive"]
+Duplicates = Literal["fault", "drop_from_training"]
+"""What to do with pictures that two parts share: see :mod:`polyclinic.data.base.shared_pictures`."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
 Side = Annotated[int, Field(gt=0, le=4096)]
@@ -65,6 +77,8 @@ class PictureRenderingOptions:
         bit_depth: Number of significant bits in 16-bit PNG samples, which a file does not state; None refuses them.
         jpeg_draft: Decode JPEG files at a half, a quarter or an eighth of their size, but not below ``image_size``: two
             to three times as fast, with slightly different pixels.
+        value_range: Stored values of PNG and JPEG files that are black and white; None takes 0 and 255, or the range of
+            ``bit_depth``.
     """
 
     frame: Frame | None = None
@@ -73,6 +87,7 @@ class PictureRenderingOptions:
     largest_mb: int = LARGEST_MB
     bit_depth: int | None = None
     jpeg_draft: bool = False
+    value_range: tuple[float, float] | None = None
 
 
 AS_IN_FILE = PictureRenderingOptions()
@@ -90,7 +105,9 @@ class PictureTableSpec(BaseDatasetSpec):
             out and counts them.
         largest_mb: Limit in MiB for one decoded picture. The limit for the decoded label table is at least as high, and
             grows with the size of its file.
-        frame, axis, window, bit_depth, jpeg_draft: See :class:`PictureRenderingOptions`.
+        frame, axis, window, bit_depth, jpeg_draft, value_range: See :class:`PictureRenderingOptions`.
+        duplicates: ``"fault"`` refuses parts that share pictures; ``"drop_from_training"`` drops the copies from the
+            earlier part.
     """
 
     labels: str
@@ -105,13 +122,20 @@ class PictureTableSpec(BaseDatasetSpec):
     largest_mb: LargestMb = LARGEST_MB
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
+    value_range: ValueRange | None = None
+    duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
+
+    @model_validator(mode="after")
+    def _check_one_range(self) -> Self:
+        if self.bit_depth is not None and self.value_range is not None:
+            raise ValueError("give bit_depth or value_range, not both: each says which value is white")
+        return self
 
     @property
     def rendering_options(self) -> PictureRenderingOptions:
-        return PictureRenderingOptions(
-            self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft
-        )
+        options = (self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
+        return PictureRenderingOptions(*options, self.value_range)
 
 
 class PictureFolderSpec(PictureTableSpec):
@@ -357,6 +381,8 @@ class NpzDatasetSpec(BaseDatasetSpec):
         validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
         image_size: Height and width in pixels; None keeps those of the file.
         largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.data.base.decoded_size`.
+        value_range: Values of black and white, for arrays of any type; None takes 0 and 255, of uint8 only.
+        duplicates: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["npz"]
@@ -372,6 +398,8 @@ class NpzDatasetSpec(BaseDatasetSpec):
     resize: Resize = "pad"
     skip_budget: Fraction = 0.05
     largest_mb: LargestMb = LARGEST_MB
+    value_range: ValueRange | None = None
+    duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
 
 
@@ -488,6 +516,7 @@ class PluginDatasetSpec(BaseDatasetSpec):
         name: Name of the entry point in the group ``polyclinic.datasets``.
         options: Passed to the plug-in unchanged.
         image_size: Height and width in pixels; None keeps those of the plug-in's images.
+        duplicates: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["plugin"]
@@ -495,6 +524,7 @@ class PluginDatasetSpec(BaseDatasetSpec):
     options: Mapping[str, Any] = Field(default_factory=dict)
     image_size: Side | None = None
     resize: Resize = "pad"
+    duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
 
 

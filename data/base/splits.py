@@ -81,7 +81,7 @@ def choose_balanced_split_seed(patients: Names, labels: NDArray[np.float32], see
     """Return the seed below ``seeds`` with which :func:`assign_patients_by_name` makes the best balanced parts.
 
     Compared are the patients of each part and the patients of each class in each part, with 70, 10 and 20 % of all.
-    Whoever stores the seed has parts that are balanced now, and that do not move later.
+    With this seed stored, the parts are balanced now and do not move later.
 
     Args:
         patients: ``(n,)`` patient of each image.

@@ -40,3 +40,25 @@ def scale_samples_to_8_bits(samples: NDArray[Any], bits: int, source: str) -> ND
         raise ValueError(f"a sample is {brightest}, which does not fit into the {bits} bits that {source} says")
     table = np.round(np.arange(top + 1) * (255 / top)).astype(np.uint8)
     return convert_row_bands_to_8_bits(table.take, samples)
+
+
+def scale_values_to_8_bits(values: NDArray[Any], value_range: tuple[float, float]) -> NDArray[np.uint8]:
+    """Scale values of any type to 8 bits; values outside the range are cut to it.
+
+    Args:
+        value_range: The values of black and white.
+
+    Raises:
+        ValueError: If a value is no number (NaN).
+    """
+    low, high = value_range
+    if values.dtype.kind == "u" and values.itemsize <= 2:
+        return _scale_to_8_bits(np.arange(1 << 8 * values.itemsize), low, high).take(values)
+    if np.isnan(values).any():
+        raise ValueError("a value is no number (NaN)")
+    return _scale_to_8_bits(values, low, high)
+
+
+def _scale_to_8_bits(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    scaled = (values.astype(np.float64) - low) * (255 / (high - low))
+    return np.round(np.clip(scaled, 0, 255)).astype(np.uint8)

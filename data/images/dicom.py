@@ -14,6 +14,11 @@ from pydicom.uid import UID, RLELossless
 from polyclinic.data.base.decoded_size import refuse_oversized_file
 from polyclinic.data.base.spec import Frame, PictureRenderingOptions
 from polyclinic.data.images.bands import convert_row_bands_to_8_bits, scale_samples_to_8_bits
+from polyclinic.data.images.float_pixels import (
+    find_float_pixel_element,
+    read_float_frame,
+    render_floats_as_8_bit_grey,
+)
 from polyclinic.data.images.grey import (
     GreyscalePipeline,
     StoredPixelBits,
@@ -33,12 +38,15 @@ from polyclinic.data.images.headers import (
     read_encoded_frame_shape,
     refuse_large_dicom_elements,
 )
+from polyclinic.data.images.rendered import RenderedPicture, find_dicom_pixel_aspect
 from polyclinic.data.images.syntaxes import LOSSY, READ_BY, get_transfer_syntax_name, is_transfer_syntax_readable
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
+    "PixelMeasuresSequence": ("PixelSpacing",),
 }
+_PIXEL_SIZES = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
 
 
 def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
@@ -62,7 +70,7 @@ def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
 
 
 def apply_frame_functional_groups(dataset: Any, index: int) -> None:
-    """Copy the rescaling, window and VOI LUT of one frame to the top level of a multi-frame data set.
+    """Copy the rescaling, window, VOI LUT and pixel size of one frame to the top level of a multi-frame data set.
 
     Single-frame files have these elements there, so that later code treats both alike. Values of the frame take
     precedence over those shared by all frames, and these over the top level, unless they are blank (DICOM PS3.3
@@ -90,6 +98,8 @@ _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _PALETTE, _RGB = "PALETTE COLOR", ("Red", "Green", "Blue")
 _PIXELS = Tag("PixelData")
+_BYTES_OF_A_FLOAT = 8
+"""Bytes per pixel while floats are converted."""
 _RLE_PADDING = 16
 """A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
 _KIND = "PhotometricInterpretation"
@@ -99,16 +109,15 @@ _READ = convert_dicom_keywords_to_tags(
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
     *("VOILUTSequence", "ModalityLUTSequence", "PresentationLUTSequence"),
+    *_PIXEL_SIZES,
+    *(f"{kind}PixelPadding{end}" for kind in ("Float", "DoubleFloat") for end in ("Value", "RangeLimit")),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(f"{color}PaletteColorLookupTableDescriptor" for color in _RGB),
 )
 
 
-def decode_dicom_and_blankness(data: bytes, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
-    """Decode a DICOM file to uint8 pixels, ``(height, width)`` for grey or ``(height, width, 3)`` for colour.
-
-    Returns:
-        The pixels, and True if all are the same grey although the stored values differ, because the window misses them.
+def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> RenderedPicture:
+    """Decode a DICOM file to a picture of 8 bits.
 
     Raises:
         ValueError: If the file has no grey or colour picture, lacks the chosen frame, or is too large. Exceptions
@@ -116,6 +125,8 @@ def decode_dicom_and_blankness(data: bytes, rendering: PictureRenderingOptions) 
     """
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
     refuse_large_dicom_elements(dataset, _READ, rendering.largest_mb)
+    if not read_dicom_element_value(dataset, "PixelData") and (keyword := find_float_pixel_element(dataset)):
+        return _render_float_pixels(dataset, keyword, rendering)
     layout = _read_dicom_pixel_layout(dataset)
     index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_frame_functional_groups(dataset, index)
@@ -131,16 +142,48 @@ def decode_dicom_and_blankness(data: bytes, rendering: PictureRenderingOptions) 
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
     meaning = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
     numbers, values = _decode_dicom_frame(dataset, layout, index, limit), meaning.extract_pixel_values
+    aspect = _read_pixel_aspect(dataset)
     if layout.kind in _COLOR:
-        return convert_row_bands_to_8_bits(
+        colors = convert_row_bands_to_8_bits(
             lambda band: scale_samples_to_8_bits(values(band), stored, "BitsStored"), numbers
-        ), False
+        )
+        return RenderedPicture(colors, False, aspect)
     if layout.kind == _PALETTE:
-        return convert_row_bands_to_8_bits(lambda band: _convert_palette_to_rgb(values(band), dataset), numbers), False
+        colors = convert_row_bands_to_8_bits(lambda band: _convert_palette_to_rgb(values(band), dataset), numbers)
+        return RenderedPicture(colors, False, aspect)
     grey = render_dicom_as_8_bit_grey(
         numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window)
     )
-    return grey, bool(grey.min() == grey.max() and numbers.min() < numbers.max())
+    is_blank = bool(grey.min() == grey.max() and numbers.min() < numbers.max())
+    return RenderedPicture(grey, is_blank, aspect)
+
+
+def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRenderingOptions) -> RenderedPicture:
+    """Decode a file whose pixels are floats, which the element ``keyword`` holds.
+
+    Raises:
+        ValueError: If an element is missing, or the picture is too large, damaged or not grey.
+    """
+    stated = [read_dicom_unsigned_integer(dataset, name) for name in ("Rows", "Columns")]
+    kind = str(read_dicom_element_value(dataset, _KIND) or "")[:20]
+    if not all(stated) or not kind:
+        raise ValueError(f"the DICOM file does not give Rows, Columns or {_KIND}")
+    if kind not in _GREY:
+        raise ValueError(f"its pixels are of the kind {kind}, which floats cannot be")
+    rows, columns = (int(side or 0) for side in stated)
+    frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
+    index = choose_frame_index(rendering.frame, frames, f"the DICOM file has {frames} frames")
+    apply_frame_functional_groups(dataset, index)
+    refuse_oversized_file(rows * columns * _BYTES_OF_A_FLOAT, rendering.largest_mb << 20)
+    numbers = read_float_frame(dataset, keyword, (rows, columns), frames, index)
+    grey = render_floats_as_8_bit_grey(numbers, dataset, keyword, rendering.window)
+    is_blank = bool(grey.min() == grey.max() and np.nanmin(numbers) < np.nanmax(numbers))
+    return RenderedPicture(grey, is_blank, _read_pixel_aspect(dataset))
+
+
+def _read_pixel_aspect(dataset: Any) -> float:
+    """Return the height of a pixel divided by its width, after :func:`apply_frame_functional_groups`."""
+    return find_dicom_pixel_aspect([read_dicom_element_value(dataset, keyword) for keyword in _PIXEL_SIZES])
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ class GreyscalePipeline:
         self.modality_table = read_dicom_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
         self.slope, self.intercept = 1.0, 0.0
         if not self.modality_table:
-            rescaling = _read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
+            rescaling = read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
             self.slope, self.intercept = rescaling or (1.0, 0.0)
         if self.slope == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
@@ -259,7 +259,7 @@ class GreyscalePipeline:
             self.top = (1 << guess_lookup_table_bit_depth(largest, stated, numbers.stored, "VOI LUT")) - 1
         elif window is None:
             # The first window, as in viewers.
-            self.window = _read_dicom_number_pair(dataset, "WindowCenter", "WindowWidth")
+            self.window = read_dicom_number_pair(dataset, "WindowCenter", "WindowWidth")
             self.function = str(read_dicom_element_value(dataset, "VOILUTFunction") or "LINEAR")
 
     @property
@@ -310,7 +310,7 @@ class GreyscalePipeline:
         return grey
 
 
-def _read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
+def read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
     """Return the first numbers of two elements that belong together; None if both elements are missing.
 
     Raises:

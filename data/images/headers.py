@@ -267,7 +267,8 @@ _GROUPS = convert_dicom_keywords_to_tags("SharedFunctionalGroupsSequence", "PerF
 _WINDOWS = (*convert_dicom_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
 _HEAD_TAGS = (
     *convert_dicom_keywords_to_tags(
-        "PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"
+        *("PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"),
+        "ImageOrientationPatient",
     ),
     *_WINDOWS,
 )
@@ -283,6 +284,7 @@ class DicomHeader:
         syntax: Transfer syntax.
         patient, study: PatientID and StudyInstanceUID.
         shown_by_range: True for a grey image without window and VOI LUT, which is shown over its own range of values.
+        orientation: Where rows and columns of a slice run to, such as ``L\\P`` for left and back; empty if unknown.
     """
 
     syntax: str = ""
@@ -290,6 +292,7 @@ class DicomHeader:
     study: str = ""
     modality: str = ""
     shown_by_range: bool = False
+    orientation: str = ""
 
 
 NO_DICOM = DicomHeader()
@@ -324,10 +327,50 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
                 value = "FrameVOILUTSequence" in value[0]
             if has_window := bool(value):
                 break
-        by_range = grey and not has_window
-        return DicomHeader(str(head.file_meta.get("TransferSyntaxUID", "")), patient, study, modality, by_range)
+        syntax = str(head.file_meta.get("TransferSyntaxUID", ""))
+        orientation = _name_slice_orientation(head.get("ImageOrientationPatient"))
+        return DicomHeader(syntax, patient, study, modality, grey and not has_window, orientation)
     except Exception:
         return NO_DICOM
+
+
+_DIRECTIONS = (("R", "L"), ("A", "P"), ("F", "H"))
+"""Ends of each axis of the patient, the negative one first: right and left, front and back, feet and head."""
+
+
+def _name_slice_orientation(cosines: Any) -> str:
+    """Return the letters of where rows and columns run to; empty if ImageOrientationPatient is not six numbers.
+
+    An oblique slice has the letters of the nearest axes.
+    """
+    try:
+        numbers = [float(number) for number in cosines or ()]
+    except (TypeError, ValueError):
+        return ""
+    if len(numbers) != 6:
+        return ""
+    letters = list[str]()
+    for direction in (numbers[:3], numbers[3:]):
+        axis = max(range(3), key=lambda place: abs(direction[place]))
+        letters.append(_DIRECTIONS[axis][direction[axis] > 0])
+    return "\\".join(letters)
+
+
+def describe_mirrored_dicom_slices(heads: Sequence[DicomHeader]) -> str:
+    """Return a sentence on slices of one plane that are stored in different orientations; empty if there are none.
+
+    They are shown as they are stored, as viewers of single slices do, so that some are mirror images of the others.
+    """
+    planes: dict[frozenset[int], Counter[str]] = {}
+    for head in heads:
+        if head.orientation:
+            axes = (next(axis for axis, ends in enumerate(_DIRECTIONS) if end in ends) for end in head.orientation[::2])
+            planes.setdefault(frozenset(axes), Counter())[head.orientation] += 1
+    mixed = [counts for counts in planes.values() if len(counts) > 1]
+    if not mixed:
+        return ""
+    listed = "; ".join(", ".join(f"{count:,} {name}" for name, count in counts.most_common()) for counts in mixed)
+    return f"slices of one plane are stored in different orientations ({listed}), and are shown as they are stored."
 
 
 def list_dicom_patient_ids(heads: Sequence[DicomHeader]) -> list[str] | None:

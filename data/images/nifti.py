@@ -24,6 +24,7 @@ from polyclinic.data.base.decoded_size import (
 from polyclinic.data.base.spec import Axis, PictureRenderingOptions
 from polyclinic.data.images.dicom import choose_frame_index
 from polyclinic.data.images.grey import apply_voi_window, rescale_to_unit_range
+from polyclinic.data.images.rendered import RenderedPicture, compute_pixel_aspect
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
@@ -44,6 +45,7 @@ class NiftiHeader:
         start: Position of the first voxel in the decompressed file.
         slope: Factor of the stored values; ``intercept`` is added afterwards.
         orientation: ``(3, 2)``: for each axis of the file the world axis, and its direction, 1 or -1.
+        voxel_sizes: ``(3,)``, the distance between two voxels along each axis of the file.
     """
 
     shape: tuple[int, int, int]
@@ -52,6 +54,7 @@ class NiftiHeader:
     slope: float
     intercept: float
     orientation: NDArray[np.float64]
+    voxel_sizes: NDArray[np.float64]
 
     @property
     def plane_byte_size(self) -> int:
@@ -68,17 +71,14 @@ class NiftiHeader:
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -> tuple[NDArray[np.uint8], bool]:
-    """Decode one slice of a NIfTI volume to uint8 grey ``(height, width)``.
+def render_nifti_slice(file: Path, rendering: PictureRenderingOptions) -> RenderedPicture:
+    """Decode one slice of a NIfTI volume to a grey picture of 8 bits.
 
     An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
     and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Axial slices
     are counted from the feet, coronal ones from the back, sagittal ones from the left.
 
     A gzip file is decompressed to its end, because its checksum is there.
-
-    Returns:
-        The pixels, and True if all are the same grey although the values differ, because the window misses them.
 
     Raises:
         ValueError: If the file is damaged, too large or not numeric, or has no such slice.
@@ -110,7 +110,10 @@ def decode_nifti_and_blankness(file: Path, rendering: PictureRenderingOptions) -
     else:
         shown = rescale_to_unit_range(grey, grey.min(), grey.max())
     picture = np.round(255 * shown).astype(np.uint8)
-    return picture, bool(picture.min() == picture.max() and grey.min() < grey.max())
+    is_blank = bool(picture.min() == picture.max() and grey.min() < grey.max())
+    across, up = (volume.find_nifti_file_axis(other)[0] for other in range(3) if other != world)
+    aspect = compute_pixel_aspect(volume.voxel_sizes[up], volume.voxel_sizes[across])
+    return RenderedPicture(picture, is_blank, aspect)
 
 
 def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
@@ -125,7 +128,9 @@ def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         header = kind(head, check=False)
         shape, voxel_type = [int(side) for side in header.get_data_shape()], header.get_data_dtype()
         slope, intercept = header.get_slope_inter()
-        orientation = io_orientation(header.get_best_affine())
+        affine = header.get_best_affine()
+        orientation = io_orientation(affine)
+        voxel_sizes = np.sqrt((np.asarray(affine, np.float64)[:3, :3] ** 2).sum(axis=0))
         start = int(header.get_data_offset())
     except Exception:  # nibabel raises several kinds of errors on damaged bytes
         raise ValueError(damaged) from None
@@ -135,11 +140,12 @@ def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         raise ValueError("its voxels are no single numbers (colour or complex values)")
     if len(shape) < 2 or min(shape) < 1 or any(side > 1 for side in shape[3:]):
         raise ValueError(f"its shape is {' × '.join(map(str, shape[:7]))}; only three axes are read")
-    if start < len(head) or sorted(orientation[:, 0]) != [0, 1, 2]:
+    if start < len(head) or sorted(orientation[:, 0]) != [0, 1, 2] or not (voxel_sizes > 0).all():
         raise ValueError(damaged)
     width, height, depth, *_ = (*shape, 1)
     scale = 1.0 if slope is None else float(slope)
-    return NiftiHeader((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
+    offset = float(intercept or 0)
+    return NiftiHeader((width, height, depth), voxel_type, start, scale, offset, orientation, voxel_sizes)
 
 
 def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:

@@ -16,8 +16,9 @@ from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import SkippedImage
 from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
-from polyclinic.data.images.bands import scale_samples_to_8_bits
+from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
 from polyclinic.data.images.jpeg import decode_jpeg
+from polyclinic.data.images.rendered import NEARLY_SQUARE, RenderedPicture
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """File name extensions of supported pictures; the content alone decides the kind of a file."""
@@ -39,6 +40,8 @@ _CONVERT = "convert it to PNG"
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 BLANK = "blank"
 """Key in a Pillow image's ``info``, True if a window misses all values of a DICOM file or a NIfTI slice."""
+PIXEL_ASPECT = "pixel_aspect"
+"""Key in a Pillow image's ``info``: height of a pixel divided by its width, for DICOM and NIfTI."""
 DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
 _PNG = b"\x89PNG"
 _PNG_OR_JPEG = (_PNG, b"\xff\xd8")
@@ -146,21 +149,43 @@ def decode_picture(
         :func:`polyclinic.data.images.store.decode_pictures`.
     """
     if isinstance(content, Path) and is_nifti_file(read_first_bytes(content)):
-        from polyclinic.data.images.nifti import decode_nifti_and_blankness  # takes a second, like DICOM
+        from polyclinic.data.images.nifti import render_nifti_slice  # takes a second, like DICOM
 
-        return _make_image_with_blank_flag(*decode_nifti_and_blankness(content, rendering))
+        return _make_pillow_image(render_nifti_slice(content, rendering))
     data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
     if is_dicom_file(data):
-        from polyclinic.data.images.dicom import (
-            decode_dicom_and_blankness,  # takes a second, and most data sets have none
-        )
+        from polyclinic.data.images.dicom import render_dicom_file  # takes a second, and most data sets have none
 
-        return _make_image_with_blank_flag(*decode_dicom_and_blankness(data, rendering))
+        return _make_pillow_image(render_dicom_file(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(explain_unsupported_file_type(data[:_HEAD]))
 
+    image = _decode_png(data, rendering) if data.startswith(_PNG) else _decode_jpeg(data, rendering, side)
+    ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
+    return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _decode_png(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
+    is_deep = is_16_bit_png(data) and rendering.value_range is None
+    if is_deep and rendering.bit_depth is None:
+        raise ValueError(DEPTH_UNKNOWN)
+    if is_deep and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
+        raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
+    samples = decode_png_samples(data, rendering.largest_mb)
+    if rendering.value_range is not None:
+        samples = scale_values_to_8_bits(samples, rendering.value_range)
+    elif samples.dtype == np.uint16:
+        samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
+    image = Image.fromarray(samples)
+    if any(mark in data for mark in _MAY_TURN):
+        with open_png_or_jpeg(data) as head:
+            image.getexif().update(head.getexif())
+    return image
+
+
+def _decode_jpeg(data: bytes, rendering: PictureRenderingOptions, side: int) -> Image.Image:
     def check_size_and_set_scale(opened: Image.Image) -> None:
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
@@ -169,27 +194,17 @@ def decode_picture(
         if side and rendering.jpeg_draft:
             opened.draft(None, (side, side))
 
-    if data.startswith(_PNG):
-        if is_16_bit_png(data) and rendering.bit_depth is None:
-            raise ValueError(DEPTH_UNKNOWN)
-        if is_16_bit_png(data) and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
-            raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
-        samples = decode_png_samples(data, rendering.largest_mb)
-        if samples.dtype == np.uint16:
-            samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
-        image = Image.fromarray(samples)
-        if any(mark in data for mark in _MAY_TURN):
-            with open_png_or_jpeg(data) as head:
-                image.getexif().update(head.getexif())
-    else:
-        image = decode_jpeg(data, check_size_and_set_scale)
-    ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
-    return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+    image = decode_jpeg(data, check_size_and_set_scale)
+    if rendering.value_range is None:
+        return image
+    image = _convert_pillow_mode(image, "L" if image.mode == "L" else "RGB")
+    table = scale_values_to_8_bits(np.arange(256, dtype=np.uint8), rendering.value_range)
+    return image.point(table.tolist() * len(image.getbands()))
 
 
-def _make_image_with_blank_flag(pixels: NDArray[np.uint8], is_blank: bool) -> Image.Image:
-    image = Image.fromarray(pixels)
-    image.info[BLANK] = is_blank
+def _make_pillow_image(picture: RenderedPicture) -> Image.Image:
+    image = Image.fromarray(picture.pixels)
+    image.info |= {BLANK: picture.is_blank, PIXEL_ASPECT: picture.pixel_aspect}
     return image
 
 
@@ -234,6 +249,16 @@ def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
         raise ValueError("damaged or cut off") from None
 
 
+def has_unequal_density(image: Image.Image) -> bool:
+    """Return True if a PNG or JPEG file states pixels that are not square (pHYs, JFIF density).
+
+    They are shown as square all the same, as web browsers do: many programs write these numbers without a meaning.
+    """
+    density = image.info.get("dpi") or image.info.get("aspect") or image.info.get("jfif_density") or (1, 1)
+    across, down = (float(number) for number in density)
+    return across > 0 and down > 0 and abs(across / down - 1) > NEARLY_SQUARE
+
+
 def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert a picture to a Pillow mode; return the picture itself, not a copy, if it already has that mode."""
     return image if image.mode == mode else image.convert(mode)
@@ -242,14 +267,16 @@ def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
 def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
     """Convert a picture to a data set's size and colour, with bilinear resizing.
 
-    A picture that is not square is padded with black, unless the format stretches pictures.
+    A picture that is not square is padded with black, unless the format stretches pictures. Pixels that are not square,
+    as a DICOM or NIfTI file says, become square in the same step.
     """
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    longer, width, height = max(image.size), form.size, form.size
+    width, height = form.size, form.size
     if form.resize == "pad":
-        width, height = (max(1, round(side * form.size / longer)) for side in image.size)
+        shown = (image.width, image.height * image.info.get(PIXEL_ASPECT, 1))
+        width, height = (max(1, round(side * form.size / max(shown))) for side in shown)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     image = _convert_pillow_mode(image, mode)

@@ -137,7 +137,9 @@ def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, 
         return [Fault("partition.sites", problem, "Take fewer sites.")]
     if "" in sites:
         problem = "the data does not say which centre each image came from."
-        return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
+        remedy = 'Name the column of the hospitals in [data]: source_column = "...", or source_key of an npz file. '
+        remedy += "In Python: pc.LabelledImages(..., sources=[...]), a name for each image."
+        return [Fault("partition.images", problem, remedy)]
     count: int | None
     if isinstance(spec, ClassListsPartitionSpec):
         tested = set(splits.test.sources[~np.isnan(splits.test.labels).all(axis=1)].tolist())

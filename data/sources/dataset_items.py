@@ -1,14 +1,14 @@
 """What one item of a user's data set holds: its image, labels, label mask, patient and part, by plain rules.
 
-An item is an image, ``(image, labels)``, a longer tuple that begins so, or a dictionary. In a dictionary the keys below
-are read, in any case and with any signs between the letters. Nothing else is searched: an item of another form is
-brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if it has one 0
-or 1 for each class; else it is a mask of pixels, and not read.
+An item is an image, ``(image, labels)``, a longer tuple that begins so, or a dictionary, named tuple or dataclass, of
+which the keys below are read, in any case and with any signs between the letters. Nothing else is searched: an item of
+another form is brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if
+it has one 0 or 1 for each class; else it is a mask of pixels, and not read.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class DatasetItem:
 
     Attributes:
         mask: For each class 1 if its label is known, else 0.
+        possible_mask: An entry "mask" that is a vector of 0 and 1: the label mask if it has one value for each class.
         patient: Name of the patient.
         split: ``train``, ``validation`` or ``test``.
         unread: Names of the entries that are not read: keys, or "entry 3" of a tuple.
@@ -50,6 +51,7 @@ class DatasetItem:
     image: Any
     labels: Any = None
     mask: Any = None
+    possible_mask: Any = None
     patient: str | None = None
     split: str | None = None
     unread: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
     """
     if hasattr(item, "_asdict"):  # a named tuple
         item = item._asdict()
+    if is_dataclass(item) and not isinstance(item, type):
+        item = {part.name: getattr(item, part.name) for part in fields(item)}
     if isinstance(item, Mapping):
         return _parse_dictionary(item, class_names)
     if not isinstance(item, tuple | list):
@@ -90,9 +94,7 @@ def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> Da
             raise ValueError(f"has {quote_names(map(str, names))}, which all name {word}. {USE_ITEM}")
     entries = {meaning: item[names[0]] for meaning, names in keys.items() if names}
     masks = [key for key in item if keep_letters_and_digits(key) == "mask" and not keys["mask"]]
-    if masks and _has_value_for_each_class(item[masks[0]], len(class_names)):
-        entries["mask"] = item[masks[0]]
-        keys["mask"] = masks
+    possible_mask = item[masks[0]] if masks and _is_vector_of_zeros_and_ones(item[masks[0]]) else None
     by_class = [] if keys["labels"] else [key for key in item if str(key) in class_names]
     if by_class:
         entries["labels"] = {str(key): item[key] for key in by_class}
@@ -101,6 +103,7 @@ def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> Da
         entries["image"],
         entries.get("labels"),
         entries.get("mask"),
+        possible_mask,
         _parse_patient(entries.get("patient")),
         _parse_split(entries.get("split")),
         tuple(str(key) for key in item if key not in read),
@@ -117,8 +120,9 @@ def parse_item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[
         ValueError: With the problem, if the labels are missing or do not fit the classes.
     """
     row = _convert_labels(item.labels, class_names)
-    if item.mask is not None:
-        row = np.where(_parse_mask(item.mask, len(class_names)), row, np.float32(np.nan))
+    mask = find_label_mask(item, len(class_names))
+    if mask is not None:
+        row = np.where(_parse_mask(mask, len(class_names)), row, np.float32(np.nan))
     if not (np.isnan(row) | np.isin(row, (0, 1))).all():
         raise ValueError(f"has labels {row.tolist()}; they are 1 (present), 0 (absent) or NaN (unknown).")
     return row.astype(np.float32)
@@ -141,13 +145,33 @@ def _convert_labels(labels: Any, class_names: Sequence[str]) -> NDArray[np.float
 
 
 def list_label_names(labels: Any) -> list[str] | None:
-    """Return the class names that labels list: a text, or texts in a list, tuple, set or array; else None."""
+    """Return the class names that labels list: a text, or texts in a list, tuple, set or array; else None.
+
+    An empty list names no class: the image shows none.
+    """
     if isinstance(labels, str):
         return [str(labels)]
     if isinstance(labels, np.ndarray) and labels.dtype.kind == "U":
         return [str(label) for label in labels.reshape(-1)]
     is_list = isinstance(labels, list | tuple | set | frozenset)
-    return list(labels) if is_list and labels and all(isinstance(label, str) for label in labels) else None
+    return list(labels) if is_list and all(isinstance(label, str) for label in labels) else None
+
+
+def find_class_names_in_labels(labels: Iterable[Any]) -> tuple[str, ...]:
+    """Return the class names that labels themselves name, in alphabetical order; empty if one item names none.
+
+    Labels name classes as a text, a list of texts, or a dictionary.
+
+    Args:
+        labels: The labels of each item, as the data set returns them.
+    """
+    names = set[str]()
+    for item_labels in labels:
+        listed = list(map(str, item_labels)) if isinstance(item_labels, Mapping) else list_label_names(item_labels)
+        if listed is None:
+            return ()
+        names.update(listed)
+    return tuple(sorted(names))
 
 
 def _convert_labels_by_name(
@@ -183,13 +207,21 @@ def _convert_class_number(value: NDArray[Any], classes: int) -> NDArray[np.float
     return row
 
 
-def _has_value_for_each_class(value: Any, classes: int) -> bool:
-    """Return True if a value is a vector of 0 and 1 with one entry for each class, and so no mask of pixels."""
+def find_label_mask(item: DatasetItem, classes: int) -> Any:
+    """Return the label mask of an item; None if it has none, or if its entry "mask" has no value for each class."""
+    if item.mask is not None:
+        return item.mask
+    possible = item.possible_mask
+    return possible if possible is not None and convert_to_numpy_array(possible).size == classes else None
+
+
+def _is_vector_of_zeros_and_ones(value: Any) -> bool:
+    """Return True if a value may be a label mask: a mask of pixels has more axes, or other values."""
     try:
-        _parse_mask(value, classes)
-    except ValueError:
+        values = convert_to_numpy_array(value).squeeze()
+    except Exception:  # each library raises its own exceptions
         return False
-    return True
+    return values.ndim <= 1 and bool(np.isin(values, (0, 1)).all())
 
 
 def _parse_mask(mask: Any, classes: int) -> NDArray[np.bool_]:

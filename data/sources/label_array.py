@@ -1,6 +1,6 @@
 """Convert labels from users' programs (arrays, masked arrays, tensors, pandas tables) to NumPy arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def has_consecutive_index(rows: Any) -> bool:
 
 
 def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
-    """Convert labels to a NumPy array; masked entries become NaN, table columns are put in the order of the classes.
+    """Convert labels to a NumPy array; masked entries and None become NaN, columns get the order of the classes.
 
     Args:
         labels: Labels of all images ``(n, classes)``, or of one image.
@@ -54,6 +54,8 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
         labels = labels.iloc[places] if labels.ndim == 1 else labels.iloc[:, places]
     elif hasattr(labels, "columns"):
         raise ValueError(f"has labels in a {type(labels).__module__} table. Give labels as an array, or with pandas.")
+    if isinstance(labels, list | tuple) and any(label is None for label in labels):
+        labels = [np.nan if label is None else label for label in labels]
     try:
         if hasattr(labels, "iloc"):
             return np.asarray(labels.to_numpy(dtype=np.float64, na_value=np.nan))
@@ -63,6 +65,17 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
     if values.dtype.kind not in "biuf":
         raise ValueError(f"has labels that are no numbers: {_abbreviate_labels(labels)}.")
     return values
+
+
+def name_classes_by_number(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names, and print a line about it.
+
+    Args:
+        labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
+    """
+    classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
+    tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
+    return tuple(map(str, range(classes)))
 
 
 def convert_class_numbers(labels: NDArray[Any], classes: int) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from polyclinic.data.base.decoded_size import (
 )
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
 from polyclinic.data.base.names import normalize_name_array
-from polyclinic.data.base.spec import NpzDatasetSpec
+from polyclinic.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
 from polyclinic.data.base.splits import (
     Names,
     find_patient_name_faults,
@@ -28,6 +28,7 @@ from polyclinic.data.base.splits import (
     find_shared_patient_faults,
     hold_out_patients,
 )
+from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
@@ -102,7 +103,7 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         headers: The headers of the arrays in the file, by array name.
         prefixes: The parts: "train", "val", "test", with which the array names begin.
     """
-    problems = []
+    problems, remedies = list[str](), dict[int, str]()
     for prefix in prefixes:
         count = _count_npz_images(headers, prefix)
         if _has_jpeg_arrays(headers):
@@ -114,9 +115,13 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         else:
             images = headers[f"{prefix}_images"]
             is_picture = len(images.shape) == 3 or (len(images.shape) == 4 and images.shape[3] == 3)
-            if images.dtype != np.uint8 or not is_picture or min(images.shape[1:]) < 1:
+            if not is_picture or min(images.shape[1:]) < 1 or images.dtype.kind not in "biuf":
                 forms = "uint8 (n, height, width) or (n, height, width, 3)"
                 problems.append(f"{prefix}_images is {images}; expected {forms}.")
+            elif images.dtype != np.uint8 and spec.value_range is None:
+                example = "[0, 1]" if images.dtype.kind in "bf" else "[0, 4095]"
+                remedies[len(problems)] = f"Name them: value_range = {example} in [data], for instance."
+                problems.append(f"{prefix}_images is {images}: which values are black and white is unknown.")
         for kind in filter(None, ("labels", spec.patient_key, spec.source_key)):
             shape = headers[f"{prefix}_{kind}"].shape
             if not shape or shape[0] != count:
@@ -126,7 +131,7 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         shape = headers[f"{prefix}_labels"].shape
         if len(shape) not in (1, 2):
             problems.append(f"{prefix}_labels has shape {shape}; expected (n,), (n, 1) or (n, classes).")
-    return [Fault("data.path", problem) for problem in problems]
+    return [Fault("data.path", problem, remedies.get(place, "")) for place, problem in enumerate(problems)]
 
 
 def find_npz_memory_faults(
@@ -356,9 +361,8 @@ def load_npz_dataset(
         BadInput: If a check fails; it lists all faults.
     """
     class_names, parts = opened or open_npz_parts(spec, base)
-    return check_picture_copies(
-        "data.path", DatasetSplits(*_read_npz_images(spec, base, parts, class_names, store)), by_part=True
-    )
+    splits = DatasetSplits(*_read_npz_images(spec, base, parts, class_names, store))
+    return check_picture_copies("data.path", splits, spec.duplicates, by_part=True)
 
 
 def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStore) -> ImageSet:
@@ -405,17 +409,43 @@ def _read_npz_array_images(
     if size > KEPT_BYTES:
 
         def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
-            for block in arrays.iterate_array_blocks(key, part.rows[numbers]):
+            for block in _iterate_8_bit_blocks(spec, arrays, key, part.rows[numbers]):
                 yield resize_images(block, spec.image_size, spec.resize)
 
-        form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
+        form: dict[str, Any] = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
+        if spec.value_range is not None:
+            form["value_range"] = list(spec.value_range)
         if kept := cache_large_file_pictures(
             store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read_resized_blocks
         ):
             return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
     raise_faults(find_oversized_content_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
-    images = resize_images(arrays.read_array_rows(key, part.rows), spec.image_size, spec.resize)
+    if spec.value_range is None:
+        stored = arrays.read_array_rows(key, part.rows)
+    else:
+        stored = np.concatenate(
+            [np.empty((0, *header.shape[1:]), np.uint8), *_iterate_8_bit_blocks(spec, arrays, key, part.rows)]
+        )
+    images = resize_images(stored, spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
+
+
+def _iterate_8_bit_blocks(
+    spec: NpzDatasetSpec, arrays: NpzArrayReader, key: str, rows: NDArray[np.intp]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the images at these ascending indices in blocks, scaled to 8 bits by ``spec.value_range`` if it is set.
+
+    Raises:
+        BadInput: If a value is no number.
+    """
+    for block in arrays.iterate_array_blocks(key, rows):
+        if spec.value_range is None:
+            yield block
+            continue
+        try:
+            yield scale_values_to_8_bits(block, spec.value_range)
+        except ValueError as error:
+            raise BadInput([Fault("data.path", f"{key}: {error}.", "Give every pixel a value.")]) from None
 
 
 def _read_npz_jpeg_images(
@@ -423,12 +453,13 @@ def _read_npz_jpeg_images(
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
+    rendering = PictureRenderingOptions(value_range=spec.value_range)
     try:
-        first = decode_picture(bytes(data[slice(*offsets[:2])]))
+        first = decode_picture(bytes(data[slice(*offsets[:2])]), rendering)
     except Exception as error:  # any error of a decoder
         problem = f"the first JPEG picture of {spec.path} cannot be read: {explain_decoding_error(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
-    form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize)
+    form = DecodedImageFormat(spec.image_size or max(first.size), first.mode == "RGB", spec.resize, rendering)
     raise_faults(find_oversized_content_faults(arrays.path, len(part.rows) * math.prod(form.shape), spec.largest_mb))
 
     def read_jpeg_bytes(row: int) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from polyclinic.data.base.image_set import (
     make_placeholder_patient_names,
 )
 from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
+from polyclinic.data.base.shared_pictures import NamedPictures, find_shared_picture_faults
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.base.splits import (
     VALIDATION,
@@ -37,26 +38,24 @@ from polyclinic.data.base.splits import (
 )
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import resize_images
+from polyclinic.data.sources.dataset_items import DatasetItem, find_class_names_in_labels, parse_item_labels
 from polyclinic.data.sources.label_array import (
     convert_class_numbers,
     convert_labels_to_array,
     has_consecutive_index,
+    name_classes_by_number,
 )
 from polyclinic.data.tables.class_names import find_repeated_name_faults
 from polyclinic.data.tables.copies import (
     check_picture_copies,
     find_repeated_picture_faults,
-    find_shared_picture_faults,
 )
-
-if TYPE_CHECKING:
-    from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
 
 NOT_REPRODUCIBLE = (
     "This run is not reproducible: the same seed gives other pictures, because a random transform of the data set "
     "has a generator that cannot be seeded."
 )
-_DARK = 12
+_DARK = 15
 """Brightest value, of 255, of a data set that is refused as nearly black."""
 
 
@@ -139,11 +138,12 @@ def load_plugin_dataset(
         everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if given_parts is None:
-            parts = assign_patients_by_name(_name_patients_for_split(everything), spec.split_seed)
-            return check_picture_copies(where, divide_images_into_splits(everything, parts))
-        parts = np.asarray(given_parts)
-        raise_faults(find_shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-        return check_picture_copies(where, divide_images_into_splits(everything, parts))
+            part_of = assign_patients_by_name(_name_patients_for_split(everything), spec.split_seed)
+        else:
+            part_of = np.asarray(given_parts)
+            of_parts = {part: everything.patients[part_of == part] for part in PARTS}
+            raise_faults(find_shared_patient_faults(where, of_parts))
+        return check_picture_copies(where, divide_images_into_splits(everything, part_of), spec.duplicates)
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
@@ -180,9 +180,11 @@ def _join_plugin_parts(
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
     images = dict(zip(names, images.values(), strict=True))
     opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
-    for name, part in images.items():
+    for name, part in sorted(images.items(), key=lambda item: item[0] != "train"):
+        # Names in the labels of the training part count for all parts: another one may not show each class.
+        others = opened["train"].class_names if "train" in opened else ()
         try:
-            opened[name], _ = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start)
+            opened[name], _ = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start, others)
             start += len(opened[name])
         except BadInput as bad:
             faults += bad.faults
@@ -196,9 +198,14 @@ def _join_plugin_parts(
         from polyclinic.data.sources.shared_items import find_shared_item_faults
 
         raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
+    if spec.duplicates == "fault":  # before validation images are held out, so that all copies are counted together
+        named = {
+            name: NamedPictures(part.picture_digests, [f"{name}[{row}]" for row in range(len(part))])
+            for name, part in opened.items()
+        }
+        raise_faults(find_shared_picture_faults(where, {name: named[name] for name in PARTS if name in named}))
     raise_faults(
         [
-            *find_shared_picture_faults(where, {name: part.picture_digests for name, part in opened.items()}),
             *find_shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
             *find_patient_name_faults(where, np.concatenate([part.patients for part in opened.values()])),
         ]
@@ -208,11 +215,16 @@ def _join_plugin_parts(
         held_out = hold_out_patients_by_name(_name_patients_for_split(train), VALIDATION, spec.split_seed)
         opened["train"] = train.select_rows(np.flatnonzero(~held_out))
         opened["validation"] = train.select_rows(np.flatnonzero(held_out))
-    return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)))
+    return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)), spec.duplicates)
 
 
 def _make_plugin_image_set(
-    spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
+    spec: PluginDatasetSpec,
+    pictures: LabelledImages,
+    where: str,
+    tell: Callable[[str], object],
+    start: int = 0,
+    other_names: Sequence[str] = (),
 ) -> tuple[ImageSet, Sequence[str] | NDArray[np.str_] | None]:
     """Check the images and labels of a plug-in, and convert them to an image set.
 
@@ -220,6 +232,7 @@ def _make_plugin_image_set(
         where: Name of the plug-in or of its part, with which error messages begin.
         tell: Prints a progress line while items are read.
         start: Number of the first placeholder patient, if the patients are unknown.
+        other_names: Class names of another part, which count if neither the user nor the data set names the classes.
 
     Returns:
         The images, and the part of each; None if the parts are not given.
@@ -230,18 +243,15 @@ def _make_plugin_image_set(
     stored: Any = pictures.images  # somebody else returned it: it may be anything
     is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
     if not is_plain_array or pictures.item is not None:
-        stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
+        stored, pictures = _open_torch_dataset(spec, pictures, where, tell, other_names)
     elif pictures.labels is not None:
-        pictures = _name_given_labels(pictures, (), where, tell)
+        own_names = () if hasattr(pictures.labels, "columns") else other_names
+        pictures = _name_given_labels(pictures, own_names, where, tell)
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
     count = len(stored)
     given = (pictures.patients, pictures.sources)
     patients, sources = (None if names is None else normalize_name_array(np.asarray(names)) for names in given)
-    brightest = stored.max() if isinstance(stored, np.ndarray) else stored.brightest
-    if pictures.value_range is None and 0 < brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
-        problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
-        remedy = "Give images that use the range, or name it: pc.LabelledImages(..., value_range=(a, b))."
-        raise BadInput([Fault(where, problem, remedy)])
+    _refuse_empty_pictures(stored, where, tell, is_range_given=pictures.value_range is not None)
     images = ImageSet(
         stored=stored if isinstance(stored, LazyPictures) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
@@ -250,10 +260,41 @@ def _make_plugin_image_set(
         sources=np.full(count, "") if sources is None else sources,
         notes=() if isinstance(stored, np.ndarray) or stored.reproducible else (NOT_REPRODUCIBLE,),
     )
-    if patients is None and pictures.parts is None:
+    if patients is None and pictures.parts is None and spec.duplicates == "fault":
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
     parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
     return images, parts
+
+
+def _refuse_empty_pictures(stored: Any, where: str, tell: Callable[[str], object], *, is_range_given: bool) -> None:
+    """Refuse pictures of one single value, and nearly black ones; print a line if most of their pixels are white.
+
+    Args:
+        stored: An array of uint8, or an opened torch data set.
+        where: Name of the plug-in or of its part, with which error messages begin.
+        is_range_given: True if the user says which values are black and white.
+
+    Raises:
+        BadInput: If a network could learn nothing from the pictures.
+    """
+    if isinstance(stored, np.ndarray):
+        darkest, brightest, white = int(stored.min()), int(stored.max()), float((stored == 255).mean())
+    else:
+        darkest, brightest, white = stored.darkest, stored.brightest, stored.white_share
+    named_range = "name black and white: pc.LabelledImages(..., value_range=(a, b))."
+    if darkest == brightest and len(stored) > 1:
+        problem = f"shows nothing: every pixel of every picture is {brightest:g}."
+        remedy = 'Values that convert("L") has cut off are lost: give the numbers as they are, np.asarray(image), '
+        remedy += "and name black and white: pc.LabelledImages(..., value_range=(0, 4095)) for 12 bits."
+        raise BadInput([Fault(where, problem, remedy)])
+    if not is_range_given and brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
+        problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
+        raise BadInput([Fault(where, problem, f"Give images that use the range, or {named_range}")])
+    if white > 0.5:
+        tell(
+            f"{where}: {white:.0%} of all pixels are white (255). If your files have more than 8 bits, "
+            f'convert("L") has cut them off: {named_range}'
+        )
 
 
 def _name_given_labels(
@@ -276,34 +317,50 @@ def _name_given_labels(
     if not len(names) and hasattr(labels, "columns"):
         names = tuple(map(str, labels.columns))
     try:
+        labels = _convert_column_of_labels(labels)
+        if isinstance(labels, Sequence | np.ndarray) and (named := find_class_names_in_labels(labels)):
+            names = names if len(names) else named
+            rows = [parse_item_labels(DatasetItem(None, label), tuple(map(str, names))) for label in labels]
+            return replace(pictures, labels=np.stack(rows), class_names=names)
         values = convert_labels_to_array(labels, names)
         if not len(names):
-            names = _number_classes(values, tell)
+            names = name_classes_by_number(values, tell)
         values = convert_class_numbers(values, len(names))
     except ValueError as error:
         raise BadInput([Fault(where, str(error))]) from error
     return replace(pictures, labels=values, class_names=names)
 
 
-def _number_classes(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the numbers of the classes as their names, and print a line about it.
+def _convert_column_of_labels(labels: Any) -> Any:
+    """Return the labels of a pandas column, one for each image, as an array; other labels unchanged.
 
-    Args:
-        labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
+    Raises:
+        ValueError: If the order of the rows is not that of the images.
     """
-    classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
-    tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
-    return tuple(map(str, range(classes)))
+    if not hasattr(labels, "iloc") or labels.ndim != 1:
+        return labels
+    if not has_consecutive_index(labels):
+        raise ValueError(
+            "has labels in a column whose index is not 0, 1, 2, ... Give its rows in the order of the images, and "
+            "labels.reset_index(drop=True)."
+        )
+    is_text = labels.dtype.kind not in "biufc" and all(isinstance(label, str) for label in labels)
+    return labels.tolist() if is_text else labels.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _open_torch_dataset(
-    spec: PluginDatasetSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
+    spec: PluginDatasetSpec,
+    pictures: LabelledImages,
+    where: str,
+    tell: Callable[[str], object],
+    other_names: Sequence[str],
 ) -> tuple[LazyPictures, LabelledImages]:
     """Open the torch data set in ``pictures.images``.
 
     Args:
         where: Name of the plug-in, with which error messages begin.
         tell: Prints a progress line while items are read.
+        other_names: Class names that count if neither the user nor the data set names the classes.
 
     Returns:
         The images of the data set, and ``pictures`` with labels, class names, patients and parts filled in from its
@@ -314,7 +371,6 @@ def _open_torch_dataset(
     """
     from polyclinic.data.sources.shared_items import find_repeated_item_faults
     from polyclinic.data.sources.torch_dataset import (  # imports torch
-        find_class_names_in_labels,
         open_torch_dataset,
         read_all_items,
         read_dataset_class_names,
@@ -326,15 +382,17 @@ def _open_torch_dataset(
     stored = open_torch_dataset(pictures.images, where, pictures.value_range, pictures.item)
     reads_labels = pictures.labels is None
     own_names = read_dataset_class_names(pictures.images, where)
+    if not hasattr(pictures.labels, "columns"):
+        own_names = own_names or tuple(other_names)
     if not reads_labels:
         pictures = _name_given_labels(pictures, own_names, where, tell)
     elif not len(pictures.class_names):
-        names = own_names or find_class_names_in_labels(stored) or _number_classes(_collect_raw_labels(stored), tell)
-        pictures = replace(pictures, class_names=names)
+        pictures = replace(pictures, class_names=own_names)
     stored.class_names = tuple(map(str, pictures.class_names))
     items = read_all_items(stored, tell, labels=reads_labels)
     if reads_labels:
-        pictures = replace(pictures, labels=items.labels)
+        names = pictures.class_names if len(pictures.class_names) else stored.class_names
+        pictures = replace(pictures, labels=items.labels, class_names=names)
     if pictures.patients is None:
         pictures = replace(pictures, patients=items.patients)
         if items.patients is None:
@@ -342,24 +400,6 @@ def _open_torch_dataset(
     if pictures.parts is None:
         pictures = replace(pictures, parts=items.parts)
     return stored, pictures
-
-
-def _collect_raw_labels(stored: "TorchDatasetPictures") -> NDArray[Any]:
-    """Return the labels of all items as numbers, for a data set whose classes have no names.
-
-    Raises:
-        BadInput: If they are no numbers of one shape.
-    """
-    try:
-        rows = [convert_labels_to_array(stored.read_item(row, seed=None).labels, ()) for row in range(len(stored))]
-        labels = np.stack([row.squeeze() for row in rows])
-        if labels.ndim > 2:
-            raise ValueError
-    except ValueError:
-        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
-        problem = f"{type(stored.dataset).__name__} names no classes."
-        raise BadInput([Fault(stored.name, problem, remedy)]) from None
-    return labels
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:

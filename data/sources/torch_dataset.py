@@ -7,7 +7,7 @@ evaluation; both follow from the run's seed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,13 @@ from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
     DatasetItem,
     Item,
-    list_label_names,
+    find_class_names_in_labels,
+    find_label_mask,
+    keep_letters_and_digits,
     parse_item,
     parse_item_labels,
 )
-from polyclinic.data.sources.label_array import convert_to_numpy_array
+from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array, name_classes_by_number
 from polyclinic.data.sources.plugin import MapStyleDataset
 from polyclinic.data.sources.random_generators import RandomGenerators
 from polyclinic.data.sources.shared_items import is_map_style_dataset
@@ -39,10 +41,21 @@ _REPEATED = 8
 """Number of items that are read again at the start."""
 _NEAR_INTEGER = 1e-3
 """Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
-_MOST_OUTSIDE = 0.1
-"""Share of items with values outside the range of values from which the range is taken to be wrong."""
+_FAR_OUTSIDE, _MOST_OUTSIDE = 0.25, 0.01
+"""The range of values is taken to be wrong if more than this share of pixels lies outside by a quarter of the range."""
 _OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
 """Modes of Pillow's pictures that convert to grey or colour without a choice."""
+_RESIZE = {
+    "PIL": "image.resize((224, 224))",
+    "tensor": "torchvision.transforms.functional.resize(image, [224, 224])",
+    "array": "np.asarray(PIL.Image.fromarray(image).resize((224, 224)))",
+}
+_TO_COLOR = {
+    "PIL": 'image.convert("RGB")',
+    "tensor": "image.expand(3, *image.shape[-2:])",
+    "array": "np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)",
+}
+"""Lines that bring an image to another size, or from grey to three channels, by its kind."""
 _NUMBER_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 """Modes of Pillow's pictures whose numbers have no fixed black and white."""
 
@@ -60,7 +73,8 @@ class TorchDatasetPictures(LazyPictures):
         class_names: Names of the classes; set before labels are read.
         labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
             labels separately.
-        brightest: The highest value of all images at the first reading of all items, from 0 to 255; 0 before it.
+        darkest, brightest: The lowest and the highest value of all images that were read at the start, from 0 to 255.
+        white_share: Share of the pixels of all images that are white.
         reproducible: False if the same seed gave different pictures of one item at the start.
     """
 
@@ -76,8 +90,9 @@ class TorchDatasetPictures(LazyPictures):
         self._generators = RandomGenerators(dataset if item is None else (dataset, item))
         self._first: NDArray[Any] | None = None
         self.labels: CollectedItems | None = None
-        self.picture_digests, self.brightest = np.empty(0, np.uint64), 0.0
-        self.values_outside = 0
+        self.picture_digests = np.empty(0, np.uint64)
+        self.darkest, self.brightest, self.white_share = 255.0, 0.0, 0.0
+        self.share_outside = 0.0
         self.reproducible = True
         self._first = self.convert_item_image(0, self.read_item(0).image)
         self.shape = (len(dataset), *self._first.shape)
@@ -123,7 +138,7 @@ class TorchDatasetPictures(LazyPictures):
         values = self._scale_pixels_to_255(row, values)
         first = values if self._first is None else self._first
         if values.shape != first.shape:
-            self._refuse_other_shape(row, values, first)
+            self._refuse_other_shape(row, image, values, first)
         if values.dtype != first.dtype:
             problem = f"is {values.dtype}, and {self.name}[0] is {first.dtype}."
             raise self._make_item_error(row, problem, "Give all images one type.")
@@ -137,15 +152,16 @@ class TorchDatasetPictures(LazyPictures):
         remedy = "What shows where it is transparent is unknown: paste it on black or white in your transform."
         raise self._make_item_error(row, f"is a picture of mode {image.mode}.", remedy)
 
-    def _refuse_other_shape(self, row: int, values: NDArray[Any], first: NDArray[Any]) -> None:
+    def _refuse_other_shape(self, row: int, image: Any, values: NDArray[Any], first: NDArray[Any]) -> None:
         problem = f"has the shape {values.shape}, and {self.name}[0] has {first.shape}."
-        remedy = "Give all images one size, with Resize((224, 224)) for instance."
+        kind = "PIL" if isinstance(image, Image.Image) else "tensor" if isinstance(image, torch.Tensor) else "array"
+        remedy = f"Give all images one size: {_RESIZE[kind]} for instance."
         if values.ndim != first.ndim:
-            remedy = 'Give all images one number of channels: image.convert("RGB") for all of them.'
+            remedy = f"Give all images one number of channels: {_TO_COLOR[kind]} for each of them in grey."
         raise self._make_item_error(row, problem, remedy)
 
     def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values as uint8, or as float32 from 0 to 255; values outside the range are cut to it, and counted."""
+        """Return values as uint8, or as float32 from 0 to 255, to which they are cut; those far outside are counted."""
         if values.dtype == np.bool_:
             return values.astype(np.uint8) * np.uint8(255)
         if values.dtype == np.uint8 and self.value_range is None:
@@ -156,15 +172,17 @@ class TorchDatasetPictures(LazyPictures):
             raise self._make_item_error(row, problem, remedy)
         low, high = self.value_range or (0.0, 1.0)
         scaled = (values.astype(np.float64) - low) * (255 / (high - low))
-        if np.isnan(scaled).any():
-            raise self._make_item_error(row, "has pixels that are no numbers (NaN).", "Give every pixel a value.")
-        if scaled.min() < -_NEAR_INTEGER * 255 or scaled.max() > (1 + _NEAR_INTEGER) * 255:
-            self.values_outside += 1
+        if not np.isfinite(scaled).all():
+            raise self._make_item_error(row, "has pixels that are NaN or infinite.", "Give every pixel a value.")
+        self.share_outside += float((np.abs(scaled - 127.5) > (0.5 + _FAR_OUTSIDE) * 255).mean()) / len(self.dataset)
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
 
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
+
+    def read_brightest_values(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        return np.full(len(rows), self.brightest)  # of all pictures together, which were read already
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
         images = []
@@ -196,6 +214,11 @@ class TorchDatasetPictures(LazyPictures):
         remedy = "An item always has the same labels and patient; only its picture may vary."
         raise self._make_item_error(row, problem, remedy)
 
+    def note_brightness(self, pixels: NDArray[Any]) -> None:
+        """Widen :attr:`darkest` and :attr:`brightest` to the values of a picture."""
+        self.darkest = min(self.darkest, float(pixels.min()))
+        self.brightest = max(self.brightest, float(pixels.max()))
+
     def check_items_repeatable(self) -> None:
         """Read some items again, to check that another seed gives the same labels.
 
@@ -206,8 +229,10 @@ class TorchDatasetPictures(LazyPictures):
         """
         for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
             first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
-            pictures = [self.convert_item_image(row, item.image) for item in (first, again)]
+            # The other draw too: a random size, for instance, would end the run in its first round.
+            pictures = [self.convert_item_image(row, item.image) for item in (first, again, other)]
             self.reproducible &= bool(np.array_equal(pictures[0], pictures[1]))
+            self.note_brightness(pictures[2])  # one draw alone may be black
             self.check_item_labels_unchanged(row, other)
             if self.labels is not None:
                 continue
@@ -262,9 +287,9 @@ def open_torch_dataset(
 def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the class names that a data set defines; empty if it defines none.
 
-    They are its attribute ``class_names``, ``classes`` or ``pathologies``; the names of a ``ClassLabel`` among its
-    ``features`` (Hugging Face); or ``info["label"]`` (MedMNIST). For ``Subset`` and ``ConcatDataset`` the data sets
-    inside are searched, because these two return labels unchanged.
+    They are its attribute ``class_names``, ``classes`` or ``pathologies``; the keys of ``class_to_idx`` (torchvision);
+    the names of a ``ClassLabel`` among its ``features`` (Hugging Face); or ``info["label"]`` (MedMNIST). For ``Subset``
+    and ``ConcatDataset`` the data sets inside are searched, because these two return labels unchanged.
 
     Args:
         name: Name of the data set in error messages.
@@ -276,6 +301,9 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
         names = getattr(dataset, attribute, None)
         if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
             return tuple(map(str, names))
+    numbers = getattr(dataset, "class_to_idx", None)
+    if isinstance(numbers, Mapping) and sorted(numbers.values()) == [*range(len(numbers))]:
+        return tuple(str(name) for name in sorted(numbers, key=numbers.__getitem__))
     features = getattr(dataset, "features", None)
     if isinstance(features, Mapping):
         named = [list(feature.names) for feature in features.values() if isinstance(getattr(feature, "names", 0), list)]
@@ -295,24 +323,6 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
         problem = f"joins data sets of different classes: {'; '.join(quote_names(names) for names in distinct[:3])}."
         raise BadInput([Fault(name, problem, "Bring all to one list of classes, in one order.")])
     return distinct[0] if distinct and () not in every else ()
-
-
-def find_class_names_in_labels(pictures: TorchDatasetPictures) -> tuple[str, ...]:
-    """Return the class names that the labels of the items themselves name, in alphabetical order; empty if none do.
-
-    Labels name classes as a text, a list of texts, or a dictionary.
-
-    Raises:
-        BadInput: If an item cannot be read.
-    """
-    names = set[str]()
-    for row in range(len(pictures)):
-        labels = pictures.read_item(row, seed=None).labels
-        listed = list(map(str, labels)) if isinstance(labels, Mapping) else list_label_names(labels)
-        if listed is None:
-            return ()
-        names.update(listed)
-    return tuple(sorted(names))
 
 
 @dataclass(frozen=True)
@@ -335,7 +345,8 @@ def read_all_items(
 ) -> CollectedItems:
     """Read each item once to check it, and to collect its labels, its patient and its part.
 
-    Some items are read again with another seed, to check that random transforms do not change the labels.
+    If the classes have no names, their names are those in the labels, or else their numbers. Some items are read again
+    with another seed, to check that random transforms do not change the labels.
 
     Args:
         tell: Prints a progress line, and a line about each thing that is not read.
@@ -345,21 +356,18 @@ def read_all_items(
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
     """
     progress = DecodingProgress(len(images), tell)
-    rows = np.full((len(images), len(images.class_names)), np.nan, np.float32)
-    digests = np.empty(len(images), np.uint64)
-    patients, parts = list[str | None](), list[str | None]()
-    faults, brightest, images.values_outside = list[Fault](), 0.0, 0
+    digests, images.share_outside = np.empty(len(images), np.uint64), 0.0
+    items, faults = list[DatasetItem](), list[Fault]()
     for row in range(len(images)):
         try:
             item = images.read_item(row, seed=None)
             pixels = images.convert_item_image(row, item.image)
-            digests[row], brightest = compute_picture_digest(pixels), max(brightest, float(pixels.max()))
-            if labels:
-                rows[row] = parse_item_labels(item, images.class_names)
-            if row == 0:
-                _name_unread_entries(item, tell, labels_are_read=labels)
-            patients.append(item.patient)
-            parts.append(item.split)
+            digests[row] = compute_picture_digest(pixels)
+            images.note_brightness(pixels)
+            images.white_share += float((pixels == 255).mean()) / len(images)
+            if labels and images.class_names:
+                parse_item_labels(item, images.class_names)  # a wrong label stops the reading early
+            items.append(replace(item, image=None))
         except BadInput as bad:
             faults += bad.faults
         except ValueError as error:
@@ -367,23 +375,79 @@ def read_all_items(
         if len(faults) >= _MOST_FAILURES:
             break
         progress.count_decoded_picture()
+    _refuse_unusable_items(images, faults)
+    _refuse_wrong_value_range(images)
+    if labels and not images.class_names:
+        images.class_names = _name_classes(images, [item.labels for item in items], tell)
+    rows = _parse_all_labels(images, items) if labels else np.full((len(items), len(images.class_names)), np.nan)
+    _name_unread_entries(items[0], tell, len(images.class_names), labels_are_read=labels)
+    named_patients = _take_for_all_or_none(images.name, [item.patient for item in items], "patient")
+    named_splits = _take_for_all_or_none(images.name, [item.split for item in items], "split")
+    images.picture_digests = digests
+    collected = CollectedItems(rows.astype(np.float32), named_patients, named_splits)
+    images.labels = collected if labels else None
+    images.check_items_repeatable()
+    return collected
+
+
+def _refuse_unusable_items(images: TorchDatasetPictures, faults: Sequence[Fault]) -> None:
+    """Raise the first faults of items, and their number."""
     if faults:
         counted = f"{'at least ' if len(faults) >= _MOST_FAILURES else ''}{len(faults)} of {len(images)} items"
         raise BadInput([*faults[:_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")])
-    _refuse_wrong_value_range(images)
-    named_patients = _take_for_all_or_none(images.name, patients, "patient")
-    named_splits = _take_for_all_or_none(images.name, parts, "split")
-    images.picture_digests, images.brightest = digests, brightest
-    items = CollectedItems(rows, named_patients, named_splits)
-    images.labels = items if labels else None
-    images.check_items_repeatable()
-    return items
 
 
-def _name_unread_entries(item: DatasetItem, tell: Callable[[str], object], *, labels_are_read: bool) -> None:
-    """Print the entries of the items that are not read."""
-    unread = list(item.unread)
-    if not labels_are_read and item.mask is not None:
+def _name_classes(
+    images: TorchDatasetPictures, labels: Sequence[Any], tell: Callable[[str], object]
+) -> tuple[str, ...]:
+    """Return the class names in the labels of all items, or else the numbers of the classes.
+
+    Raises:
+        BadInput: If the labels name no classes, and are no numbers of one shape.
+    """
+    names = find_class_names_in_labels(labels)
+    if names:
+        return names
+    try:
+        rows = np.stack([convert_labels_to_array(item_labels, ()).squeeze() for item_labels in labels])
+        if rows.ndim > 2:
+            raise ValueError
+    except ValueError:
+        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
+        problem = f"{type(images.dataset).__name__} names no classes."
+        raise BadInput([Fault(images.name, problem, remedy)]) from None
+    return name_classes_by_number(rows, tell)
+
+
+def _parse_all_labels(images: TorchDatasetPictures, items: Sequence[DatasetItem]) -> NDArray[np.float32]:
+    """Return the labels of all items, ``(n, classes)``.
+
+    Raises:
+        BadInput: With the items whose labels do not fit the classes.
+    """
+    rows = np.full((len(items), len(images.class_names)), np.nan, np.float32)
+    faults = list[Fault]()
+    for row, item in enumerate(items):
+        try:
+            rows[row] = parse_item_labels(item, images.class_names)
+        except ValueError as error:
+            faults.append(Fault(f"{images.name}[{row}]", str(error)))
+    _refuse_unusable_items(images, faults)
+    return rows
+
+
+def _name_unread_entries(
+    item: DatasetItem, tell: Callable[[str], object], classes: int, *, labels_are_read: bool
+) -> None:
+    """Print the entries of the items that are not read.
+
+    Args:
+        classes: Number of classes.
+    """
+    mask = find_label_mask(item, classes)
+    is_used = item.possible_mask is not None and mask is item.possible_mask
+    unread = [entry for entry in item.unread if not (is_used and keep_letters_and_digits(entry) == "mask")]
+    if not labels_are_read and mask is not None:
         unread.append("label mask")
     if unread:
         verb = "is" if len(unread) == 1 else "are"
@@ -392,16 +456,18 @@ def _name_unread_entries(item: DatasetItem, tell: Callable[[str], object], *, la
 
 
 def _refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
-    """Refuse a data set in which many pictures have values outside the range, which are cut to it.
+    """Refuse a data set in which many values are far outside the range, to which they are cut.
+
+    Noise of an augmentation is not far outside; numbers that are normalised or have another range are.
 
     Raises:
-        BadInput: If more than a tenth of the items have such values.
+        BadInput: If more than a hundredth of the pixels have such values.
     """
-    if images.values_outside <= _MOST_OUTSIDE * len(images):
+    if images.share_outside <= _MOST_OUTSIDE:
         return
     low, high = images.value_range or (0.0, 1.0)
-    count = f"{images.values_outside} of {len(images)} items"
-    problem = f"has values outside {low:g} (black) to {high:g} (white) in {count}."
+    share = f"{images.share_outside:.0%} of its pixels"
+    problem = f"has values outside {low:g} (black) to {high:g} (white), by more than a quarter of that, in {share}."
     remedy = "Leave Normalize out: the network normalises by itself ([model] mean, std). Or name the range: "
     raise BadInput([Fault(images.name, problem, f"{remedy}pc.LabelledImages(..., value_range=(a, b)).")])
 

@@ -21,10 +21,16 @@ from polyclinic.data.base.decoded_size import LARGEST_MB
 from polyclinic.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
 from polyclinic.data.base.spec import NO_FINDING, LabelPolicy
 from polyclinic.data.base.splits import Names
-from polyclinic.data.base.vocabulary import NO_NAMES, NOT_ASSESSED, PART_NAMES, POOR_QUALITY
+from polyclinic.data.base.vocabulary import NO_NAMES, PART_NAMES
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, read_csv_table
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
+_LABEL_WORDS: dict[str, Literal["present", "absent"]] = {
+    "true": "present",
+    "yes": "present",
+    "false": "absent",
+    "no": "absent",
+}
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 _LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
 _LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
@@ -45,12 +51,12 @@ _MOST_FAULTS = 20
 
 
 def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
-    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1`` or ``1,0``; None if it is no label."""
+    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1``, ``1,0`` or ``yes``; None if it is no label."""
     if is_blank_cell(cell):
         return "blank"
     match = _LABEL.fullmatch(cell)
     if match is None:
-        return None
+        return _LABEL_WORDS.get(cell.casefold())
     if match[2] == "0":
         return "absent"
     return "present" if match[1] in ("", "+") else "uncertain"
@@ -199,13 +205,7 @@ def parse_finding_column(
 def is_placeholder_finding(part: str) -> bool:
     """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
     bare = _strip_brackets_and_quotes(part)
-    return is_missing_value(part) or bool(NO_NAMES.fullmatch(bare) or NOT_ASSESSED.fullmatch(bare))
-
-
-def says_image_not_assessed(part: str) -> bool:
-    """Return True if a part of a cell says that nobody could, or did, assess the image: "ungradable", "not read"."""
-    bare = _strip_brackets_and_quotes(part)
-    return bool(NOT_ASSESSED.fullmatch(bare) or POOR_QUALITY.fullmatch(bare))
+    return is_missing_value(part) or NO_NAMES.fullmatch(bare) is not None
 
 
 def _strip_brackets_and_quotes(part: str) -> str:

@@ -1,23 +1,23 @@
 """Find identical pictures in a data set, and contradictions between their labels or patients."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import Fault, raise_faults
+from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, are_all_patients_known
+from polyclinic.data.base.shared_pictures import settle_shared_pictures
+from polyclinic.data.base.spec import Duplicates
 from polyclinic.data.base.splits import Names
 
 _LISTED = 5
 _COPIES = 0.05
-"""Fraction of equal pictures above which two parts are refused."""
-_FEW = 4
-"""Equal pictures that two parts may have in any case."""
+"""Fraction of repeated pictures above which a data set without patients is refused."""
 
 
 def group_rows_with_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
@@ -78,32 +78,20 @@ def find_repeated_picture_faults(where: str, digests: NDArray[np.uint64]) -> lis
     if repeated <= _COPIES * len(digests):
         return []
     problem = f"holds {repeated} pictures again, and names no patients: a picture would be for training and for tests."
-    return [Fault(where, problem, "Give each picture once, or patients=[...].")]
+    remedy = "Give each picture once, or patients=[...]. Or drop copies of test pictures from training: "
+    return [Fault(where, problem, f'{remedy}settings={{"data.duplicates": "drop_from_training"}}.')]
 
 
-def find_shared_picture_faults(where: str, digests: Mapping[str, NDArray[np.uint64]]) -> list[Fault]:
-    """Return a fault for each pair of parts that share more than a few pictures; uniformly grey ones do not count.
-
-    Args:
-        where: The configuration key, or the name of the data set, that the faults name.
-        digests: The :func:`compute_picture_digest` of each picture, by the name of the part.
-    """
-    distinct = {part: np.unique(_drop_uniform_grey_digests(of_part)) for part, of_part in digests.items()}
-    return [
-        Fault(where, f'has {shared} equal pictures in "{first}" and "{second}".', "Give each part images of its own.")
-        for first, second in combinations(digests, 2)
-        if (shared := len(np.intersect1d(distinct[first], distinct[second], assume_unique=True)))
-        > max(_COPIES * min(len(digests[first]), len(digests[second])), _FEW)
-    ]
-
-
-def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = False) -> DatasetSplits:
-    """Refuse parts that share pictures; add a note to the parts on identical pictures with other labels or patients.
+def check_picture_copies(
+    where: str, splits: DatasetSplits, duplicates: Duplicates, *, by_part: bool = False
+) -> DatasetSplits:
+    """Refuse or drop pictures that two parts share; add a note on identical pictures with other labels or patients.
 
     Pictures of one grey are not compared.
 
     Args:
         where: The configuration key, or the name of the data set, that the faults name.
+        duplicates: What to do with pictures that two parts share (:func:`settle_shared_pictures`).
         by_part: True names a picture in the note by its number in the part, ``test[3]``. False names it by its number
             in the array that all parts share, ``[57]``; if the parts share none, as with True.
 
@@ -113,20 +101,28 @@ def check_picture_copies(where: str, splits: DatasetSplits, *, by_part: bool = F
     Raises:
         BadInput: If more than a few pictures of a part are in another part, too.
     """
-    digests = {part: images.picture_digests for part, images in zip(PARTS, splits.parts, strict=True)}
-    raise_faults(find_shared_picture_faults(where, digests))
-    names = list[str]()
-    for part, images in zip(PARTS, splits.parts, strict=True):
-        if by_part or images.places is None:
-            names += [f"{part}[{row}]" for row in range(len(images))]
-        else:
-            names += [f"[{row}]" for row in images.places.tolist()]
+    names = [
+        [f"{part}[{row}]" for row in range(len(images))]
+        if by_part or images.places is None
+        else [f"[{row}]" for row in images.places.tolist()]
+        for part, images in zip(PARTS, splits.parts, strict=True)
+    ]
+    splits = note_contradicting_pictures(splits, list(chain.from_iterable(names)))
+    return settle_shared_pictures(where, splits, names, duplicates)
+
+
+def note_contradicting_pictures(splits: DatasetSplits, names: Sequence[str]) -> DatasetSplits:
+    """Add a note to the parts on identical pictures with other labels or patients.
+
+    Args:
+        names: The name of each picture, of all parts in turn.
+    """
     labels, patients = (
         np.concatenate([getattr(images, key) for images in splits.parts]) for key in ("labels", "patients")
     )
     if not are_all_patients_known(patients):
         patients = np.full(len(patients), "")
-    every = np.concatenate(list(digests.values()))
+    every = np.concatenate([images.picture_digests for images in splits.parts])
     groups = group_rows_with_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
     if note := describe_contradicting_copies(groups, names, labels, patients):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))

@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, cast
 from weakref import WeakValueDictionary
@@ -45,7 +45,7 @@ from polyclinic.data.base.splits import Names
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
 _LONGEST_LINE = 1 << 20
-"""Maximum number of characters in a line."""
+"""Maximum number of characters in a line, and in a cell of several lines."""
 _BLOCK = 1 << 20
 """Number of characters that are held as Python objects before they become columns."""
 _OF_A_COLUMN, _OF_A_CELL = 1024, 150
@@ -76,6 +76,8 @@ def _decode_as_windows_1252(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_FALLBACK, _decode_as_windows_1252)
+# The limit of the csv module, 131,072 letters, belongs to the process. A report in a cell may be longer.
+csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_LINE))
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ _in_use = WeakValueDictionary[tuple[object, ...], CsvTable]()
 """Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
 
 
-def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvTable:
+def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB, *, has_headings: bool = True) -> CsvTable:
     """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
     A table that is still in memory is not read again, unless the file has changed.
@@ -190,6 +192,7 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvT
     Args:
         where: The configuration key that names the table, for error messages.
         largest_mb: MiB that the table may always take, see :mod:`polyclinic.data.base.decoded_size`.
+        has_headings: False for a table whose first line is a row: its columns are called column1, column2 and so on.
 
     Raises:
         BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.
@@ -204,11 +207,12 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvT
             raise BadInput([Fault(where, f"{path.name} is JSON, and no table.", remedy)])
         try:
             file = path.stat()
-            key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb
-            if (columns := _in_use.get(key)) is None:
-                columns = _in_use[key] = _read_table_in_blocks(
-                    path, where, compute_decoded_file_size_limit(file.st_size, largest_mb)
-                )
+            key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb, has_headings
+            columns = _in_use.get(key)
+            if columns is None:
+                limit = compute_decoded_file_size_limit(file.st_size, largest_mb)
+                columns = _read_table_in_blocks(path, where, limit, has_headings=has_headings)
+                _in_use[key] = columns
             return columns
         except UnicodeDecodeError:
             problem = _describe_non_text_file(path)
@@ -219,6 +223,31 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB) -> CsvT
         raise BadInput([Fault(where, f"{path.name} cannot be read: permission denied.", remedy)]) from None
     except (OSError, EOFError, zlib.error):
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
+
+
+def read_first_rows(path: Path, count: int) -> list[list[str]]:
+    """Return the first rows of a table, the headings among them, with normalised cells and no blank rows.
+
+    The result is empty if the file cannot be read; :func:`read_csv_table` says why.
+    """
+    try:
+        with _open_csv_file(path) as content, _open_as_text(content) as file:
+            text = file.read(_PIECE)
+        head = io.StringIO(text, newline="").readlines()
+        mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
+        separator = mark[1] if mark else _guess_csv_delimiter(head)
+        rows = csv.reader(head[1:] if mark else head, delimiter=separator, skipinitialspace=True)
+        return [[normalize_name(cell) for cell in row] for row in islice(filter(any, rows), count)]
+    except (OSError, EOFError, UnicodeError, zlib.error, csv.Error):
+        return []
+
+
+def _open_as_text(content: IO[bytes]) -> io.TextIOWrapper:
+    """Return the text of a table that is open at its beginning, in its own encoding."""
+    is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    content.seek(0)
+    form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
+    return io.TextIOWrapper(content, *form, newline="")
 
 
 def is_utf_8_table(path: Path) -> bool:
@@ -263,7 +292,7 @@ class _SizeCountingLineReader:
             yield rest
 
 
-def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
+def _read_table_in_blocks(path: Path, where: str, limit: int, *, has_headings: bool) -> CsvTable:
     """Read a table in blocks of rows, because rows as Python objects take ten times the memory of columns."""
 
     def check_memory_limit(claimed: int) -> None:
@@ -272,10 +301,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
             raise BadInput([Fault(where, f"{path.name}: {make_oversized_file_message(claimed, limit)}.", remedy)])
 
     with _open_csv_file(path) as content:
-        is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        content.seek(0)
-        form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
-        lines = _SizeCountingLineReader(io.TextIOWrapper(content, *form, newline=""))
+        lines = _SizeCountingLineReader(_open_as_text(content))
         every, head, table, line = iter(lines), list[str](), None, 1
         try:
             for text in every:
@@ -290,8 +316,13 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
             if header is None:
                 raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
             line = rows.line_num + len(head) - len(after) + 1
+            data: Iterable[list[str]] = rows
+            if not has_headings:
+                line -= _count_lines_of_row(header)
+                data = chain([header], rows)
+                header = [f"column{number}" for number in range(1, len(header) + 1)]
             table, next_block = _CsvTableBuilder(header, separator, line, check_memory_limit), 0
-            for row in rows:
+            for row in data:
                 table.rows.append(row)
                 if lines.letters > next_block:
                     check_memory_limit(lines.letters)
@@ -302,6 +333,11 @@ def _read_table_in_blocks(path: Path, where: str, limit: int) -> CsvTable:
             line = line if table is None else table.next_line_number
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
+            if "field limit" in str(error):
+                remedy = (
+                    f"A cell may have {_LONGEST_LINE:,} letters. Remove the column of long texts. If no text is so "
+                )
+                remedy += "long, a quote is missing at the end of a cell."
             raise BadInput([Fault(where, problem, remedy)]) from None
     return table.build_csv_table(path.name, where)
 

@@ -192,7 +192,10 @@ class PictureFileFinder:
         self._folders[place] = frozenset(folders)
 
     def list_files_recursively(self, folder: Path) -> Sequence[tuple[str, str]]:
-        """Return all files below ``folder``: the relative path of the subfolder, and the file name."""
+        """Return all files below ``folder``: the relative path of the subfolder, and the file name.
+
+        Links to folders are followed, each folder once.
+        """
         if folder in self._below:
             return self._below[folder]
 
@@ -200,9 +203,14 @@ class PictureFileFinder:
             self.failures[str(error.filename)] = error.strerror or str(error)
 
         files = self._below[folder] = []
-        for parent, _, names in os.walk(folder, onerror=record_listing_failure):
+        visited = {os.path.realpath(folder)}
+        for parent, folders, names in os.walk(folder, onerror=record_listing_failure, followlinks=True):
             below = os.path.relpath(parent, folder)
             files += ((below, name) for name in names)
+            new = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
+            # A link may lead to a folder above it, and the walk would never end.
+            folders[:] = [name for name in sorted(folders) if new[name] not in visited]
+            visited |= set(new.values())
         return files
 
     def find_unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:

@@ -37,6 +37,7 @@ from polyclinic.data.base.names import (
     map_names_to_group_names,
     normalize_name_array,
 )
+from polyclinic.data.base.shared_pictures import settle_shared_pictures
 from polyclinic.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from polyclinic.data.base.splits import (
     Names,
@@ -289,11 +290,12 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
         drops_color=decoded.drops_color,
     )
-    parts = []
+    parts, names = [], []
     for part in PARTS:
+        names.append(readable.files.names[readable.parts == part].tolist())
         skipped = tuple(skip for skip, of in zip(decoded.skipped, unreadable, strict=True) if of == part)
         parts.append(replace(images.select_rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
-    return DatasetSplits(*parts)
+    return settle_shared_pictures("data.images", DatasetSplits(*parts), names, spec.duplicates, refuse=False)
 
 
 def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:

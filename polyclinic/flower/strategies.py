@@ -115,6 +115,10 @@ class LabelledSites(FedAvg):
             UnknownLabels: If any of the sites gives no usable labels before round 1.
             RuntimeError: If no reply of a round is usable, with the reason for each node.
         """
+        for stage in self.method.site.parameters.list_stages():
+            if stage.first_round > num_rounds:
+                event = f"{type(self).__name__}: {stage.event} in round {stage.first_round}"
+                log.warning("%s, and num_rounds is %s: the model is that of the first stage", event, num_rounds)
         self._timeout, self._in_start = timeout, True
         try:
             return super().start(grid, initial_arrays, num_rounds, timeout, *args, **kw)

@@ -20,6 +20,7 @@ from polyclinic.common.security.identity import (
 )
 from polyclinic.common.security.phrase import compute_certificate_phrase, compute_public_key_phrase
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 from polyclinic.server.coordinator.authority import read_authority_certificate
 from polyclinic.server.coordinator.folder import CoordinatorFolder
@@ -107,7 +108,8 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
     faults = []
     named = sites.get(request.site)
     if named and not named.revoked and not is_same_public_key(named.public_key, request.public_key):
-        remedy = f"If this is the same hospital with a new key: flwr-server revoke {coordinator.folder} {request.site}"
+        words = f"{quote_for_shell(coordinator.folder)} {quote_for_shell(request.site)}"
+        remedy = f"If this is the same hospital with a new key: flwr-server revoke {words}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
     alphabets = {unicodedata.name(letter, "UNKNOWN").split()[0] for letter in request.site if letter.isalpha()}
     if len(alphabets) > 1:

@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
 from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.preflight import find_certificate_date_faults
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 
@@ -149,7 +150,7 @@ def count_certificate_days_left(coordinator: CoordinatorFolder) -> float:
 
 def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault]:
     """Return a fault for each reason why the server cannot use its certificate, or hospitals would reject it."""
-    remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+    remedy = f"Run: flwr-server init {quote_for_shell(coordinator.folder)} --renew"
     certificate = _read_server_certificate(coordinator)
     try:
         authority = _load_certificate(coordinator.ca_certificate_path)
@@ -246,7 +247,7 @@ def _read_server_certificate(coordinator: CoordinatorFolder) -> x509.Certificate
     try:
         return _load_certificate(path)
     except UNREADABLE as error:
-        remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+        remedy = f"Run: flwr-server init {quote_for_shell(coordinator.folder)} --renew"
         raise BadInput(
             [Fault(str(path), f"cannot be read: {_explain_certificate_read_error(error)}.", remedy)]
         ) from None

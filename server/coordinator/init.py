@@ -7,6 +7,7 @@ from polyclinic.common.errors import Fault, raise_faults
 from polyclinic.common.security.identity import check_site_name
 from polyclinic.common.security.phrase import compute_certificate_phrase
 from polyclinic.common.system.files import make_private_folder, remove_outputs_on_failure
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import validate_tables
 from polyclinic.server.coordinator.admission import read_unrevoked_sites, write_connection_kit
 from polyclinic.server.coordinator.authority import (
@@ -54,6 +55,7 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
         make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
         write_coordinator_toml(folder, coordinator.file)
+    word = quote_for_shell(folder)
     return [
         f"{folder / FILE}: name, hosts and port.",
         f"{coordinator.authority_path}: the certificate authority of this federation and the server's certificate, for"
@@ -61,7 +63,7 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
         "The phrase of this authority, which you read out to each hospital by telephone:",
         f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",
         f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",
-        f"Next, in any order: flwr-server start {folder}; for each hospital flwr-server admit {folder} NAME.request",
+        f"Next, in any order: flwr-server start {word}; for each hospital flwr-server admit {word} NAME.request",
     ]
 
 
@@ -81,7 +83,7 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
     issue_server_certificate(coordinator)
     lines = [
         f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_DAYS} days.",
-        f"It counts from the next start: stop flwr-server start {folder} and start it again.",
+        f"It counts from the next start: stop flwr-server start {quote_for_shell(folder)} and start it again.",
         "The authority and its phrase stay:",
         f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",
     ]

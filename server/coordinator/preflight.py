@@ -4,6 +4,7 @@ from pathlib import Path
 
 from polyclinic.common.config import ExperimentFile
 from polyclinic.common.errors import Fault, quote_names, raise_faults
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.preflight import find_flower_release_faults, find_folder_write_faults, find_port_faults
 from polyclinic.server.coordinator.admission import read_unrevoked_sites
 from polyclinic.server.coordinator.authority import find_server_certificate_faults
@@ -43,7 +44,7 @@ def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:
         problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
         remedy = f"Wait until it says ready; if it does not, {coordinator.log_path} says why."
         return Fault(str(coordinator.folder), problem, remedy)
-    remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
+    remedy = f"In another terminal or container: flwr-server start {quote_for_shell(coordinator.folder)}"
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
 
 

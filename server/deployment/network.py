@@ -2,7 +2,7 @@
 
 import shlex
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import find_missing_coordinator_images
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import build_experiment_strategy
+from polyclinic.strategies.run_length import complete_round_settings, find_unreached_stage_faults
 
 Tell = Callable[[str], None]
 
@@ -76,12 +77,22 @@ class NetworkBackend:
 
     Args:
         sites: Number of sites to wait for at the roll call, the exchange before round 1.
+        begun: Experiment of the run that is resumed, as JSON; None for a new run.
     """
 
     durable = True
 
-    def __init__(self, coordinator: CoordinatorFolder, file: ExperimentFile, sites: int, tell: Tell) -> None:
-        self.coordinator, self.file, self.sites, self.tell = coordinator, file, sites, tell
+    def __init__(
+        self,
+        coordinator: CoordinatorFolder,
+        file: ExperimentFile,
+        sites: int,
+        tell: Tell,
+        begun: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.coordinator, self.sites, self.tell = coordinator, sites, tell
+        self.file = replace(file, experiment=complete_round_settings(file.experiment, begun))
+        self.is_begun = begun is not None
         self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None
 
@@ -94,7 +105,8 @@ class NetworkBackend:
         Raises:
             BadInput: If the experiment has faults, or no SuperLink answers.
         """
-        file, experiment, faults = self.file, self.file.experiment, list[Fault]()
+        file, experiment = self.file, self.file.experiment
+        faults = [] if self.is_begun else find_unreached_stage_faults(experiment)
         store = open_simulation_image_store(experiment, file.base_folder, self.tell)
         try:
             self.own = load_dataset(experiment.server_data, file.base_folder, store) if experiment.server_data else None

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from polyclinic.common.errors import BadInput, raise_faults
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.server.coordinator.admission import read_unrevoked_sites
 from polyclinic.server.coordinator.authority import RENEW_BEFORE_DAYS, count_certificate_days_left
 from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
@@ -41,7 +42,8 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
             where = f"{coordinator.public_address} (listening on {coordinator.hospital_listen_address}, TLS)"
             tell(f"ready: hospitals connect to {where}")
             if (days := count_certificate_days_left(coordinator)) < RENEW_BEFORE_DAYS:
-                tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
+                command = f"flwr-server init {quote_for_shell(coordinator.folder)} --renew"
+                tell(f"the certificate expires in {days:.0f} days: {command}")
             tell(f"admitted sites: {', '.join(read_unrevoked_sites(coordinator)) or 'none yet'}")
             _keep_superlink_running(coordinator, link, control, tell)
         finally:

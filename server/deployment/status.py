@@ -8,13 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import quote_names
 from polyclinic.common.security.identity import compute_public_key_fingerprint
 from polyclinic.common.security.phrase import compute_certificate_phrase
+from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease, describe_needed_update
 from polyclinic.server.coordinator.admission import read_all_admitted_sites
 from polyclinic.server.coordinator.authority import count_certificate_days_left, read_authority_certificate
@@ -79,7 +80,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
-    table, claims = Table("site", "connection", "in the run", "release"), []
+    table, claims = fold_long_words(Table("site", "connection", "in the run", "release")), []
     run = status["run"] or {}
     present = CurrentRun(**run) if run else None
     for name, site in status["sites"].items():
@@ -125,7 +126,7 @@ def format_runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Format the runs of :func:`polyclinic.server.runs.live_status.read_run_history` as a table for the terminal."""
     if not runs:
         return Text("no run yet")
-    table = Table("began", "run", "state", "rounds", "sites", Column("folder", overflow="fold"))
+    table = fold_long_words(Table("began", "run", "state", "rounds", "sites", "folder"))
     for run in runs:
         began = dt.datetime.fromtimestamp(run["began"], dt.UTC).isoformat(" ", timespec="minutes")
         rounds = f"{run['round']} of {run['rounds']}" if run["rounds"] else ""

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from polyclinic.common.config import Experiment, ParticipationSection
 from polyclinic.common.errors import Fault
+from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.system.timers import (
     ALONE_TIMES,
     CALL_TIMEOUT_S,
@@ -122,7 +123,8 @@ def list_timer_settings(experiment: Experiment | None) -> list[TimerSetting]:
 
 def make_timer_table(all_timers: Sequence[TimerSetting]) -> Table:
     """Format the timers as a table for the terminal, with two lines per timer."""
-    table = Table("seconds", "timer, where it is set, what happens when it fires", box=None, padding=(0, 2, 0, 0))
+    headings = ("seconds", "timer, where it is set, what happens when it fires")
+    table = fold_long_words(Table(*headings, box=None, padding=(0, 2, 0, 0)))
     table.columns[0].justify = "right"
     for timer in all_timers:
         table.add_row(f"{timer.seconds:g}", f"[bold]{timer.name}[/] ({timer.source}):\n{timer.effect}")

@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
@@ -38,9 +36,8 @@ from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset, refuse_test_set_without_model_class
 from polyclinic.data.sources.npz import load_npz_test_part
 from polyclinic.data.sources.npz_file import read_npz_headers
+from polyclinic.data.tables.columns import choose_image_column, choose_patient_column
 from polyclinic.data.tables.csv import CsvTable
-from polyclinic.data.tables.patient_columns import guess_patient_column
-from polyclinic.data.tables.roles import guess_image_column
 from polyclinic.server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
 from polyclinic.server.export.preflight import (
     EvaluationInput,
@@ -50,6 +47,7 @@ from polyclinic.server.export.preflight import (
     read_experiment_data_spec,
     read_labelled_csv_columns,
 )
+from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
 from polyclinic.server.runs.reader import RunSummary, read_run
 
@@ -191,8 +189,9 @@ def _make_csv_spec(
 ) -> FolderDatasetSpec:
     """Return the data spec by which the labelled images of a csv are read.
 
-    The columns of images and patients are those named by options, else the run's if the csv has them, else guessed. All
-    other settings that the model does not fix are those of the run.
+    The columns of images and patients are those named by options, else the run's if the csv has them, else those that
+    the rules find (:mod:`polyclinic.data.tables.columns`). All other settings that the model does not fix are those of
+    the run.
 
     Args:
         of_run: Data spec of the run that trained the model; None if it is not known.
@@ -207,9 +206,9 @@ def _make_csv_spec(
         return name if name in columns else None
 
     images = labelled.image_column or keep_existing_column(of_run.image_column if of_run else None)
-    images = images or keep_existing_column("image") or guess_image_column(columns)
+    images = images or keep_existing_column("image") or choose_image_column(columns)
     patients = labelled.patient_column or keep_existing_column(of_run.patient_column if of_run else None)
-    patients = patients or guess_patient_column(columns, network.class_names, images)
+    patients = patients or choose_patient_column(columns)
     spec: dict[str, Any] = {
         "kind": "folder",
         "images": str((labelled.pictures or labelled.data.parent).resolve()),
@@ -278,21 +277,13 @@ def evaluation_as_csv(evaluation: SavedModelEvaluation) -> bytes:
 
 def format_model_evaluation(evaluation: SavedModelEvaluation) -> Group:
     """Format the evaluation for a terminal: a table by class, the result in one sentence, and its limits."""
-    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
-    # In 80 columns a long class name is wrapped, never a figure.
-    measures_by_line = ("average\nprecision", "sensi-\ntivity", "speci-\nficity")
-    for heading in ("AUROC", "95 % interval", *measures_by_line, "with", "without"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("AUROC", "95 % interval", "average precision", "sensi- tivity", "speci- ficity", "with", "without")
+    rows = []
     for name in evaluation.results:
         auroc, interval, *measures, positives, negatives = _class_metrics_as_json(evaluation, name).values()
-        cells = [
-            format_number(auroc),
-            format_interval(interval),
-            *map(format_number, measures),
-            str(positives),
-            str(negatives),
-        ]
-        table.add_row(Text(name), *cells)
+        figures = (format_number(auroc), format_interval(interval), *map(format_number, measures))
+        rows.append((name, *figures, str(positives), str(negatives)))
+    table = FittedTable("", ("class", *headings), tuple(rows)).drop_empty_columns()
     limits = (Text(f"! {limit}", style="yellow") for limit in list_evaluation_limitations(evaluation))
     return Group(table, Text(describe_evaluation_result(evaluation)), *limits)
 

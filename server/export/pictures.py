@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.files import is_file
+from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
     UNREAD_SUFFIXES,
@@ -90,6 +91,12 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
         raise_faults(find_oversized_content_faults(data, size, form.rendering.largest_mb, str(data)))
         with open_npz_arrays(data, str(data)) as arrays:
             images = arrays[key]
+        value_range = form.rendering.value_range
+        if images.dtype != np.uint8 and value_range is None:
+            problem = f"{key} is {images.dtype}: which values are black and white is unknown."
+            raise BadInput([Fault(str(data), problem, "Give images of the run's own kind, or uint8.")])
+        if value_range is not None:
+            images = scale_values_to_8_bits(images, value_range)
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
@@ -136,7 +143,7 @@ def _find_npz_images_key(data: Path) -> str:
         problem = f"has no images. Keys: {quote_names(headers)}."
         raise BadInput([Fault(str(data), problem, f"Expected one of {quote_names(keys)}.")])
     images = headers[key]
-    if images.dtype != np.uint8 or len(images.shape) not in (3, 4) or images.shape[3:] not in ((), (3,)):
+    if images.dtype.kind not in "biuf" or len(images.shape) not in (3, 4) or images.shape[3:] not in ((), (3,)):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
         raise BadInput([Fault(str(data), f"{key} is {images.dtype} of shape {images.shape}, {expected}.")])
     return key

@@ -30,6 +30,7 @@ from polyclinic.data.base.spec import (
     LargestMb,
     PictureRenderingOptions,
     Resize,
+    ValueRange,
     Window,
 )
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
@@ -48,6 +49,7 @@ class _RunPictureSettings(BaseModel):
     largest_mb: LargestMb = LARGEST_MB
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
+    value_range: ValueRange | None = None
 
 
 def choose_model_image_format(
@@ -65,11 +67,13 @@ def choose_model_image_format(
         return _make_trained_image_format(form, rendering, _read_run_picture_settings(folder).largest_mb)
     shown = _read_run_picture_settings(folder)
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
+    bit_depth = rendering.bit_depth if rendering else None
     shown_as = replace(
         options or PictureRenderingOptions(shown.frame, shown.axis, shown.window),
         largest_mb=shown.largest_mb,
-        bit_depth=(rendering.bit_depth if rendering else None) or shown.bit_depth,
+        bit_depth=bit_depth or shown.bit_depth,
         jpeg_draft=shown.jpeg_draft,
+        value_range=None if bit_depth else shown.value_range,
     )
     return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
@@ -83,6 +87,8 @@ def _make_trained_image_format(
         value = getattr(rendering or AS_IN_FILE, key)
         if value != getattr(AS_IN_FILE, key):
             options = replace(options, **{key: value})
+    if rendering is not None and rendering.bit_depth is not None:
+        options = replace(options, value_range=None)  # each of the two says which value is white
     # The images of a network's own shape alone may be of two sides; files are brought to a square.
     side = max(form.height, form.width)
     return DecodedImageFormat(side, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))

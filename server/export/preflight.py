@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
 from polyclinic.common.system.files import find_output_file_faults, is_file, make_missing_input_fault
+from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.data.base.spec import (
     Axis,
     BitDepth,
@@ -58,7 +59,7 @@ def refuse_wrong_model_paths(folder: Path, data: Path | None = None, out: Path |
         BadInput: With every fault of the paths.
     """
     if folder.suffix == ".toml":
-        remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
+        remedy = f"To write its simulated sites' folders: flwr-sim sites {quote_for_shell(folder)}"
         raise BadInput([Fault(str(folder), "is an experiment; the folder of a trained model is needed.", remedy)])
     nothing = [] if data is None or data.exists() else [make_missing_input_fault(data)]
     raise_faults([*find_model_folder_faults(folder), *nothing, *(find_output_file_faults(out) if out else [])])

@@ -21,9 +21,11 @@ from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
 from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
 from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.reporting.run_claims import make_run_claims
 from polyclinic.server.runs.audit_log import RunAuditWriter
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.server.runs.reader import RunFolderContent, parse_summary, read_rounds
 from polyclinic.server.runs.receipt import hash_experiment_settings, write_run_receipt
 from polyclinic.strategies.aggregation.bounds import find_dominant_sites
 from polyclinic.strategies.engine.claims import describe_lowered_claim
@@ -414,6 +416,13 @@ class RunRecorder(RunCallbacks):
         self.totals.write_pending_round_line(self.coordinator.last_validation, self.coordinator.state)
         self._record_refused_calls()
         self.setting.folder.append_event("stopped", reason=reason)
+
+    def collect_claims(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the claims that the finished run supports, for its summary; all rounds must be recorded."""
+        folder = self.setting.folder
+        folder.replace_finished_results()  # the lines of further rounds are only then in the file
+        run = RunFolderContent(folder.path, parse_summary(summary), read_rounds(folder.path))
+        return asdict(make_run_claims(run))
 
     def record_run_end(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a finished run."""

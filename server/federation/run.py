@@ -120,6 +120,7 @@ def run_federation(
         raise
     summary = _make_run_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
+    summary["claims"] = recorder.collect_claims(summary)
     recorder.record_run_end(summary)
     return summary
 

@@ -42,6 +42,16 @@ class OpenedRunFolder:
     resumed: Checkpoint | None = None
 
 
+def read_begun_experiment(out: Path) -> Mapping[str, Any] | None:
+    """Return the experiment of the run in ``out`` as JSON; None if there is no run that can be resumed."""
+    try:
+        summary = json.loads((out / "summary.json").read_bytes())
+        return dict(summary["experiment"])
+    except (OSError, ValueError, KeyError, TypeError):  # not finished; or damaged, which is refused later
+        checkpoint, _ = CheckpointFolder(out, durable=False).read_newest_undamaged_checkpoint()
+        return None if checkpoint is None else checkpoint.experiment
+
+
 def read_finished_run_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
     """Return ``summary.json`` of a run that is finished already, with as many rounds as requested; else None.
 

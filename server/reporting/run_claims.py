@@ -38,6 +38,40 @@ UNKNOWN_PATIENTS = (
 )
 
 
+@dataclass(frozen=True)
+class RunClaims:
+    """The claims that a run supports: page, terminal, Python and ``summary.json`` make these and no others.
+
+    Attributes:
+        result: The result in one sentence.
+        mean_auroc: The mean AUROC, over the classes that enough test images show; None if none can be given.
+        mean_auroc_error: Bound of its error; 0 if it is exact.
+        no_mean_because: Why there is no mean AUROC, as a clause; empty if there is one.
+        cautions: Limitations that are shown beside the result, most severe first.
+        limits: Further limitations.
+    """
+
+    result: str
+    mean_auroc: float | None
+    mean_auroc_error: float
+    no_mean_because: str
+    cautions: tuple[str, ...]
+    limits: tuple[str, ...]
+
+
+def make_run_claims(run: RunFolderContent) -> RunClaims:
+    """Return the claims that a run supports."""
+    mean = run.summary.test.compute_headline_auroc().mean
+    return RunClaims(
+        result=describe_run_result(run),
+        mean_auroc=None if mean is None else mean.value,
+        mean_auroc_error=0.0 if mean is None else mean.error,
+        no_mean_because=explain_missing_mean_auroc(run.summary),
+        cautions=tuple(list_prominent_limitations(run)),
+        limits=tuple(list_further_limitations(run)),
+    )
+
+
 def describe_run_result(run: RunFolderContent) -> str:
     """Return the result of a run in one sentence, on exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
@@ -49,16 +83,9 @@ def describe_run_result(run: RunFolderContent) -> str:
             f" Accuracy is {format_number(scored.accuracy)} over "
             f"{format_count_with_noun(scored.images, 'image')}.{accuracy}"
         )
-    if test.mean_auroc is None:
-        reason = f": {test.withheld}" if test.withheld else ""
-        every = format_count_with_noun(len(summary.classes), "class", "classes")
-        return f"{training}, none of {every} has an AUROC{reason}.{accuracy} {describe_external_test(summary)}".rstrip()
-    headline = test.compute_headline_auroc()
-    if headline.mean is None:
-        most = max(headline.left_out.values())
-        reason = f"at most {most:,} of the test images show a class, and a mean counts those that"
-        outcome = f"no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
-        return f"{training}, {outcome} {describe_external_test(summary)}".rstrip()
+    if reason := explain_missing_mean_auroc(summary):
+        return f"{training}, {reason}.{accuracy} {describe_external_test(summary)}".rstrip()
+    mean = format_value_with_error(test.compute_headline_auroc().mean)
     interval = f" ({text})" if (text := describe_auroc_interval(summary)) else ""
     images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
     subsets = []
@@ -67,15 +94,25 @@ def describe_run_result(run: RunFolderContent) -> str:
         (test.unique_classes, "only one site annotates"),
     ):
         tested = test.per_class.keys() >= set(summary.classes) and len(group.classes) < len(summary.classes)
-        if tested and (mean := test.compute_headline_auroc(group.classes).mean) is not None:
+        if tested and (subset := test.compute_headline_auroc(group.classes).mean) is not None:
             classes = describe_averaged_class_count(summary, group.classes, "the ")
-            subsets.append(f"{format_value_with_error(mean)} on {classes} that {owners}")
+            subsets.append(f"{format_value_with_error(subset)} on {classes} that {owners}")
     groups = f": {join_as_english_list(subsets)}" if subsets else ""
-    result = (
-        f"the mean AUROC {images} is {format_value_with_error(headline.mean)}{interval} over "
-        f"{describe_classes_in_mean_auroc(summary)}{groups}"
-    )
+    result = f"the mean AUROC {images} is {mean}{interval} over {describe_classes_in_mean_auroc(summary)}{groups}"
     return f"{training}, {result}.{accuracy} {describe_external_test(summary)}".rstrip()
+
+
+def explain_missing_mean_auroc(summary: RunSummary) -> str:
+    """Return why a run has no mean AUROC, as a clause; empty if it has one."""
+    test, every = summary.test, format_count_with_noun(len(summary.classes), "class", "classes")
+    if test.mean_auroc is None:
+        return f"none of {every} has an AUROC" + (f": {test.withheld}" if test.withheld else "")
+    headline = test.compute_headline_auroc()
+    if headline.mean is not None:
+        return ""
+    most = max(headline.left_out.values())
+    reason = f"at most {most:,} of the test images show a class, and a mean counts those that {FEWEST_POSITIVES} show"
+    return f"no mean AUROC can be given: {reason}"
 
 
 def describe_external_test(summary: RunSummary) -> str:

@@ -100,9 +100,26 @@ def make_legend_marker(label: str, style: SeriesStyle) -> Line2D:
     )
 
 
+LEGEND_CHARACTERS, MARKER_CHARACTERS = 104, 8
+"""Characters that fit into a line of a legend, and those that a marker with its margins takes."""
+LEGEND_LINE = 0.22
+"""Height in inches of a line of a legend."""
+
+
 def draw_legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
-    """Draw a legend above the axes, with at most four entries per line."""
-    columns = min(4, len(handles))
+    """Draw a legend above the axes, with at most four entries per line, fewer where their names are long.
+
+    The figure becomes higher by the lines that long names need.
+    """
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    fewest_lines = -(-len(handles) // 4)
+    columns = max(1, min(4, len(handles), LEGEND_CHARACTERS // (longest + MARKER_CHARACTERS)))
+    more_lines = -(-len(handles) // columns) - fewest_lines
+    if more_lines > 0:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + more_lines * LEGEND_LINE)
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
 
 

@@ -1,10 +1,12 @@
 """Format runs as tables for the terminal."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -17,38 +19,79 @@ from polyclinic.server.runs.reader import RunFolderContent, RunSummary, read_run
 
 SITES_MARKED = 12
 """Number of sites up to which each has a column; more are counted, because there would be no room."""
+CLASS_SHARE = 4
+"""The column of classes keeps a share of the terminal of one in this number, if the words of classes need it."""
 BEST = "★"
 
 
-def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> Table:
+def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> "ClassAurocTable":
     """Return a table with a row for each class: the sites that annotate it, and its AUROC in each run.
 
     Args:
         summaries: Label of a run -> its summary. The first summary determines the sites and the groups of classes.
     """
-    first = next(iter(summaries.values()))
-    marked = len(first.sites) <= SITES_MARKED
-    headings = list(first.sites) if marked else ["sites"]
-    table = Table(title="AUROC by class", title_justify="left", caption_justify="left")
-    table.caption = "● annotates the class" + (f"   {BEST} highest in its row" if len(summaries) > 1 else "")
-    table.add_column("class")
-    for heading in headings:
-        table.add_column(Text(heading), justify="center")
-    for label in summaries:
-        table.add_column(Text(label), justify="right", no_wrap=True)
-    for group in group_classes_by_annotation(first):
-        table.add_row(Text(group.title, style="italic dim"))
-        for name in group.classes:
-            results = [summary.test.per_class.get(name) for summary in summaries.values()]
-            aurocs = [result.metric_with_error("auroc") if result else None for result in results]
-            marks = ["●" if name in record.classes else "" for record in first.sites.values()]
-            if not marked:
-                marks = [f"{len(first.annotating_sites_by_class.get(name, ()))} of {len(first.sites)}"]
-            table.add_row(Text(f"  {name}"), *marks, *_format_and_mark_best(aurocs))
-        table.add_section()
-    means = [summary.test.compute_headline_auroc().mean for summary in summaries.values()]
-    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_format_and_mark_best(means))
-    return table
+    return ClassAurocTable(summaries)
+
+
+@dataclass(frozen=True)
+class ClassAurocTable:
+    """A table of classes by sites and runs. Where there is no room for the names of sites or runs, it numbers them."""
+
+    summaries: Mapping[str, RunSummary]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        sites = list(next(iter(self.summaries.values())).sites)
+        labels = list(self.summaries)
+        # Numbers for sites, letters for runs.
+        site_numbers = [str(number) for number in range(1, len(sites) + 1)]
+        letters = [chr(ord("A") + place % 26) * (1 + place // 26) for place in range(len(labels))]
+        letters = letters if len(labels) > 1 else ["AUROC"]
+        choices = [(sites, labels), (site_numbers, labels), (sites, letters), (site_numbers, letters), (None, letters)]
+        choices = choices if len(sites) <= SITES_MARKED else [(None, labels), (None, letters)]
+        for site_headings, run_headings in choices:
+            table = self._make_table(site_headings, run_headings)
+            # The words of a class stay whole, up to a width that leaves room for figures.
+            longest = max(cell_len(word) for cell in table.columns[0].cells for word in str(cell).split())
+            table.columns[0].min_width = min(longest, options.max_width // CLASS_SHARE)
+            least = console.measure(table, options=options.update(width=10_000)).minimum
+            if least - longest + table.columns[0].min_width <= options.max_width:
+                break
+        yield table
+        if site_headings is site_numbers:
+            yield Text("Sites: " + ", ".join(map(" ".join, zip(site_numbers, sites, strict=True))))
+        if run_headings is letters and len(labels) > 1:
+            yield Text("Runs: " + ", ".join(map(" ".join, zip(letters, labels, strict=True))))
+
+    def _make_table(self, site_headings: Sequence[str] | None, run_headings: Sequence[str]) -> Table:
+        """Return the table.
+
+        Args:
+            site_headings: Headings of a column for each site; None for one column with the number of sites.
+        """
+        first = next(iter(self.summaries.values()))
+        table = Table(title="AUROC by class", title_justify="left", caption_justify="left")
+        marks_class = "" if site_headings is None else "● annotates the class"
+        marks_best = f"{BEST} highest in its row" if len(self.summaries) > 1 else ""
+        table.caption = "   ".join(filter(None, (marks_class, marks_best)))
+        table.add_column("class", overflow="fold")
+        for heading in ["sites"] if site_headings is None else site_headings:
+            table.add_column(Text(heading), justify="center", min_width=max(map(cell_len, heading.split()), default=1))
+        for heading in run_headings:
+            table.add_column(Text(heading), justify="right", no_wrap=True, min_width=cell_len(heading))
+        for group in group_classes_by_annotation(first):
+            table.add_row(Text(group.title, style="italic dim"))
+            for name in group.classes:
+                results = [summary.test.per_class.get(name) for summary in self.summaries.values()]
+                aurocs = [result.metric_with_error("auroc") if result else None for result in results]
+                marks = ["●" if name in record.classes else "" for record in first.sites.values()]
+                if site_headings is None:
+                    marks = [f"{len(first.annotating_sites_by_class.get(name, ()))} of {len(first.sites)}"]
+                table.add_row(Text(f"  {name}"), *marks, *_format_and_mark_best(aurocs))
+            table.add_section()
+        means = [summary.test.compute_headline_auroc().mean for summary in self.summaries.values()]
+        empty = [""] * (1 if site_headings is None else len(site_headings))
+        table.add_row(Text("mean", style="bold"), *empty, *_format_and_mark_best(means))
+        return table
 
 
 def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]:

@@ -106,11 +106,11 @@ class RunProgressBar(SilentRunProgress):
 
     def __rich__(self) -> Group:
         now = time.monotonic()
-        times = _format_hours_minutes_seconds(now - self._shown)
+        times = format_hours_minutes_seconds(now - self._shown)
         if self.seconds_left is not None and self.round == self.rounds:
             times += ", testing"
         elif self.seconds_left is not None:
-            times += f", {_format_hours_minutes_seconds(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
+            times += f", {format_hours_minutes_seconds(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
         line = Table.grid(padding=(0, 1))
         line.add_column()  # the only one that gives way
         for _ in range(3):
@@ -184,9 +184,15 @@ def choose_event_printer(form: ProgressFormat) -> Tell | None:
 def make_run_progress(form: ProgressFormat, console: Console, title: str) -> SilentRunProgress:
     """Return the progress display of a run: the bar on the console, or lines or JSON objects on standard error.
 
+    In a notebook the bar is an output of its cell.
+
     Raises:
         BadInput: If a bar is requested without a terminal.
     """
+    if console.is_jupyter and not console.quiet:
+        from polyclinic.server.runs.notebook_progress import NotebookRunProgress  # here: it imports this module
+
+        return NotebookRunProgress(title)
     form = choose_progress_format(form, console)
     if form is ProgressFormat.bar:
         return RunProgressBar(console, title)
@@ -205,7 +211,8 @@ def format_round_facts(record: RoundRecord) -> list[str]:
     return facts
 
 
-def _format_hours_minutes_seconds(seconds: float) -> str:
+def format_hours_minutes_seconds(seconds: float) -> str:
+    """Format a duration as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 

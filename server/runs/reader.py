@@ -13,6 +13,7 @@ from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary
 from polyclinic.common.metrics.benefit import FederationBenefit
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, RoundAccuracy
+from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.system.toml import describe_validation_error
 from polyclinic.data.base.image_set import SkippedImage
 from polyclinic.data.base.pixel_form import PixelForm
@@ -322,6 +323,26 @@ class RunFolderContent:
         return {name: counts[name] for name in self.summary.sites}
 
 
+def parse_summary(summary: Mapping[str, Any]) -> RunSummary:
+    """Return the typed summary of a run, from the content of ``summary.json`` before it is written."""
+    return RunSummary.model_validate_json(format_as_json_text(summary))
+
+
+def read_rounds(folder: Path) -> tuple[RoundFileLine, ...]:
+    """Read ``rounds.jsonl`` of a run that is about to end; the result is empty if no round has ended.
+
+    Raises:
+        BadInput: If a line is invalid.
+    """
+    path = folder / "rounds.jsonl"
+    return _parse_round_lines(path, path.read_text(encoding="utf-8")) if path.exists() else ()
+
+
+def _parse_round_lines(path: Path, text: str) -> tuple[RoundFileLine, ...]:
+    lines = {f"{path} line {n}": line for n, line in enumerate(text.splitlines(), start=1) if line.strip()}
+    return tuple(_parse_json_records(RoundFileLine, lines))
+
+
 def read_run(folder: Path) -> RunFolderContent:
     """Read ``summary.json``, ``rounds.jsonl`` and, if it exists, ``samples.json``.
 
@@ -342,8 +363,7 @@ def read_run(folder: Path) -> RunFolderContent:
     summary_text, rounds_text = map(read_run_file_text, paths)
     raise_faults(faults)
     (summary,) = _parse_json_records(RunSummary, {str(paths[0]): summary_text})
-    lines = {f"{paths[1]} line {n}": line for n, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()}
-    rounds = tuple(_parse_json_records(RoundFileLine, lines))
+    rounds = _parse_round_lines(paths[1], rounds_text)
     path = folder / SAMPLES
     texts = {str(path): read_run_file_text(path)} if path.exists() else {}
     raise_faults(faults)

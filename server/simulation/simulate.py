@@ -1,7 +1,9 @@
 """Run a simulated experiment: check it, set up its sites, run all rounds, write the run folder."""
 
+import csv
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,9 +28,10 @@ from polyclinic.common.simulation import (
     open_simulation_image_store,
     select_site_test_images,
 )
+from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
-from polyclinic.data.base.image_set import ImageSet, SkippedImage, describe_skipped_images
+from polyclinic.data.base.image_set import ImageSet, SharedPicture, SkippedImage, describe_skipped_images
 from polyclinic.data.load import (
     find_dataset_faults,
     find_external_test_faults,
@@ -42,6 +45,7 @@ from polyclinic.server.federation.set_up import (
     OpenedRunFolder,
     execute_run,
     hash_run_data_sets,
+    read_begun_experiment,
     record_data_hashes_or_refuse,
 )
 from polyclinic.server.reporting.live.server import serve_live_view_during_run
@@ -56,11 +60,12 @@ from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
-from polyclinic.strategies.local.plugin_calls import find_plugin_faults
+from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import build_experiment_strategy
+from polyclinic.strategies.run_length import complete_round_settings, find_unreached_stage_faults
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""
@@ -77,6 +82,8 @@ def simulate(
     progress: ProgressFormat = ProgressFormat.auto,
     pages: bool = True,
     ray_process: RayDriverHandle | None = None,
+    watcher: SilentRunProgress | None = None,
+    keep_data: bool = False,
 ) -> dict[str, Any]:
     """Run a simulated experiment and write the run folder ``out``; return the summary.
 
@@ -87,13 +94,19 @@ def simulate(
         progress: How progress is displayed; nothing is displayed on a quiet console.
         pages: Whether to write report and model card.
         ray_process: The process that drives Ray, if the caller has started it for this experiment.
+        watcher: Receives the events of the run, in addition to the progress that is displayed.
+        keep_data: Whether data that this process has loaded for an earlier run are used again.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
+    begun = read_begun_experiment(out) if resume else None
+    file = replace(file, experiment=complete_round_settings(file.experiment, begun))
     with start_ray_driver(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
-        simulation = SimulationBackend(file, console, web_port, progress, ray)
+        simulation = SimulationBackend(
+            file, console, web_port, progress, ray, watcher, keep_data=keep_data, is_begun=begun is not None
+        )
         return execute_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
@@ -102,6 +115,9 @@ class SimulationBackend:
     """A backend that runs an experiment on simulated sites: on Ray, or in this process if ``ray_process`` is None.
 
     The arguments are those of :func:`simulate`.
+
+    Attributes:
+        is_begun: True if a run with this experiment has begun already.
     """
 
     file: ExperimentFile
@@ -109,6 +125,9 @@ class SimulationBackend:
     web_port: int | None
     progress: ProgressFormat
     ray_process: RayDriverHandle | None = None
+    watcher: SilentRunProgress | None = None
+    keep_data: bool = False
+    is_begun: bool = False
     durable: bool = field(default=False, init=False)
     method: Method = field(init=False)
     data: SimulatedData = field(init=False)
@@ -124,8 +143,9 @@ class SimulationBackend:
         Raises:
             BadInput: With every fault.
         """
-        clear_simulated_data_cache()
-        self.method, self.data = check_simulation_experiment(self.file, self.tell)
+        if not self.keep_data:
+            clear_simulated_data_cache()
+        self.method, self.data = check_simulation_experiment(self.file, self.tell, is_begun=self.is_begun)
         self.external = read_external_test_set(self.file, self.data, self.tell)
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
@@ -146,6 +166,7 @@ class SimulationBackend:
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        _write_shared_pictures(folder.path, data.splits.train.shared)
         for note in self._collect_label_table_notes():
             folder.append_event("table_note", note=note)
             self.tell(note)
@@ -224,6 +245,8 @@ class SimulationBackend:
         with ExitStack() as stack:
             shown = make_run_progress(self.progress, self.console, f"{name} seed {run.seed}")
             watchers: list[SilentRunProgress] = [stack.enter_context(shown)]
+            if self.watcher is not None:
+                watchers.append(self.watcher)
             if self.web_port is not None:
                 stack.enter_context(serve_live_view_during_run(out, self.web_port, self.tell))
                 present = CurrentRun(str(out.resolve()), name)
@@ -254,16 +277,33 @@ class SimulationBackend:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
+def _write_shared_pictures(folder: Path, shared: Sequence[SharedPicture]) -> None:
+    """Write the pictures that two parts of the data set share into ``duplicates.csv``, unless there are none."""
+    if not shared:
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["part", "picture", "copy_in_part", "copy"])
+    writer.writerows([copy.part, copy.name, copy.other_part, copy.other_name] for copy in shared)
+    write_atomically(folder / "duplicates.csv", text.getvalue().encode())
+
+
 def check_simulation_experiment(
-    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None
+    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None, *, is_begun: bool = False
 ) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
+
+    Args:
+        is_begun: True if a run with this experiment has begun already; it goes on with the stages that it has.
 
     Raises:
         BadInput: With all faults.
     """
-    experiment = file.experiment
     faults: list[Fault] = []
+    if not is_begun:
+        file = replace(file, experiment=complete_round_settings(file.experiment))
+        faults += find_unreached_stage_faults(file.experiment)
+    experiment = file.experiment
     try:
         method = build_experiment_strategy(experiment)
     except BadInput as error:
@@ -291,7 +331,13 @@ def check_simulation_experiment(
         if keeps_norm and (sentence := describe_missing_batch_norm(experiment.model)):
             tell(sentence)
         missing = method.site.missing_labels_count_as
-        raise_faults(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown_labels))
+        labels = SiteLabels(
+            fewest_classes=data.fewest_site_classes,
+            has_unknown=data.has_unknown_labels,
+            has_rows_of_all_classes=method.site.declared_payload.rows == "all",
+            is_pooled=method.site.pooled_missing_labels != "no",
+        )
+        raise_faults(find_plugin_faults(experiment, len(classes), missing, labels))
         if method.site.pooled_missing_labels == "no":
             raise_faults(method.site.find_contract_faults(contract))
     except BadInput as error:

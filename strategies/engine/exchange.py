@@ -492,8 +492,7 @@ def find_reply_mismatch(
     if origin != expected:
         return f"reply belongs to run, round, site {origin}, expected {expected}"
     if isinstance(record, TrainReply):
-        # Fewer are possible: a patient may opt out during the run. More would give the site more weight than it stated.
-        if record.train_samples > (stated := requests.answers[site].train_samples):
+        if record.train_samples != (stated := requests.answers[site].train_samples):
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
         if fault := find_update_form_fault(record.update, requests.expected[site]):
             return fault

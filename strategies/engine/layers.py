@@ -127,7 +127,7 @@ class ImageClaimLayer(CoordinatorRoundLayer):
     def on_reply(self, reply: TrainReply) -> TrainReply:
         """Return the reply with the number of training images that counts for the site."""
         images = self.coordinator.requests.images.get(reply.site)
-        return reply if images is None else replace(reply, train_samples=min(images, reply.train_samples))
+        return reply if images is None else replace(reply, train_samples=images)
 
 
 @dataclass

@@ -7,12 +7,13 @@ The plain losses come first. ``[training]`` can choose the others, but only for 
 loss, which is comparable between sites, rounds and runs.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
 from polyclinic.common import plugins
@@ -140,7 +141,7 @@ def make_training_loss(
     if spec.loss == "plain" and not spec.class_weights:
         return plain
     if spec.loss.startswith(PLUGIN):
-        loss = load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN))
+        loss = adapt_plugin_loss(load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)))
 
         def compute_plugin_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
             targets = fill_missing_labels(labels, annotated, missing)
@@ -159,6 +160,29 @@ def make_training_loss(
         return partial(_compute_multi_class_loss, spec, missing, weights)
     positive_weight = compute_positive_weights(labels) if spec.class_weights else None
     return partial(_compute_multi_label_loss, spec, missing, positive_weight)
+
+
+def adapt_plugin_loss(loss: Callable[..., Any]) -> LossFunction:
+    """Return a loss of three arguments; one of two, such as ``torch.nn.BCEWithLogitsLoss()``, gets known classes alone.
+
+    The third argument is given to a function that requires three, or calls its third ``annotated``.
+    """
+    try:
+        function = loss.forward if isinstance(loss, nn.Module) else loss
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # no function, which its first call reports; or one of C
+        return loss
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(each.kind == each.VAR_POSITIONAL for each in parameters)
+    third = positional[2] if len(positional) > 2 else None
+    if takes_any or len(positional) < 2 or (third and (third.default is third.empty or third.name == "annotated")):
+        return loss
+
+    def compute_loss_of_known_classes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Any:
+        known = annotated | ~labels.isnan().all(dim=0)
+        return loss(logits, labels) if bool(known.all()) else loss(logits[:, known], labels[:, known])
+
+    return compute_loss_of_known_classes
 
 
 def make_batch_weight(spec: TrainingSection, task: Task, missing: Missing, labels: Tensor) -> BatchWeight:

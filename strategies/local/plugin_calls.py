@@ -1,5 +1,7 @@
 """A trial call of each of a run's plug-ins before the first round, so that a faulty plug-in is reported early."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,23 +17,42 @@ from polyclinic.strategies.local.optimisation import compute_learning_rate_facto
 
 _IMAGES = 4
 _SIGNATURES = {
-    "loss": "A loss is called as loss(logits, labels, annotated), each (images, classes) but annotated (classes,); it"
-    " returns a scalar tensor, and unknown labels are NaN.",
+    "loss": "A loss is called as loss(logits, labels, annotated), each (images, classes) but annotated (classes,), or"
+    " as loss(logits, labels) with the classes that a site annotates. It returns a scalar tensor; unknown labels are"
+    " NaN.",
     "transform": "A transform is called as transform(images, generator) with float pixels"
     " (images, channels, height, width), and returns as many.",
     "optimizer": "An optimiser is made by optimizer(parameters, lr=..., weight_decay=...).",
     "schedule": "A schedule is called as schedule(server_round, rounds) and returns a factor of 0 or more.",
-    "metrics": "A metric is called as metric(scores, labels) for each class and returns a number.",
+    "metrics": "A metric is called as metric(scores, labels) for each class and returns a number; if its first argument"
+    " is y_true, as in scikit-learn, as metric(labels, scores).",
 }
 
 
-def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> list[Fault]:
+@dataclass(frozen=True)
+class SiteLabels:
+    """The labels that a loss gets at the sites of a run.
+
+    Attributes:
+        fewest_classes: The smallest number of classes that a site annotates.
+        has_unknown: True if some labels of annotated classes are unknown.
+        has_rows_of_all_classes: True if a site's network scores all classes; else only those that the site annotates.
+        is_pooled: True if the images of all sites are in one place, with the labels that each site has.
+    """
+
+    fewest_classes: int
+    has_unknown: bool = False
+    has_rows_of_all_classes: bool = True
+    is_pooled: bool = False
+
+
+def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, site_labels: SiteLabels) -> list[Fault]:
     """Try each plug-in (loss, transform, optimiser, schedule, metrics) in a call; return the faults of those that fail.
 
     Args:
         classes: Number of classes of the run.
         missing: How the loss treats classes that a site does not annotate.
-        has_unknown: True if some labels of annotated classes are unknown.
+        site_labels: The labels that a loss gets.
     """
     named = [
         ("loss", experiment.training.loss),
@@ -48,7 +69,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
         try:
             with torch.random.fork_rng(devices=[]):
                 if argument == "loss":
-                    _test_plugin_loss(experiment, classes, missing, has_unknown=has_unknown)
+                    _test_plugin_loss(experiment, classes, missing, site_labels)
                 else:
                     _test_plugin(argument, name, experiment)
         except BadInput as bad:
@@ -60,19 +81,49 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *
     return faults
 
 
-def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
+def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, site_labels: SiteLabels) -> None:
+    """Call a loss as a site does that annotates all classes, and as the one does that annotates the fewest."""
+    few, lacks = site_labels.fewest_classes, site_labels.fewest_classes < classes
+    annotated = torch.ones(classes, dtype=torch.bool)
+    has_unknown = site_labels.has_unknown or (site_labels.is_pooled and lacks)
+    _test_plugin_loss_once(experiment, missing, annotated, has_unknown=has_unknown)
+    if not lacks or site_labels.is_pooled:
+        return
+    if site_labels.has_rows_of_all_classes:
+        annotated[few:] = False
+        _test_plugin_loss_once(experiment, missing, annotated, has_unknown=has_unknown)
+    else:
+        _test_plugin_loss_once(experiment, missing, annotated[:few], has_unknown=has_unknown)
+
+
+def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: Tensor, *, has_unknown: bool) -> None:
+    """Call a loss once, with labels of the annotated classes of which one is unknown if ``has_unknown`` is True.
+
+    Args:
+        annotated: Mask of the classes that a site annotates, ``(classes,)``.
+    """
     task: Task = experiment.model.task
-    labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
-    if has_unknown and task == "multi_label":
-        labels[0, 0] = torch.nan
+    classes, own = len(annotated), int(annotated.sum())
+    labels = torch.eye(classes)[torch.arange(_IMAGES) % own]
+    if task == "multi_label":
+        labels[:, ~annotated] = torch.nan
+        if has_unknown:
+            labels[0, 0] = torch.nan
     loss = make_training_loss(experiment.training, PLAIN_LOSSES[task, missing], task, missing, labels)
     logits = torch.linspace(-1, 1, _IMAGES * classes).reshape(_IMAGES, classes).requires_grad_()
-    value: Tensor = loss(logits, labels, torch.ones(classes, dtype=torch.bool))
+    value: Tensor = loss(logits, labels, annotated)
     if not value.isfinite():
-        reason = " where a label is unknown (NaN)" if has_unknown else ""
-        raise BadInput([Fault("", f"returns {value.item()}{reason}.")])
+        reason = " where a label is unknown (NaN)" if labels.isnan().any() else ""
+        line = "known = ~labels.isnan(), then the loss of logits[known] and labels[known]."
+        raise BadInput([Fault("", f"returns {value.item()}{reason}.", f"Leave unknown labels out: {line}")])
     if value.grad_fn is None:
         raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
+    if task == "multi_label":  # batches as they come: of images that show no class, and of images that show all
+        for label, shown in ((0.0, "no class"), (1.0, "all classes")):
+            extreme: Tensor = loss(logits, torch.where(labels.isnan(), torch.nan, label), annotated)
+            if not extreme.isfinite():
+                problem = f"returns {extreme.item()} for a batch of images that show {shown}."
+                raise BadInput([Fault("", problem, "A mean over no entry is NaN: divide its sum by at least 1.")])
 
 
 def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:

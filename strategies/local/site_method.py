@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from polyclinic.common.config import EvaluationSection, HospitalPlan, TrainingSection
 from polyclinic.common.contract import LabelContract
-from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import Arrays, Form
 from polyclinic.strategies.aggregation.means import Weighting
@@ -32,6 +32,7 @@ from polyclinic.strategies.local.losses import (
     make_training_loss,
 )
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
+from polyclinic.strategies.local.stages import RoundDefault, Stage
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -63,9 +64,11 @@ class Parameters(BaseModel):
         compress_update: Number format in which a site sends its trunk; the rounding error is added to the next update.
         server_optimizer: Server optimiser, which uses the mean update as a gradient (FedAdam, FedYogi, momentum).
         mean: A robust mean instead of the plain one, so that a few wrong updates have little effect.
+        round_defaults: Setting that counts rounds -> its value where the experiment gives none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {}
 
     trunk: TrunkRule = "fedavg"
     weighting: Weighting = "uniform"
@@ -76,6 +79,10 @@ class Parameters(BaseModel):
     compress_update: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
     mean: RobustMeanRule | None = None
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return the stages, ramps and periods that a run must reach, so that it is a run of this method."""
+        return ()
 
 
 Granularity = Literal["images", "signs", "positives", "counts"]
@@ -331,8 +338,18 @@ class SiteMethod:
         """Return the local round of :meth:`client`, with FedProx's proximal term if ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:
-            return self.client(context)
-        return add_proximal_term(self.client, mu, head=self.declared_payload.head, norm=self.sends_batch_norm)(context)
+            return self._call_client(context)
+        sends_head, sends_norm = self.declared_payload.head, self.sends_batch_norm
+        return add_proximal_term(self._call_client, mu, head=sends_head, norm=sends_norm)(context)
+
+    def _call_client(self, context: ClientContext) -> LocalRound:
+        """Return the result of :meth:`client`; ``WireError`` if a plug-in's method returns something else."""
+        local: Any = self.client(context)
+        if not isinstance(local, LocalRound):
+            remedy = "Return LocalRound(objective), where objective(model, batch) is what training minimises"
+            problem = f"{self.name}: client() returned a {type(local).__name__}, not a LocalRound."
+            raise WireError(f"{problem} {remedy}: docs/new-method.md.")
+        return local
 
     # ------------------------------------------------------------------ faults of parameters and contract
 

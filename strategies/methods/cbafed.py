@@ -30,7 +30,7 @@ site's own labels and pseudo-labels. Their stage 1 divides p by images; ours div
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,10 +47,17 @@ from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage, get_round_count, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]
+
+
+def _choose_mixing_period(rounds: int, settings: Settings) -> int:
+    """Return 5, or one round less than the longer stage has: its first mixing comes so many rounds after its first."""
+    first = get_round_count(settings, "stage_one_rounds", 1)
+    return max(1, min(5, max(first, rounds - first) - 1))
 
 
 class CBAFedParameters(Parameters):
@@ -62,9 +69,11 @@ class CBAFedParameters(Parameters):
     the standard deviation over classes. A mixing replaces the model by ``share * earlier model + (1 - share) * model``.
 
     Attributes:
-        stage_one_rounds: Number of rounds before the first pseudo-labels.
+        stage_one_rounds: Number of rounds before the first pseudo-labels; half of the run's rounds, at most 50, if the
+            experiment gives none.
         threshold_base, threshold_lowest, threshold_highest: Constant and limits of the thresholds in the formula above.
-        residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes.
+        residual_every: Number of rounds between two mixings with the earlier model; 0 never mixes. If the experiment
+            gives none: 5, or in short runs one less than the longer stage has.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
         balanced: True to weigh the positives of each class by ``entries / positives``, where both count the site's
@@ -73,6 +82,10 @@ class CBAFedParameters(Parameters):
             one mean over labels and pseudo-labels.
     """
 
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
+        "stage_one_rounds": make_share_of_rounds("half", 1, 2, most=50),
+        "residual_every": RoundDefault("5, in short runs one less than the longer stage has", _choose_mixing_period),
+    }
     weighting: Weighting = "samples"
     pseudo_label_reduction: Literal["classes", "entries"] = "classes"
     stage_one_rounds: int = Field(50, ge=1)
@@ -83,6 +96,16 @@ class CBAFedParameters(Parameters):
     residual_stage_one: float = Field(0.8, ge=0, le=1)
     residual: float = Field(0.5, ge=0, le=1)
     balanced: bool = True
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return stage 2, and the first mixing with an earlier model, which is in stage 1 if that is long enough."""
+        first, period = self.stage_one_rounds, self.residual_every
+        stages = [Stage("stage 2, in which missing labels get pseudo-labels, begins", first + 1, ("stage_one_rounds",))]
+        if period:
+            mixing = period + 1 if first > period else first + period + 1
+            settings = ("stage_one_rounds", "residual_every")
+            stages.append(Stage("the first mixing with an earlier model is", mixing, settings, "residual_every = 0"))
+        return tuple(stages)
 
 
 # ---------------------------------------------------------------------- maths

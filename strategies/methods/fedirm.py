@@ -35,6 +35,7 @@ Our version, because images have several labels and a site annotates some classe
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ from polyclinic.strategies.local.objective import (
     update_teacher_average,
 )
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedmlp import compute_teacher_consistency_loss
 
@@ -67,8 +69,10 @@ class FedIRMParameters(Parameters):
     """The ``[method]`` table of ``fedirm``. A class's relation is the mean prediction for images that show the class.
 
     Attributes:
-        supervised_rounds: Number of rounds on labels alone; sites send relations from the last of these rounds on.
-        ramp_rounds: Number of rounds, from round 1, over which the weight of the unlabelled terms grows.
+        supervised_rounds: Number of rounds on labels alone; sites send relations from the last of these rounds on. A
+            third of the run's rounds, at most 20, if the experiment gives none.
+        ramp_rounds: Number of rounds, from round 1, over which the weight of the unlabelled terms grows; half of the
+            run's rounds, at most 30, if the experiment gives none.
         unlabelled_weight: The largest weight of the unlabelled terms.
         teacher_decay: Largest decay of the teacher's running mean; in a round's first steps the decay is lower.
         temperature: Divisor of the logits from which relations are computed.
@@ -79,6 +83,10 @@ class FedIRMParameters(Parameters):
             class.
     """
 
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
+        "supervised_rounds": make_share_of_rounds("a third", 1, 3, most=20),
+        "ramp_rounds": make_share_of_rounds("half", 1, 2, most=30),
+    }
     weighting: Weighting = "samples"
     supervised_rounds: int = Field(20, ge=0)
     ramp_rounds: int = Field(30, ge=0)
@@ -88,6 +96,17 @@ class FedIRMParameters(Parameters):
     passes: int = Field(8, ge=1)
     entropy_below: float = Field(0.5, gt=0)
     balanced: bool = True
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return the first round with unlabelled terms, and the round in which they have their largest weight."""
+        if not self.unlabelled_weight:
+            return ()
+        supervised, ramp = self.supervised_rounds, self.ramp_rounds
+        event = "training without labels begins"
+        return (
+            Stage(event, supervised + 1, ("supervised_rounds",), "supervised_rounds = 0"),
+            Stage("its terms reach their weight", ramp + 1, ("ramp_rounds",), "ramp_rounds = 0"),
+        )
 
 
 # ---------------------------------------------------------------------- relations

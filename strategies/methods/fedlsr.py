@@ -20,6 +20,8 @@ weigh positives by images over positives, counted with labels that the site does
 """
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -31,6 +33,7 @@ from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.local.losses import Missing, compute_positive_weights, fill_missing_labels, partial_loss
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound
 from polyclinic.strategies.local.site_method import Parameters, SiteMethod
+from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method
 
 
@@ -40,6 +43,7 @@ class FedLSRParameters(Parameters):
     Attributes:
         distance_weight: The largest value of gamma.
         ramp_rounds: Rounds over which gamma grows: a fifth of all rounds in the authors' notebook, 40 in FedMLP's code.
+            If the experiment gives none, a fifth of the run's rounds, at most 40.
         sharpening_temperature: T_s, which sharpens the mixed predictions.
         distillation_temperature: T_d, the temperature of both predictions in their distance.
         entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ uses 0.6.
@@ -48,6 +52,9 @@ class FedLSRParameters(Parameters):
             class.
     """
 
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
+        "ramp_rounds": make_share_of_rounds("a fifth", 1, 5, most=40)
+    }
     weighting: Weighting = "samples"
     distance_weight: float = Field(0.4, ge=0)
     ramp_rounds: int = Field(40, ge=0)
@@ -56,6 +63,13 @@ class FedLSRParameters(Parameters):
     entropy_weight: float = Field(0.0, ge=0)
     missing: Missing = "negative"
     balanced: bool = True
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return the round in which the distance between views has its largest weight."""
+        if not self.distance_weight:
+            return ()
+        event = "the distance between views reaches its weight"
+        return (Stage(event, self.ramp_rounds + 1, ("ramp_rounds",), "ramp_rounds = 0"),)
 
 
 def mix_view_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from polyclinic.strategies.aggregation.means import HeadMean, Weighting, WholeHe
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_model_as_teacher
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 from polyclinic.strategies.methods.surgical import OwnersMean
 
@@ -60,7 +61,8 @@ class FedMLPParameters(Parameters):
     share of images with a certain prediction.
 
     Attributes:
-        stage_one_rounds: Number of rounds before the first tags; the authors' t1 is 50.
+        stage_one_rounds: Number of rounds before the first tags; the authors' t1 is 50. Half of the run's rounds, at
+            most 50, if the experiment gives none.
         tag_rate_negative, tag_rate_positive: T0 and T1: share of the images tagged in a round at difficulty 1.
         sure_below, sure_above: L and R: a probability below L or above R is certain.
         rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors' rule.
@@ -73,6 +75,9 @@ class FedMLPParameters(Parameters):
         heads: ``own`` averages a class's head row only over the sites that label the class, as surgical aggregation.
     """
 
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
+        "stage_one_rounds": make_share_of_rounds("half", 1, 2, most=50)
+    }
     weighting: Weighting = "samples"
     stage_one_rounds: int = Field(50, ge=1)
     tag_rate_negative: float = Field(0.005, ge=0, le=1)
@@ -98,6 +103,14 @@ class FedMLPParameters(Parameters):
                 "set consistency = false too"
             )
         return self
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return stage 2; none if the switches of the ablation make both stages alike."""
+        consistency_begins = self.consistency and not self.consistency_stage_one
+        if not self.detection and not consistency_begins:
+            return ()
+        event = "stage 2, in which missing labels are tagged, begins"
+        return (Stage(event, self.stage_one_rounds + 1, ("stage_one_rounds",)),)
 
 
 # ---------------------------------------------------------------------- how often a site sees a class (eq. 3)

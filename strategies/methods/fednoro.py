@@ -39,7 +39,7 @@ Our version, because images have several labels and a site labels some classes:
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ from polyclinic.strategies.aggregation.robust import compute_distances_between_m
 from polyclinic.strategies.local.losses import Missing
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage, get_round_count, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedmlp import compute_supervised_loss, compute_target_logit_adjustment
 
@@ -66,18 +67,30 @@ VOTES = 9
 """Number of mixtures, each fitted from another seed; the most frequent division is used, as in the authors' code."""
 
 
+def _choose_ramp(rounds: int, settings: Settings) -> int:
+    """Return two fifths of the rounds, but no more than stage 2 has after its first round."""
+    most = rounds - 1 - get_round_count(settings, "stage_one_rounds", 1)
+    return max(1, min(39, rounds * 2 // 5, most))
+
+
 class FedNoRoParameters(Parameters):
     """The ``[method]`` table of ``fednoro``. lambda is the weight of distillation at a noisy site.
 
     Attributes:
-        stage_one_rounds: Number of rounds before noisy sites learn from the received model.
+        stage_one_rounds: Number of rounds before noisy sites learn from the received model; a third of the run's
+            rounds, at most 10, if the experiment gives none.
         noisy: ``detect`` finds noisy sites by their losses; ``known`` takes every site that does not label all classes.
         missing: How the loss treats classes that a site does not label; ``masked`` leaves them to the distillation.
         distillation: The largest value of lambda.
-        ramp_rounds: Number of rounds after stage 1 until lambda reaches its largest value.
+        ramp_rounds: Number of rounds after stage 1 until lambda reaches its largest value; two fifths of the run's
+            rounds, at most 39, and not past the last one, if the experiment gives none.
         temperature: Divisor of the received model's logits.
     """
 
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
+        "stage_one_rounds": make_share_of_rounds("a third", 1, 3, most=10),
+        "ramp_rounds": RoundDefault("two fifths of the rounds, at most 39, and not past the last", _choose_ramp),
+    }
     weighting: Weighting = "samples"
     stage_one_rounds: int = Field(10, ge=1)
     noisy: Literal["detect", "known"] = "detect"
@@ -85,6 +98,16 @@ class FedNoRoParameters(Parameters):
     distillation: float = Field(0.8, ge=0, le=1)
     ramp_rounds: int = Field(39, ge=1)
     temperature: float = Field(0.8, gt=0)
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return stage 2, and the round in which lambda is at its largest value."""
+        second = self.stage_one_rounds + 1
+        event = "stage 2, in which noisy sites learn from the received model, begins"
+        stages = [Stage(event, second, ("stage_one_rounds",))]
+        if self.distillation:
+            settings = ("stage_one_rounds", "ramp_rounds")
+            stages.append(Stage("the distillation reaches its weight", second + self.ramp_rounds, settings))
+        return tuple(stages)
 
 
 # ---------------------------------------------------------------------- noisy sites and their weights

@@ -20,6 +20,7 @@ from polyclinic.common.system.hashing import derive_seed
 from polyclinic.strategies.aggregation.means import mix_models
 from polyclinic.strategies.local.losses import Missing
 from polyclinic.strategies.local.site_method import Parameters, SequentialSite
+from polyclinic.strategies.local.stages import Stage
 from polyclinic.strategies.methods.base import RoundContext, SequentialMethod
 
 
@@ -35,6 +36,10 @@ class PolyclinicParameters(Parameters):
     order: Literal["drawn", "name"] = "drawn"
     mean_rounds: int = Field(1, ge=0)
     missing: Missing = "masked"
+
+    def list_stages(self) -> tuple[Stage, ...]:
+        """Return the round in which the last of the rounds with a mean ends."""
+        return (Stage("the last of the rounds with a mean is", self.mean_rounds, ("mean_rounds",)),)
 
 
 class PolyclinicSite(SequentialSite):

@@ -4,7 +4,7 @@ Before the file is written, it passes all checks that a run makes before its fir
 pictures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -14,10 +14,10 @@ from polyclinic.common.system.files import find_existing_output_faults, write_at
 from polyclinic.common.system.plain_text import format_as_json_text, format_count_with_noun, join_as_english_list
 from polyclinic.common.system.resources import exclude_imports_from_gc
 from polyclinic.common.system.toml import parse_toml
+from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.server.outbound_hosts import describe_experiment_hosts
-from polyclinic.studies.init.hospitals import has_spelling_variants
-from polyclinic.studies.init.report import describe_class_synonyms, describe_label_data, describe_pictures
+from polyclinic.studies.init.report import describe_label_data, describe_pictures, describe_spelling_synonyms
 from polyclinic.studies.init.table import InspectedDataset
 
 MOST_SITES = 3
@@ -42,16 +42,12 @@ rotation = 0.03                 # of a full turn
 horizontal_flip = false         # true where left and right mean nothing
 
 [data]
-kind = "folder"
-images = {images}
-labels = {labels}
-image_column = {image_column}
-{columns}
+{data}
 image_size = {image_size}
 color = {color}
 {synonyms}
 {partition}"""
-_SIMULATED = """# Simulated hospitals: patients are dealt over them, and the classes that each of them annotates.
+_SIMULATED = """# Simulated hospitals: patients are divided over them, and the classes that each of them annotates.
 [partition]
 kind = "class_subsets"
 sites = {sites}
@@ -80,143 +76,187 @@ def check_and_write_experiment(
     Raises:
         BadInput: If the file exists already, or a run would refuse the experiment.
     """
+    splits, hosts = check_experiment_text(_format_experiment_file(data, out.resolve(), confirmed=True), out, tell)
+    write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
+    skipped = [skip for part in splits.parts for skip in part.skipped]
+    lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
+    lines += [*describe_pictures(data, splits), *(f"    {note}" for note in splits.train.notes)]
+    return [*lines, *describe_label_data(data), *describe_spelling_synonyms(data, out), *hosts]
+
+
+def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -> tuple[DatasetSplits, list[str]]:
+    """Check the text of an experiment as a run does, with all pictures decoded.
+
+    Returns:
+        The images, and lines on the hosts that a run would connect to.
+
+    Raises:
+        BadInput: If the file exists already, or a run would refuse the experiment.
+    """
     raise_faults(find_existing_output_faults(out))
     with exclude_imports_from_gc():  # torch takes seconds, and most faults are found before
         from polyclinic.common.simulation import clear_simulated_data_cache
         from polyclinic.server.simulation.simulate import check_simulation_experiment
 
-    tree = parse_toml(_format_experiment_file(data, out.resolve(), confirmed=True))
     clear_simulated_data_cache()
-    file = validate_experiment(tree, out.resolve(), name=out.name)
+    file = validate_experiment(parse_toml(text), out.resolve(), name=out.name)
     _, checked = check_simulation_experiment(file, tell)
-    write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
-    skipped = [skip for part in checked.splits.parts for skip in part.skipped]
-    lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
-    notes = [note for note in checked.splits.train.notes if note != data.checked.other_findings_note]  # not decided yet
-    lines += [*describe_pictures(data, skipped), *(f"    {note}" for note in notes)]
-    hosts = describe_experiment_hosts(file)
-    return [*lines, *describe_label_data(data), *describe_class_synonyms(data, out), *hosts]
+    return checked.splits, list(describe_experiment_hosts(file))
 
 
-def describe_next_command(data: InspectedDataset, out: Path) -> str:
+def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
     """Return a line for the user with the next command, and the decisions to make before it."""
-    first = (
-        f"first decide on {join_as_english_list(data.undecided_settings)} in {out}, then: "
-        if data.undecided_settings
-        else ""
-    )
+    first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
     return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
 
 
-def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
-    """Return the text of the experiment file.
-
-    The file leaves some decisions to the user, as lines that begin with ``#``.
+def format_experiment_text(
+    *,
+    table: Path,
+    out: Path,
+    data: str,
+    partition: str,
+    image_size: int,
+    color: bool,
+    sizes: Sequence[tuple[int, int]],
+    synonyms: Sequence[str] = (),
+) -> str:
+    """Return the text of an experiment file.
 
     Args:
-        data: The data set, its images and its table.
-        out: Path of the file; paths in the text are relative to its folder where possible.
-        confirmed: True to take these decisions for the user, so that the text can be checked: all synonyms are accepted
-            if some differ only in spelling, doubtful names are listed in ``other_findings``, and names that mean an
-            image was not assessed in ``not_assessed``.
+        table: The user's table.
+        out: Path of the file.
+        data: The lines of ``[data]`` but for size and colour.
+        partition: The lines of ``[partition]``.
+        image_size: Side length of the images in pixels.
+        color: Whether the images have colours.
+        sizes: Height and width of some pictures.
+        synonyms: Lines on synonyms.
     """
-    roles, folder, columns = data.roles, out.parent, _format_column_lines(data, confirmed=confirmed)
     pixels = "sizes of their own"
-    if data.sizes:
-        low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
+    if sizes:
+        low, high = (f"{height} x {width}" for height, width in (min(sizes), max(sizes)))
         pixels = low if low == high else f"{low} to {high}"
-    count, hospitals = len(roles.classes) - len(data.synonyms), data.hospitals
-    sites = min(MOST_SITES, count)
-    if hospitals is None:
-        partition = _SIMULATED.format(sites=sites, shared=int(count > sites))
-    else:
-        evidence = "those of which not all of its cells are blank"
-        evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
-        source, lists = format_as_json_text(roles.source), hospitals.format_partition_lists()
-        partition = _HOSPITALS.format(source=source, evidence=evidence, lists=lists)
-    mark = "" if confirmed and has_spelling_variants(data.synonyms) else "# "
-    synonyms = [
-        f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}"
-        for own, name in data.synonyms.items()
-    ]
-    if synonyms:
-        hint = "# Names that may mean one class. Remove the # of a line to make them one: left name = right name."
-        synonyms = [hint, *synonyms, ""]
     return TEMPLATE.format(
-        table=data.table.name,
+        table=table.name,
         name=format_as_json_text(out.stem),
-        image_size=data.image_size,
+        image_size=image_size,
         pixels=pixels,
-        channels=3 if data.color else 1,
-        images=format_as_json_text(_make_relative_path(data.images, folder)),
-        labels=format_as_json_text(_make_relative_path(data.table, folder)),
-        image_column=format_as_json_text(roles.image),
-        columns="\n".join(columns),
-        color=str(data.color).lower(),
+        channels=3 if color else 1,
+        data=data,
+        color=str(color).lower(),
         synonyms="\n".join(synonyms),
         partition=partition,
     )
 
 
-def _format_column_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
-    """Return the lines of ``[data]`` that name columns and say how their cells are read."""
-    roles = data.roles
-    if roles.patient:
-        columns = [f"patient_column = {format_as_json_text(roles.patient)}"]
-    elif data.patient_source_and_count:
-        columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
-    else:
-        columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
-    columns += _format_label_lines(data, confirmed=confirmed)
-    if data.spec.similar_patients == "join":
-        columns.append('similar_patients = "join"       # patients whose names are alike count as one')
-    if roles.source:
-        columns.append(f"source_column = {format_as_json_text(roles.source)}")
-    if roles.split:
-        columns.append(f"split_column = {format_as_json_text(roles.split)}")
-    for name in () if roles.split else roles.possible_splits:
-        columns.append(f"# split_column = {format_as_json_text(name)}   # once its cells are train, val or test")
-    if data.depth is not None:
-        columns.append(
-            f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them"
-        )
-    if data.display_problems:
-        columns.append(
-            "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
-        )
-    if data.present < data.rows:
-        columns.append('missing_files = "ignore"        # rows without a picture are left out')
-    return columns
+def format_simulated_partition(class_count: int) -> str:
+    """Return the lines of ``[partition]`` for hospitals that are simulated."""
+    sites = min(MOST_SITES, class_count)
+    return _SIMULATED.format(sites=sites, shared=int(class_count > sites))
 
 
-def _format_label_lines(data: InspectedDataset, *, confirmed: bool) -> list[str]:
-    """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
-    roles, columns = data.roles, list[str]()
-    if roles.label_columns:
-        columns.append(f"label_columns = {format_as_json_text(list(roles.label_columns))}")
-        columns.append('uncertain = "unknown"           # what -1 means')
-        columns.append('# blank = "negative"            # a blank cell means: absent; without this line: nobody looked')
-    else:
-        columns.append(f"finding_column = {format_as_json_text(roles.finding)}")
-        columns.append(f"separator = {format_as_json_text(roles.separator)}")
-        names = format_as_json_text(list(roles.classes))
-        columns.append(f"classes = {names}   # move what is no finding to the next lines")
-        mark = "" if roles.no_finding else "# "
-        names = format_as_json_text([*NO_FINDING, *roles.no_finding])
-        columns.append(f"{mark}no_finding = {names}   # such an image shows no class")
-        mark = "" if roles.doubtful and confirmed else "# "
-        columns.append(f"{mark}other_findings = {format_as_json_text(list(roles.doubtful))}   # count as no class")
-        if roles.not_assessed:
-            mark, names = "" if confirmed else "# ", format_as_json_text(list(roles.not_assessed))
-            columns.append(f"{mark}not_assessed = {names}   # the labels of such an image are unknown")
-        if data.blank_finding_count:
-            columns.append(
-                '# blank = "negative"            # a blank cell means: no finding; without this line: unknown'
-            )
-    return columns
-
-
-def _make_relative_path(path: Path, folder: Path) -> str:
+def make_relative_path(path: Path, folder: Path) -> str:
     """Return a path relative to ``folder`` if it lies below the folder, else an absolute path."""
     absolute = path.resolve()
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()
+
+
+def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: bool = False) -> str:
+    """Return the text of the experiment file.
+
+    Args:
+        data: The data set, its images and its table.
+        out: Path of the file; paths in the text are relative to its folder where possible.
+        confirmed: True to accept the synonyms that the file leaves to the user as comments, so that it can be checked.
+    """
+    hospitals = data.hospitals
+    if hospitals is None:
+        partition = format_simulated_partition(len(data.checked.class_names) - len(data.synonyms))
+    else:
+        evidence = "those of which not all of its cells are blank"
+        evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
+        source, lists = format_as_json_text(data.roles.source), hospitals.format_partition_lists()
+        partition = _HOSPITALS.format(source=source, evidence=evidence, lists=lists)
+    mark = "" if confirmed else "# "
+    synonyms = [
+        f"{mark}synonyms.{format_as_json_text(own)} = {format_as_json_text(name)}"
+        for own, name in data.synonyms.items()
+    ]
+    if synonyms:
+        hint = "# Names that differ only in spelling. Remove the # of a line to make them one: left name = right name."
+        synonyms = [hint, *synonyms, ""]
+    return format_experiment_text(
+        table=data.own_table,
+        out=out,
+        data="\n".join(_format_data_lines(data, out.parent)),
+        partition=partition,
+        image_size=data.image_size,
+        color=data.color,
+        sizes=data.sizes,
+        synonyms=synonyms,
+    )
+
+
+def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
+    """Return the lines of ``[data]`` that name files and columns and say how cells are read."""
+    roles = data.roles
+    lines = [
+        'kind = "folder"',
+        f"images = {format_as_json_text(make_relative_path(data.images, folder))}",
+        f"labels = {format_as_json_text(make_relative_path(data.table, folder))}",
+        f"image_column = {format_as_json_text(roles.image)}",
+    ]
+    if roles.patient:
+        lines.append(f"patient_column = {format_as_json_text(roles.patient)}")
+    elif data.patient_source_and_count:
+        lines.append("# patient_column = ...          # left out: PatientID of the DICOM files is taken")
+    else:
+        lines.append("# patient_column = ...          # left out: each picture counts as a patient of its own")
+    lines += _format_label_lines(data)
+    if data.spec.similar_patients == "join":
+        lines.append('similar_patients = "join"       # patients whose names are alike count as one')
+    if roles.source:
+        lines.append(f"source_column = {format_as_json_text(roles.source)}")
+    if roles.split:
+        lines.append(f"split_column = {format_as_json_text(roles.split)}")
+    else:
+        lines.append(f"split_seed = {data.split_seed}                # 70/10/20 by patient, balanced over the classes")
+    for name in () if roles.split else roles.unread_splits:
+        lines.append(f"# split_column = {format_as_json_text(name)}   # once its cells are train, val or test")
+    if data.depth is not None:
+        lines.append(f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them")
+    if data.display_problems:
+        lines.append(
+            "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
+        )
+    if data.spec.missing_files == "ignore":
+        lines.append('missing_files = "ignore"        # rows without a picture are left out, as you said')
+    return lines
+
+
+def _format_label_lines(data: InspectedDataset) -> list[str]:
+    """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
+    roles, names = data.roles, data.names
+    if names is None:
+        lines = [f"label_columns = {format_as_json_text(list(roles.label_columns))}"]
+        lines.append(f"uncertain = {format_as_json_text(data.spec.uncertain)}           # what -1 means")
+        if data.spec.blank == "negative":
+            lines.append('blank = "negative"              # a blank cell means: absent')
+        else:
+            lines.append(
+                '# blank = "negative"            # a blank cell means: absent; without this line: nobody looked'
+            )
+        return lines
+    lines = [f"finding_column = {format_as_json_text(roles.finding)}"]
+    lines.append(f"separator = {format_as_json_text(names.separator)}")
+    lines.append(f"classes = {format_as_json_text(list(names.classes))}   # move what is no finding to the next lines")
+    mark = "" if names.no_finding else "# "
+    no_finding = format_as_json_text([*NO_FINDING, *names.no_finding])
+    lines.append(f"{mark}no_finding = {no_finding}   # such an image shows no class")
+    lines.append("# other_findings = []   # such names count as no class")
+    if names.not_assessed:
+        words = format_as_json_text(list(names.not_assessed))
+        lines.append(f"not_assessed = {words}   # the labels of such an image are unknown")
+    lines.append('# blank = "negative"            # a blank cell means: no finding; without this line: unknown')
+    return lines

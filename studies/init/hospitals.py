@@ -1,9 +1,7 @@
-"""For ``flwr-sim init``: detect the hospitals of a label table, their annotated classes, and synonyms of classes."""
+"""For ``flwr-sim init``: the hospitals of a label table, their annotated classes, and names of one spelling."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +9,14 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_as_json_text, format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import find_placeholder_patients
-from polyclinic.data.base.names import make_class_spelling_key, make_name_similarity_key
+from polyclinic.data.base.names import make_class_spelling_key
+from polyclinic.data.tables.columns import describe_some_cells
 from polyclinic.data.tables.csv import CsvTable
-from polyclinic.data.tables.judgement import is_metadata_column_name, judge_column_content, split_diagnosis_code
 from polyclinic.data.tables.labels import LabelTable, convert_hospital_to_site_name
-from polyclinic.data.tables.roles import (
-    ColumnRoles,
-    describe_non_label_cells,
-    find_class_synonyms,
-    rank_name_similarity,
-)
+from polyclinic.studies.init.roles import ColumnRoles
 
-MOST_HOSPITALS, MOST_COLUMNS, MOST_COMPARED = 30, 10, 300
-"""Lines and columns of the table for the terminal; hospitals whose names are compared with one another."""
+MOST_HOSPITALS, MOST_COLUMNS = 30, 10
+"""Lines and columns of the table for the terminal."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +48,29 @@ class HospitalsInTable:
     trains: NDArray[np.bool_]
     shared_patients: int
 
-    def find_unlabelled_hospital_faults(
-        self, columns: CsvTable, roles: ColumnRoles, findings: Sequence[str]
-    ) -> list[Fault]:
-        """Return a fault for each hospital that has training images but no readable label.
+    def find_unlabelled_hospital_faults(self, columns: CsvTable, roles: ColumnRoles) -> list[Fault]:
+        """Return a fault for each hospital that has training images but no label.
 
-        The message names columns with cells that the hospital may have meant as labels.
-
-        Args:
-            findings: Columns that the user named as labels; if there are any, the message names no others.
+        The message shows its cells in the columns without a role, which it may have meant as labels.
         """
         faults, source = [], columns.get_column(self.column)
+        labels = roles.label_columns or ([roles.finding] if roles.finding else [])
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
                 continue
             places = [place for place, cell in enumerate(source.cells) if convert_hospital_to_site_name(cell) == name]
             own = columns.select_rows(np.isin(source.places, places))
-            others = [other for other, of in roles.unused.items() if of.may_be_labels]
-            judged = {other: judge_column_content(own.get_column(other)) for other in others}
-            meant = {other: of for other, of in judged.items() if of.foreign and not is_metadata_column_name(other)}
-            problem = f'"{name}" of column {self.column} has no label that can be read.'
-            remedy = "Write its labels in the columns of the others: 1, 0, -1, or nothing where it does not look."
-            if findings:
-                problem += f" Its cells of {quote_names(findings, MOST_COLUMNS)} are blank"
-                problem += f", or {quote_names(roles.not_assessed)}: not assessed." if roles.not_assessed else "."
-                remedy = 'Take its lines out of the table, or add --source-column "" for sites that are made up.'
-            elif meant:
-                problem += f" Its cells are no labels in {describe_non_label_cells(own, meant)}."
-                remedy = "Write 1 (shows it), 0 (does not), -1 (doubtful) or nothing (nobody looked) in these cells."
+            others = [
+                f'"{other}" ({describe_some_cells(own.get_column(other))})' for other in roles.unused if other in own
+            ]
+            problem = (
+                f'"{name}" of column {self.column} has no label: its cells of {quote_names(labels, MOST_COLUMNS)} '
+            )
+            problem += "are blank."
+            if others:
+                problem += f" Columns that are not used: {list_first_and_count_rest(others, MOST_COLUMNS)}."
+            remedy = "Write its labels in the columns of the others, or take its lines out of the table, or add "
+            remedy += '--source-column "" for simulated hospitals.'
             faults.append(Fault("--source-column", problem, remedy))
         return faults
 
@@ -138,16 +126,6 @@ class HospitalsInTable:
                 "    Some programs write 0 where nobody looked: if so, remove the class from the hospital's list in",
                 "    [partition.lists].",
             ]
-        alike = [
-            f'"{first}" and "{second}"'
-            for first, second in combinations(self.names[:MOST_COMPARED], 2)
-            if _may_be_same_hospital(first, second)
-        ]
-        if alike:
-            lines += [
-                f"    one hospital or two? {'; '.join(alike[:MOST_COLUMNS])}.",
-                "    Each name is a site of its own: if two mean one hospital, write them in one way in the table.",
-            ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
             lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")
         if self.shared_patients:
@@ -157,17 +135,6 @@ class HospitalsInTable:
             )
             lines.append("    If every hospital gives numbers of its own, write the hospital in front of them.")
         return lines
-
-
-def _may_be_same_hospital(name: str, other: str) -> bool:
-    """Return True if two hospital names are similar, or if one has all words of the other, possibly abbreviated.
-
-    For example, ``"University Hospital Ulm"`` has all words of ``"Univ. Ulm"``. Numbers in such names must be equal.
-    """
-    short, long = sorted((make_name_similarity_key(name).split(), make_name_similarity_key(other).split()), key=len)
-    is_within = all(any(word.startswith(part) or part.startswith(word) for word in long) for part in short)
-    is_same_number = re.findall(r"\d+", name) == re.findall(r"\d+", other)
-    return (is_within and is_same_number) or rank_name_similarity(name, other) is not None
 
 
 def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> HospitalsInTable | None:
@@ -203,34 +170,9 @@ def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> Hospital
     )
 
 
-def propose_class_synonyms(roles: ColumnRoles, table: LabelTable, hospitals: HospitalsInTable | None) -> dict[str, str]:
-    """Return class name -> name that may replace it, because both may mean the same class.
-
-    The replacement is the more frequent name; if that name has several spellings, it is the alphabetically first of
-    them, as in the error message of a run. A diagnosis code that ends in G (confirmed) is replaced by the code without
-    this G.
-    """
-    shows = (table.labels == 1).astype(np.float32)
-    by_row = (~np.isnan(table.labels)).astype(np.float32) if roles.finding is None else shows
-    counts = dict(zip(table.class_names, shows.sum(axis=0).astype(int).tolist(), strict=True))
-    together = by_row.T @ by_row > 0
-    one_place = together if roles.finding is None else np.ones_like(together)
-    if hospitals is not None:
-        used = hospitals.annotated.astype(np.float32)
-        one_place = used.T @ used > 0
-    synonyms = find_class_synonyms(counts, together, one_place)
-    for usual in sorted(set(synonyms.values())):
-        own = [name for name, other in synonyms.items() if other == usual]
-        first = min(name for name in (usual, *own) if make_class_spelling_key(name) == make_class_spelling_key(usual))
-        synonyms |= dict.fromkeys((usual, *own), first)
-        del synonyms[first]
-    codes = {code: name for name in table.class_names if (code := split_diagnosis_code(name))}
-    for (number, certainty), name in codes.items():
-        if certainty == "g" and (bare := codes.get((number, ""))):  # G means: confirmed
-            synonyms[name] = synonyms.get(bare, bare)
-    return synonyms
-
-
-def has_spelling_variants(synonyms: Mapping[str, str]) -> bool:
-    """Return whether some names differ only in spelling, which a run refuses until a person decides."""
-    return any(make_class_spelling_key(own) == make_class_spelling_key(name) for own, name in synonyms.items())
+def propose_spelling_synonyms(class_names: Sequence[str]) -> dict[str, str]:
+    """Return class name -> alphabetically first name of the same letters and digits; a run refuses to have both."""
+    groups = dict[str, list[str]]()
+    for name in sorted(class_names):
+        groups.setdefault(make_class_spelling_key(name), []).append(name)
+    return {name: names[0] for names in groups.values() for name in names[1:]}

@@ -1,19 +1,27 @@
-"""``flwr-sim init``: inspect a user's own label table and its pictures, as a run reads them."""
+"""``flwr-sim init``: examine a user's own label table and its pictures, by plain rules, as a run reads them."""
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.system.files import is_file, make_missing_input_fault
+from polyclinic.common.system.files import (
+    find_existing_output_faults,
+    is_file,
+    make_missing_input_fault,
+    write_atomically,
+)
+from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import find_placeholder_patients
-from polyclinic.data.base.names import is_blank_cell, normalize_name
+from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.spec import NO_FINDING, FolderDatasetSpec
+from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
     decode_picture,
@@ -22,52 +30,305 @@ from polyclinic.data.images.reading import (
     is_grey_picture,
     open_png_or_jpeg,
 )
-from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
-from polyclinic.data.tables.files import (
-    PictureFileFinder,
-    describe_other_file_extensions,
-    drop_picture_extension,
-)
-from polyclinic.data.tables.judgement import split_diagnosis_code
+from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table, read_first_rows
+from polyclinic.data.tables.files import PictureFileFinder, describe_other_file_extensions
 from polyclinic.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
-from polyclinic.data.tables.roles import (
-    ColumnRoles,
-    find_absent_picture_columns,
-    find_ambiguous_picture_faults,
-    find_label_columns_of_other_images,
-    find_picture_columns,
-    find_picture_folder,
-    guess_column_roles,
-    make_other_picture_labels_fault,
-)
+from polyclinic.data.tables.search import PictureSearch
 from polyclinic.studies.init.hospitals import (
     HospitalsInTable,
     detect_hospitals_in_table,
-    has_spelling_variants,
-    propose_class_synonyms,
+    propose_spelling_synonyms,
+)
+from polyclinic.studies.init.known import KnownTable, recognise_table
+from polyclinic.studies.init.lines import (
+    PictureLines,
+    find_patient_in_path,
+    make_picture_table,
+    must_join_lines,
+)
+from polyclinic.studies.init.mimic import MIMIC_COLUMNS, join_mimic_tables
+from polyclinic.studies.init.questions import Choice, ColumnHints, Question, describe_head, make_path_for_command
+from polyclinic.studies.init.roles import (
+    ColumnRoles,
+    FindingNames,
+    ask_for_patients,
+    assign_column_roles,
+    read_finding_names,
 )
 
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
+MOST_SPLIT_SEEDS = 200
+MOST_HASHED_NAMES = 1_000_000
+"""Number of patients' names that are hashed in all tries of a seed together; a million take three seconds."""
 LOOKED_AT = 50
 """Number of pictures, spread over the table, that are read to guess the settings."""
 DEPTHS = (8, 10, 12, 14, 16)
+HEAD_ROWS = 4
+_LISTED = 3
+_OFFERED = 5
+
+
+@dataclass(frozen=True)
+class FoundPictures:
+    """The pictures of a table on the disk.
+
+    Attributes:
+        folder: The folder from which ``lines.paths`` start.
+        lines: The pictures of each row.
+        names_lead_there: True if the cells themselves lead from ``folder`` to the pictures, one a row.
+        absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
+        unnamed: Files in the folder that no row names, and that are pictures by their ending.
+    """
+
+    folder: Path
+    lines: PictureLines
+    names_lead_there: bool
+    absent: str
+    unnamed: tuple[str, ...]
+
+    @property
+    def is_present(self) -> NDArray[np.bool_]:
+        """``(rows,)``, whether the row has a picture."""
+        return np.array([bool(paths) for paths in self.lines.paths], dtype=np.bool_)
+
+    def list_folders(self) -> tuple[str, ...]:
+        """Return the folders in which pictures lie, relative to ``folder``."""
+        parents = {str(Path(path).parent) for paths in self.lines.paths for path in paths}
+        return tuple(sorted(parents))
+
+    def list_files(self) -> list[Path]:
+        """Return the files in the order of the rows."""
+        return [self.folder / path for paths in self.lines.paths for path in paths]
+
+
+@dataclass(frozen=True)
+class TableExamination:
+    """What the rules say about a table, and what they leave open.
+
+    Attributes:
+        table: The user's table.
+        head: The first rows of the file.
+        has_headings: False if the first line is a row.
+        columns: All columns.
+        known: The public table with these headings; None for any other.
+        roles: The roles of the columns, as far as they are settled.
+        pictures: The pictures; None while the column of pictures is a question.
+        patients_in_paths: True if the patient is a folder's name in the path of each picture.
+        questions: What the user must say before an experiment can be written.
+    """
+
+    table: Path
+    hints: ColumnHints
+    head: Sequence[Sequence[str]]
+    has_headings: bool
+    columns: CsvTable
+    known: KnownTable | None
+    roles: ColumnRoles
+    pictures: FoundPictures | None
+    patients_in_paths: bool
+    questions: tuple[Question, ...]
+
+    def describe_rules(self, width: int) -> list[str]:
+        """Return lines for the user: the head of the table, and what was taken for which role by which rule."""
+        lines = [f"{self.table.name}, the first lines of {len(self.columns.lines):,}:"]
+        lines += describe_head(self.head, width)
+        if not self.has_headings:
+            lines.append("The first line names no columns: it is a row. The columns are called column1, column2, ...")
+        lines += [f"{role + ':':<11}{rule}" for role, rule in self.roles.rules.items()]
+        return lines
+
+
+def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
+    """Read a label table, give its columns their roles, and find its pictures.
+
+    Raises:
+        BadInput: If the table is unreadable, lacks a column that the user named, or no picture exists.
+    """
+    if not is_file(table):
+        raise BadInput([make_missing_input_fault(table)])
+    if table.suffix == ".npz":
+        problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
+        remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
+        raise BadInput([Fault("labels", problem, remedy)])
+    search = PictureSearch(hints.images or table.parent, PictureFileFinder())
+    has_headings, head = _read_head(table, search)
+    columns = read_csv_table(table, "labels", has_headings=has_headings)
+    hints = _normalize_hints(table, columns, hints)
+    known = recognise_table(columns)
+    roles, questions = assign_column_roles(columns, search, hints, known)
+    pictures = None
+    patients_in_paths = False
+    if roles.image:
+        pictures, open_questions = _find_pictures(table, columns, roles, search, hints)
+        questions += open_questions
+    if roles.patient is None and not any(question.option == "--patient-column" for question in questions):
+        files = [] if pictures is None else pictures.list_files()
+        # Only folders below that of the pictures count: one above would be the same patient for all.
+        paths = [] if pictures is None else [path for of_row in pictures.lines.paths for path in of_row]
+        patients_in_paths = bool(paths) and all(map(find_patient_in_path, paths))
+        rules = dict(roles.rules)
+        if _name_dicom_patients(files):
+            rules["patients"] = "PatientID of the DICOM files, because no column has a well-known heading"
+        elif patients_in_paths:
+            rules["patients"] = f"the folder in each path, such as {find_patient_in_path(paths[0])}"
+        else:
+            questions.append(ask_for_patients(columns, roles))
+        roles = replace(roles, rules=rules)
+    return TableExamination(
+        table=table,
+        hints=hints,
+        head=head,
+        has_headings=has_headings,
+        columns=columns,
+        known=known,
+        roles=roles,
+        pictures=pictures,
+        patients_in_paths=patients_in_paths,
+        questions=tuple(questions),
+    )
+
+
+def _read_head(table: Path, search: PictureSearch) -> tuple[bool, list[list[str]]]:
+    """Return whether the first line names the columns, and the first rows.
+
+    A first line with the name of a picture, or with a path that ends in a slash, is a row. Without an ending, a name
+    counts if it has a digit and is that of a file.
+    """
+    head = read_first_rows(table, HEAD_ROWS)
+    first = head[0] if head else []
+    is_row = any(cell.lower().endswith((*PICTURE_SUFFIXES, "/")) for cell in first)
+    is_row |= any(any(map(str.isdigit, cell)) and search.share_of_pictures([cell])[0] > 0 for cell in first)
+    return not is_row, head
+
+
+def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> ColumnHints:
+    """Return the user's statements with column names in the form of the table.
+
+    Raises:
+        BadInput: If the table lacks a column.
+    """
+    required = {"--image-column": hints.image}
+    required |= {"--patient-column": hints.patient or None, "--source-column": hints.source or None}
+    faults = find_missing_column_faults(table.name, columns, required)
+    for name in hints.findings:
+        faults += find_missing_column_faults(table.name, columns, {"--findings": name})
+    raise_faults(faults)
+
+    def normalize(name: str | None) -> str | None:
+        return None if name is None else normalize_name(name)
+
+    return replace(
+        hints,
+        image=normalize(hints.image),
+        patient=normalize(hints.patient),
+        source=normalize(hints.source),
+        findings=tuple(map(normalize_name, hints.findings)),
+    )
+
+
+def _find_pictures(
+    table: Path, columns: CsvTable, roles: ColumnRoles, search: PictureSearch, hints: ColumnHints
+) -> tuple[FoundPictures, list[Question]]:
+    """Find the pictures of all rows, and return with them the questions about names that fit no file, or several.
+
+    Raises:
+        BadInput: If no picture exists, or a folder cannot be listed.
+    """
+    column = columns.get_column(roles.image)
+    parts: Mapping[str, str] = {}
+    questions = list[Question]()
+    if roles.has_folders and roles.image == "study_id" and set(columns) >= MIMIC_COLUMNS:
+        paths, parts = join_mimic_tables(table, columns, search)
+        folder, names_lead_there = search.root, False
+    elif roles.has_folders:
+        of_cell = [search.list_pictures_of_folder(cell) for cell in column.cells]
+        paths = [of_cell[place] for place in column.places]
+        folder, names_lead_there = search.root, False
+    else:
+        located = search.locate_pictures([column.cells[place] for place in column.places])
+        paths = [[] if path is None else [path] for path in located.paths]
+        folder, names_lead_there = located.folder, located.names_lead_there
+        if located.ambiguous:
+            questions.append(_ask_which_folder(located.ambiguous, search.root))
+    raise_faults(search.finder.find_unlistable_folder_faults("--images"))
+    lost = np.array([not of_row for of_row in paths], dtype=np.bool_)
+    missing = [place for place in dict.fromkeys(column.places[lost].tolist()) if column.cells[place]]
+    if not any(paths) and not questions:
+        where = f"in {hints.images}" if hints.images else f"in the folder of {table.name} or below"
+        raise BadInput([_make_no_pictures_fault(column, roles.image, where, search)])
+    absent = column.describe_cell_lines(missing, _LISTED)
+    names = [column.cells[place] for place in missing]
+    hint = describe_other_file_extensions(str(folder), names, search.finder).rstrip(".")
+    absent += f". {hint}" if hint else ""
+    if lost.any() and not hints.ignore_missing and not questions:
+        count = format_count_with_noun(int(lost.sum()), "line names", "lines name")
+        text = f"Of {len(lost):,} lines, {count} a picture that is not there: {absent}. Leave these lines out?"
+        questions.append(Question("--ignore-missing-files", text, is_yes_or_no=True))
+    lines = PictureLines(paths, parts)
+    return FoundPictures(folder, lines, names_lead_there, absent, _list_unnamed(folder, paths, search)), questions
+
+
+def _list_unnamed(folder: Path, paths: Sequence[Sequence[str]], search: PictureSearch) -> tuple[str, ...]:
+    """Return the files in the folder that no row names, and that are pictures by their ending."""
+    named = {os.path.normpath(path) for of_row in paths for path in of_row}
+    endings = {Path(name).suffix.lower() for name in named}.union(PICTURE_SUFFIXES)
+    below = (os.path.normpath(os.path.join(*place)) for place in search.finder.list_files_recursively(folder))
+    return tuple(sorted(name for name in below if name not in named and Path(name).suffix.lower() in endings))
+
+
+def _ask_which_folder(ambiguous: Mapping[str, tuple[str, str]], root: Path) -> Question:
+    """Return the question which folder holds the pictures, for names that fit files in several folders."""
+    first = next(iter(ambiguous.values()))
+    text = f"{format_count_with_noun(len(ambiguous), 'name')} of the table fit two files, such as "
+    text += f'"{first[0]}" and "{first[1]}". Which folder holds the pictures? If both are '
+    text += "pictures of the table, write the folder before the name in its cells."
+    folders = dict.fromkeys(_get_first_different_folder(pair, place) for pair in ambiguous.values() for place in (0, 1))
+    choices = [Choice(make_path_for_command(root / folder)) for folder in folders]
+    return Question("--images", text, tuple(choices[:_OFFERED]))
+
+
+def _get_first_different_folder(pair: tuple[str, str], place: int) -> str:
+    """Return the folder of one of two paths, down to the first part in which they differ."""
+    own, other = (path.split("/")[:-1] for path in (pair[place], pair[1 - place]))
+    same = 0
+    while same < min(len(own), len(other)) and own[same] == other[same]:
+        same += 1
+    return "/".join(own[: same + 1])
+
+
+def _name_dicom_patients(files: Sequence[Path]) -> bool:
+    """Return True if some pictures, spread over the table, are DICOM files that name patients."""
+    from polyclinic.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
+
+    spread = [files[row] for row in _spread(len(files))]
+    return bool(files) and list_dicom_patient_ids(read_dicom_headers(spread)) is not None
+
+
+def _spread(count: int) -> list[int]:
+    """Return at most :data:`LOOKED_AT` numbers below ``count``, evenly spread."""
+    return [int(row) for row in np.unique(np.linspace(0, max(count - 1, 0), LOOKED_AT).round())] if count else []
 
 
 @dataclass(frozen=True)
 class InspectedDataset:
-    """A label table and its pictures, with everything that was detected about them.
+    """A label table and its pictures, with everything that the experiment and the report say about them.
 
     Attributes:
-        columns: All columns, with only the rows whose picture exists.
+        table: The table that the experiment names: the user's own, or one with a line a picture that init wrote.
+        own_table: The user's table.
+        columns: The columns of ``table``, with only the rows whose picture exists.
+        own_columns: The columns of ``own_table``, with all rows.
+        names: The names in the column of findings; None for label columns.
         spec: The data specification that a run would use.
         checked: The table as a run reads it, after all checks.
         hospitals: The hospitals of the table; None if no column names them.
-        synonyms: Class name -> the name of the same class that may replace it (:func:`propose_class_synonyms`).
-        rows: Number of rows in the whole table.
-        present: Number of rows whose picture exists.
+        synonyms: Class name -> the name that differs only in spelling and may replace it.
+        rows: Number of rows in the user's table.
+        left_out: Number of its rows whose picture does not exist.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
         unnamed: Files in the folder that no row names, and that are pictures by their ending.
-        other_pictures: Other columns that name pictures, which are not used.
+        folders: The folders of the pictures, if there are several that the table does not name.
+        joining_rule: The rule by which several lines of a picture became one; empty if none did.
         color: Whether some pictures have real colours, not grey stored as RGB.
         sizes: Height and width of some pictures; empty if only decoding would reveal them.
         depth: Bits used by 16-bit PNG files, guessed from their brightest sample; None without such files.
@@ -75,18 +336,23 @@ class InspectedDataset:
     """
 
     table: Path
+    own_table: Path
     images: Path
     columns: CsvTable
+    own_columns: CsvTable
     roles: ColumnRoles
+    names: FindingNames | None
+    known: KnownTable | None
     spec: FolderDatasetSpec
     checked: LabelTable
     hospitals: HospitalsInTable | None
     synonyms: Mapping[str, str]
     rows: int
-    present: int
+    left_out: int
     absent: str
     unnamed: tuple[str, ...]
-    other_pictures: tuple[str, ...]
+    folders: tuple[str, ...]
+    joining_rule: str
     color: bool
     sizes: tuple[tuple[int, int], ...]
     depth: int | None
@@ -101,6 +367,14 @@ class InspectedDataset:
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
 
+    @cached_property
+    def split_seed(self) -> int:
+        """The seed that divides the patients best over training, validation and test."""
+        patients = name_unknown_patients(self.checked.patients, self.checked.files.names.astype(np.str_))
+        # Of many patients any seed makes balanced parts, and each try takes its time.
+        seeds = min(MOST_SPLIT_SEEDS, max(1, MOST_HASHED_NAMES // len(patients)))
+        return choose_balanced_split_seed(patients, self.checked.labels, seeds)
+
     @property
     def classes_without_negatives(self) -> list[str]:
         """The classes that have positive labels (1) but no negative ones (0)."""
@@ -111,27 +385,19 @@ class InspectedDataset:
     @property
     def undecided_settings(self) -> list[str]:
         """The settings in the experiment file that a person has to decide on before a run."""
-        keys = ["the names after other_findings"] if self.roles.doubtful else []
-        keys += ["those after not_assessed"] if self.roles.not_assessed else []
-        keys += ["patient_column"] if self.checked.patient_with_too_many_images else []
-        keys += ["split_column"] if self.roles.possible_splits and self.roles.split is None else []
-        are_codes = any(map(split_diagnosis_code, self.synonyms))  # G behind a code means nothing else than the code
-        keys += ["synonyms"] if are_codes or has_spelling_variants(self.synonyms) else []
+        keys = ["patient_column"] if self.checked.patient_with_too_many_images else []
+        keys += ["split_column"] if self.roles.unread_splits and self.roles.split is None else []
+        keys += ["synonyms"] if self.synonyms else []
         has_no_negative = len(self.classes_without_negatives) == len(self.checked.class_names)
-        if (self.roles.label_columns and has_no_negative) or self.has_only_findings_or_blanks:
+        is_open = self.spec.blank == "unknown"
+        if is_open and ((self.roles.label_columns and has_no_negative) or self.has_only_findings_or_blanks):
             keys.append("blank")
         return keys
 
     @property
-    def blank_finding_count(self) -> int:
-        """The number of images whose cell in the column of findings is blank; 0 for label columns."""
-        if self.roles.finding is None:
-            return 0
-        column, images = self.columns.get_column(self.roles.finding), self.columns.get_column(self.roles.image)
-        is_blank = column.find_blank_rows()
-        named = {*self.roles.classes, *self.roles.no_finding, *self.roles.doubtful, *self.roles.not_assessed}
-        is_blank &= ~np.isin(column.places, [place for place, cell in enumerate(column.cells) if cell in named])
-        return len(np.unique(images.places[is_blank]))
+    def unlabelled_count(self) -> int:
+        """The number of images without any label."""
+        return int(np.isnan(self.checked.labels).all(axis=1).sum())
 
     @property
     def has_only_findings_or_blanks(self) -> bool:
@@ -140,143 +406,114 @@ class InspectedDataset:
         If it is True, a blank cell may mean that nothing was found. It is False if all class names are whole numbers,
         because these are grades of one disease.
         """
-        if all(name.isdecimal() for name in self.roles.classes):
+        if self.names is None or self.roles.finding is None or all(name.isdecimal() for name in self.names.classes):
             return False
+        has_blanks = self.columns.get_column(self.roles.finding).find_blank_rows().any()
         labels = self.checked.labels[~np.isnan(self.checked.labels).all(axis=1)]
-        return bool(self.blank_finding_count) and bool((labels == 1).any(axis=1).all())
+        return bool(has_blanks) and bool((labels == 1).any(axis=1).all())
 
     @cached_property
     def patient_source_and_count(self) -> tuple[str, int] | None:
         """Where patient names come from, and the number of patients; None if patients are not named."""
-        if self.roles.patient is not None:
+        if self.roles.patient:
             return f"column {self.roles.patient}", len(set(self.checked.patients.tolist()))
         named = self.checked.patients[~find_placeholder_patients(self.checked.patients)]
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
-@dataclass(frozen=True)
-class ColumnHints:
-    """The user's statements about the columns of the table; None for a column that is to be detected.
+def complete_dataset(examination: TableExamination, new_table: Path) -> InspectedDataset:
+    """Read the labels of a table about which nothing is open, and examine some of its pictures.
 
-    Attributes:
-        source: Name of the column of hospitals; empty text if hospitals are to be made up.
-        join_patients: Whether patients with similar names count as one patient.
-        findings: Names of the label columns, or of the one column of findings.
-    """
-
-    image: str | None = None
-    patient: str | None = None
-    source: str | None = None
-    join_patients: bool = False
-    findings: tuple[str, ...] = ()
-
-
-def inspect_label_table(table: Path, images: Path | None, hints: ColumnHints) -> InspectedDataset:
-    """Read a label table, find its pictures, and examine some of them.
+    A table that has not one line a picture, or whose names do not lead to the pictures, is written anew.
 
     Args:
-        images: Folder that contains the pictures, directly or in subfolders; None to search beside the table.
+        new_table: Path of the new table; written only if it is necessary.
 
     Raises:
-        BadInput: If the table is unreadable or lacks pictures or labels, no picture exists, or a run would refuse the
-            data, for instance for similar patient names.
+        BadInput: If a run would refuse the data, for instance for similar patient names, or the file exists already.
     """
-    if not is_file(table):
-        raise BadInput([make_missing_input_fault(table)])
-    if table.suffix == ".npz":
-        problem = f"{table.name} holds arrays and is no table, for which init writes experiments."
-        remedy = 'Write [data] with kind = "npz" yourself: docs/experiments.md, section [data].'
-        raise BadInput([Fault("labels", problem, remedy)])
-    columns = read_csv_table(table, "labels")
-    required = {"--image-column": hints.image, "--patient-column": hints.patient}
-    faults = find_missing_column_faults(table.name, columns, {**required, "--source-column": hints.source or None})
-    for name in hints.findings:
-        faults += find_missing_column_faults(table.name, columns, {"--findings": name})
-    raise_faults(faults)
-    given = [None if name is None else normalize_name(name) for name in (hints.image, hints.patient, hints.source)]
-    listings, root = PictureFileFinder(), images or table.parent
-    below = listings.list_files_recursively(root)
-    try:
-        column, *others = find_picture_columns(columns, (name for _, name in below), given[0])
-    except BadInput as bad:
-        hint = _suggest_remedy_for_folder_table(columns, {part for folder, _ in below for part in Path(folder).parts})
-        raise BadInput([replace(fault, remedy=hint or fault.remedy) for fault in bad.faults]) from None
-    raise_faults([] if given[0] else find_ambiguous_picture_faults((column, *others)))
-    names = columns[column]
-    folder = find_picture_folder(root, columns.get_column(column).cells, listings)
-    on_disk = [None if folder is None else listings.find_file(str(folder), name) for name in names]
-    present = np.array([name is not None for name in on_disk])
-    if folder is None or not present.any():
-        raise_faults(listings.find_unlistable_folder_faults("--images"))
-        where = f"in {images}" if images else f"in the folder of {table.name} or below"
-        raise BadInput([_make_no_pictures_fault(columns.get_column(column), column, where, root, listings)])
+    assert not examination.questions
+    assert examination.pictures is not None
+    pictures, roles = examination.pictures, examination.roles
+    is_present = pictures.is_present
+    columns = examination.columns if is_present.all() else examination.columns.select_rows(is_present)
+    # A run reads the cells of all rows, also of those without a picture.
+    names = read_finding_names(examination.columns, roles.finding, examination.known) if roles.finding else None
+    table, joining_rule = examination.table, ""
+    one_line_each = pictures.names_lead_there and not must_join_lines(columns, roles)
+    if not (examination.has_headings and one_line_each) or examination.patients_in_paths or pictures.lines.parts:
+        raise_faults(find_existing_output_faults(new_table))
+        paths = [of_row for of_row in pictures.lines.paths if of_row]
+        lines = PictureLines(paths, pictures.lines.parts)
+        made = make_picture_table(columns, roles, names, lines, patients_in_paths=examination.patients_in_paths)
+        write_atomically(new_table, made.text.encode())
+        table, roles, joining_rule = new_table, made.roles, made.rule
+        columns = read_csv_table(table, "labels")
+        names = names if roles.finding else None
+    spec = _make_spec(examination, table, pictures.folder, roles, names)
+    checked = _read_and_check_label_table(spec, columns)
+    hospitals = detect_hospitals_in_table(roles, checked)
+    raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles) if hospitals else [])
     from polyclinic.data.images.headers import (  # once nothing is wrong with the call
         describe_incomparable_dicom_greys,
         read_dicom_headers,
     )
 
-    pictures, missing = columns.get_column(column), names[~present].tolist()
-    places = [place for place in dict.fromkeys(pictures.places[~present].tolist()) if pictures.cells[place]]
-    absent = pictures.describe_cell_lines(places, 3)
-    hint = describe_other_file_extensions(str(folder), missing, listings).rstrip(".")
-    absent += f". {hint}" if hint else ""
-    columns = columns if present.all() else columns.select_rows(present)
-    roles = guess_column_roles(columns, column, given[1], given[2], [normalize_name(name) for name in hints.findings])
-    others += find_absent_picture_columns(columns, column, others)
-    if not hints.findings and (
-        foreign := find_label_columns_of_other_images(column, others, roles.label_columns, folder.name)
-    ):
-        raise BadInput([make_other_picture_labels_fault(column, others, roles.label_columns, foreign)])
+    files = [checked.files[row] for row in _spread(len(checked.files))]
+    summaries = [summary for file in files if (summary := _summarize_picture(file)) is not None]
+    brightest = max((summary.brightest for summary in summaries if summary.brightest is not None), default=None)
+    return InspectedDataset(
+        table=table,
+        own_table=examination.table,
+        images=pictures.folder,
+        columns=columns,
+        own_columns=examination.columns,
+        roles=roles,
+        names=names,
+        known=examination.known,
+        spec=spec,
+        checked=checked,
+        hospitals=hospitals,
+        synonyms=propose_spelling_synonyms(checked.class_names),
+        rows=len(is_present),
+        left_out=int((~is_present).sum()),
+        absent=pictures.absent,
+        unnamed=pictures.unnamed,
+        folders=() if pictures.names_lead_there else pictures.list_folders(),
+        joining_rule=joining_rule,
+        color=any(summary.color for summary in summaries),
+        sizes=tuple(summary.size for summary in summaries),
+        depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
+        display_problems=tuple(describe_incomparable_dicom_greys(read_dicom_headers(files))),
+    )
+
+
+def _make_spec(
+    examination: TableExamination, table: Path, folder: Path, roles: ColumnRoles, names: FindingNames | None
+) -> FolderDatasetSpec:
+    hints = examination.hints
     settings: dict[str, object] = {
         "kind": "folder",
         "images": str(folder.resolve()),
         "labels": str(table.resolve()),
-        "image_column": column,
-        "patient_column": roles.patient,
+        "image_column": roles.image,
+        "patient_column": roles.patient or None,
         "source_column": roles.source,
         "split_column": roles.split,
-        "missing_files": "ignore",
+        "missing_files": "ignore" if hints.ignore_missing else "fault",
         "similar_patients": "join" if hints.join_patients else "fault",
         "label_columns": roles.label_columns,
     }
-    if roles.finding is not None:
-        settings |= {"finding_column": roles.finding, "separator": roles.separator, "classes": tuple(roles.classes)}
-        settings |= {"no_finding": (*NO_FINDING, *roles.no_finding), "other_findings": tuple(roles.doubtful)}
-        settings["not_assessed"] = tuple(roles.not_assessed)
-    spec = FolderDatasetSpec.model_validate(settings)
-    checked = _read_and_check_label_table(spec, columns)
-    hospitals = detect_hospitals_in_table(roles, checked)
-    raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles, hints.findings) if hospitals else [])
-    paths = {os.path.normpath(name) for name in on_disk if name}
-    endings = {Path(name).suffix.lower() for name in paths}.union(PICTURE_SUFFIXES)
-    files_below = (os.path.normpath(os.path.join(*place)) for place in listings.list_files_recursively(folder))
-    unnamed = sorted(name for name in files_below if name not in paths and Path(name).suffix.lower() in endings)
-    spread = np.unique(np.linspace(0, len(checked.files) - 1, LOOKED_AT).round().astype(int))
-    files = [checked.files[row] for row in spread]
-    looks, heads = [look for file in files if (look := _summarize_picture(file)) is not None], read_dicom_headers(files)
-    brightest = max((look.brightest for look in looks if look.brightest is not None), default=None)
-    return InspectedDataset(
-        table,
-        folder,
-        columns,
-        roles,
-        spec,
-        checked,
-        hospitals,
-        propose_class_synonyms(roles, checked, hospitals),
-        rows=len(names),
-        present=int(present.sum()),
-        absent=absent,
-        unnamed=tuple(unnamed),
-        other_pictures=tuple(others),
-        color=any(look.color for look in looks),
-        sizes=tuple(look.size for look in looks),
-        depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
-        display_problems=tuple(describe_incomparable_dicom_greys(heads)),
-    )
+    if examination.known is not None and roles.finding is None:
+        settings |= examination.known.settings
+    if names is not None:
+        settings |= {"finding_column": roles.finding, "separator": names.separator, "classes": tuple(names.classes)}
+        settings["no_finding"] = (*NO_FINDING, *names.no_finding)
+        settings["not_assessed"] = tuple(name for name in names.not_assessed)
+    return FolderDatasetSpec.model_validate(settings)
 
 
-def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path, listings: PictureFileFinder) -> Fault:
+def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, search: PictureSearch) -> Fault:
     """Return the fault that none of the pictures in a column exists.
 
     The remedy names pictures that do exist under similar names: in another folder, or with another ending.
@@ -284,37 +521,19 @@ def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, root: Path
     Args:
         name: Name of the column.
         where: Phrase that says where the pictures were searched.
-        root: Folder in which to search for similar names.
     """
     first = next(filter(None, column.cells), "")
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
     remedy = "Name the folder that the column's names start from."
-    ends, paths = [match.end() for match in re.finditer(r"[/\\]+", first)], set[str]()
-    for place, file in listings.list_files_recursively(root):
-        paths |= {"/".join((*Path(place).parts[-depth:], file)) for depth in range(len(ends))}
-        paths.add(file)
-    stems = list(map(drop_picture_extension, column.cells))
-    if (near := find_picture_folder(root, stems, listings)) is not None:
-        remedy = describe_other_file_extensions(str(near), column.cells, listings) or remedy
-    if end := next((end for end in ends if first[end:].replace("\\", "/") in paths), 0):
-        remedy = f'"{first[end:]}" is there: remove the beginning "{first[:end]}" from the names in the table.'
+    if (near := search.find_folder_of_other_endings(column.cells)) is not None:
+        remedy = describe_other_file_extensions(str(near), column.cells, search.finder) or remedy
+    for separator in re.finditer(r"[/\\]+", first):
+        rest = first[separator.end() :]
+        if search.share_of_pictures([rest])[0] > 0:
+            beginning = first[: separator.end()]
+            remedy = f'"{rest}" is there: remove the beginning "{beginning}" from the names in the table.'
+            break
     return Fault("--images", problem, remedy)
-
-
-def _suggest_remedy_for_folder_table(columns: CsvTable, folders: Collection[str]) -> str:
-    """Return a remedy for a table with a column that names folders instead of pictures; empty for other tables.
-
-    Args:
-        folders: Names of the folders that exist.
-    """
-    for name in columns:
-        cells = [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
-        if cells and sum(cell in folders for cell in cells) > len(cells) / 2:
-            return (
-                f'Column "{name}" names folders: a line for each picture is needed. Lines of Python that write such a '
-                'table: docs/recipes.md, "A folder for each finding, or a table of studies".'
-            )
-    return ""
 
 
 def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvTable) -> LabelTable:
@@ -322,7 +541,9 @@ def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvTable) -> L
     faults = []
     if spec.source_column is not None:
         for fault in find_blank_cell_faults(columns.get_column(spec.source_column), "--source-column", "hospital"):
-            remedy = 'Fill them, name another column, or add --source-column "" to deal patients over invented sites.'
+            remedy = (
+                'Fill them, name another column, or add --source-column "" to divide patients over simulated sites.'
+            )
             faults.append(replace(fault, remedy=remedy))
     try:
         table = open_folder_label_table(spec, Path())
@@ -330,7 +551,7 @@ def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvTable) -> L
         join = (
             "Write each patient in one way. Or add --join-patients: each pair counts as one patient and stays on one "
         )
-        join += "one side of the split, which is right for the split also if they are two."
+        join += "side of the split, which is right for the split also if they are two."
         for fault in bad.faults:
             faults.append(replace(fault, remedy=join) if "similar_patients" in fault.remedy else fault)
     raise_faults(faults)

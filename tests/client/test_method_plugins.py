@@ -77,6 +77,19 @@ class RestlessSite(LouderSite):
         return LocalRound(objective)
 
 
+class HastySite(LouderSite):
+    "A method that returns its objective alone."
+
+    name = "hasty"
+
+    def client(self, context: ClientContext) -> LocalRound:
+        return super().client(context).objective
+
+
+class Hasty(Method):
+    site_class = HastySite
+
+
 class Louder(Method):
     site_class = LouderSite
 
@@ -108,6 +121,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "settling": "louder:Settling",
         "silent": "louder:Silent",
         "three": "louder:no_method",
+        "hasty": "louder:Hasty",
     }
     return install_module(tmp_path / "site-packages", monkeypatch, "louder", METHOD, {"polyclinic.methods": points})
 
@@ -120,6 +134,12 @@ def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> Non
     assert louder["model_sha256"] != once["model_sha256"]
     (stamp,) = make_hospital_plan(experiment(tmp_path, *LOUDER).experiment).plugins
     assert (stamp.group, stamp.name, stamp.package) == ("polyclinic.methods", "louder", "louder")
+
+
+@pytest.mark.parametrize("mu", [0, 0.1])
+def test_one_that_returns_a_function_is_told_to_return_a_local_round(mu: float, module: Path, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"hasty: client\(\) returned a function, not a LocalRound\. Return LocalRound"):
+        federation(tmp_path, "run.method=plugin:hasty", *SMALL_RUN, f"method.proximal_mu={mu}")
 
 
 @pytest.mark.long

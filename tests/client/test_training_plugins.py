@@ -16,7 +16,12 @@ from polyclinic.common.config import TrainingSection, make_hospital_plan
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
+from polyclinic.strategies.local.optimisation import (
+    compute_learning_rate_factor,
+    make_optimizer,
+    restore_optimizer_state,
+    save_optimizer_state,
+)
 from polyclinic.strategies.registry import build_site_method
 from tests.client.rounds import SMALL_RUN
 from tests.federations import experiment, federation, finished, overheard
@@ -98,12 +103,16 @@ def model_of(*overrides: str) -> str:
     [
         ("training.optimizer=plugin:adamw", ("training.optimizer=adamw",), ()),
         ("training.schedule=plugin:cosine", ("training.schedule=cosine",), ()),
-        ("training.schedule=plugin:cosine", (), ("training.schedule_warm_up=1", "run.rounds=1")),
         ("augmentation.transform=plugin:same", (), ("augmentation.horizontal_flip=true",)),
     ],
 )
 def test_one_like_ours_ends_in_the_same_model(plugin: str, ours: tuple[str, ...], more: tuple[str, ...]) -> None:
     assert model_of(plugin, *more) == model_of(*ours, *more)
+
+
+def test_the_learning_rate_rises_before_a_schedule_of_ones_own_begins() -> None:
+    section = TrainingSection(schedule="plugin:cosine", schedule_warm_up=3)
+    assert [compute_learning_rate_factor(section, number, 5) for number in (1, 2, 3)] == [0.25, 0.5, 0.75]
 
 
 def test_each_changes_the_model_and_is_in_the_plan_with_its_package(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from sklearn.metrics import average_precision_score
 
 from polyclinic.client.gate.policy_rules import RequestedWork, check_reply_rules, check_request_rules
 from polyclinic.client.site.disclosure import suppress_class_metrics
@@ -76,6 +77,28 @@ def test_one_that_fails_is_named_without_its_words(metric: Callable[..., float],
         compute_metrics_per_class(*scored(), ("a", "b"), {"plugin:bad": metric})
     assert f"evaluation.metrics: plugin:bad: {problem}" in str(refused.value)
     assert "Roe" not in str(refused.value)
+
+
+def labels_first(truth: np.ndarray, scores: np.ndarray) -> float:
+    """A metric in scikit-learn's order, which refuses truths that are not 0 or 1."""
+    if not np.isin(truth, (0, 1)).all():
+        raise ValueError("the truth is 0 or 1")
+    return float((truth * scores).sum())
+
+
+def test_one_that_wants_the_labels_first_is_told_the_line_to_write() -> None:
+    with pytest.raises(BadInput) as refused:
+        compute_metrics_per_class(*scored(), ("a", "b"), {"plugin:bad": labels_first})
+    assert "lambda scores, labels: NAME(labels, scores)" in refused.value.faults[0].remedy
+    turned = {"plugin:good": lambda scores, labels: labels_first(labels, scores)}
+    assert compute_metrics_per_class(*scored(), ("a", "b"), turned)["a"].more == {"plugin:good": 1.5}  # 0.9 and 0.6
+
+
+@pytest.mark.parametrize("metric", [average_precision_score, partial(average_precision_score, pos_label=1)])
+def test_a_metric_of_scikit_learn_gets_the_labels_first(metric: Callable[..., float]) -> None:
+    scores, labels = np.array([0.9, 0.6, 0.4, 0.1]), np.array([0, 1, 1, 0.0])
+    of_class = compute_metrics_per_class(scores[:, None], labels[:, None], ("a",), {"plugin:ap": metric})
+    assert of_class["a"].more == {"plugin:ap": pytest.approx((1 / 2 + 2 / 3) / 2)}
 
 
 def test_nothing_is_told_of_a_class_of_few_patients() -> None:

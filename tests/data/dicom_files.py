@@ -11,12 +11,12 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions
-from polyclinic.data.images.dicom import decode_dicom_and_blankness
+from polyclinic.data.images.dicom import render_dicom_file
 
 
 def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> NDArray[np.uint8]:
     """Decode a DICOM file to uint8 pixels."""
-    return decode_dicom_and_blankness(data, rendering)[0]
+    return render_dicom_file(data, rendering).pixels
 
 
 def dicom(pixels: NDArray[Any], *, syntax: UID = ExplicitVRLittleEndian, **elements: Any) -> bytes:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyclinic.data.base.spec import Axis, FolderDatasetSpec, PictureRenderingOptions
 from polyclinic.data.images import nifti
-from polyclinic.data.images.nifti import decode_nifti_and_blankness
+from polyclinic.data.images.nifti import render_nifti_slice
 from polyclinic.data.images.reading import BLANK, DecodedImageFormat, decode_picture
 from polyclinic.data.images.store import decode_pictures
 from polyclinic.data.load import load_dataset
@@ -44,7 +44,7 @@ def test_a_slice_is_upright_in_all_48_orientations_of_a_file(tmp_path: Path, axi
         for flips in itertools.product([1, -1], repeat=3):
             turned = image.as_reoriented(np.array(list(zip(order, flips, strict=True))))
             nibabel.save(turned, tmp_path / "it.nii")
-            picture, _ = decode_nifti_and_blankness(tmp_path / "it.nii", PictureRenderingOptions(3, axis, WIDE))
+            picture = render_nifti_slice(tmp_path / "it.nii", PictureRenderingOptions(3, axis, WIDE)).pixels
             assert (picture == grey(SLICES[axis])).all(), orientations.aff2axcodes(turned.affine)
 
 
@@ -55,14 +55,14 @@ def test_slices_are_what_nibabel_reads(tmp_path: Path, kind: str, name: str, ver
     voxels = volume("<i2").astype(kind) if kind not in ("u1", "<u2") else np.abs(volume("<i2")).astype(kind)
     write(tmp_path / name, voxels, slope=0.5, intercept=-100, version=version)
     whole = nibabel.as_closest_canonical(nibabel.load(tmp_path / name)).get_fdata()
-    picture, _ = decode_nifti_and_blankness(tmp_path / name, PictureRenderingOptions(5, "axial", (0, 1500)))
+    picture = render_nifti_slice(tmp_path / name, PictureRenderingOptions(5, "axial", (0, 1500))).pixels
     assert np.abs(picture.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
 
 
 def shown(folder: Path, voxels: NDArray[Any], rendering: PictureRenderingOptions, **scale: float) -> list[list[int]]:
     """Write a volume, and return a slice of it."""
     write(folder / "it.nii", voxels, **scale)
-    return decode_nifti_and_blankness(folder / "it.nii", rendering)[0].tolist()
+    return render_nifti_slice(folder / "it.nii", rendering).pixels.tolist()
 
 
 def test_hounsfield_units_follow_slope_and_intercept(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, name: str) -> None:
     content = write(tmp_path / name, VOXELS)
     (tmp_path / name).write_bytes(content[:-40])
     with pytest.raises(ValueError, match="damaged or cut off"):
-        decode_nifti_and_blankness(tmp_path / name, PictureRenderingOptions(7))
+        render_nifti_slice(tmp_path / name, PictureRenderingOptions(7))
 
 
 @pytest.mark.parametrize("place", [0.5, -8])
@@ -135,7 +135,7 @@ def test_a_gzip_file_with_another_checksum_than_its_content_is_damaged(tmp_path:
     (tmp_path / "it.nii.gz").write_bytes(content)
     for number in (1, 7):
         with pytest.raises(ValueError, match="damaged or cut off"):
-            decode_nifti_and_blankness(tmp_path / "it.nii.gz", PictureRenderingOptions(number))
+            render_nifti_slice(tmp_path / "it.nii.gz", PictureRenderingOptions(number))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(
     content = content[:40] + struct.pack("<8h", 3, *shape, 1, 1, 1, 1) + content[56:]
     (tmp_path / name).write_bytes(gzip.compress(content + bytes(1 << 20)) if name.endswith(".gz") else content)
     with pytest.raises(ValueError, match=f"takes {size}, 256 MiB are allowed"):
-        decode_nifti_and_blankness(tmp_path / name, PictureRenderingOptions(1))
+        render_nifti_slice(tmp_path / name, PictureRenderingOptions(1))
 
 
 def test_what_gzip_holds_beyond_the_voxels_does_not_fill_the_memory(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_slice_takes_the_memory_of_a_slice(tmp_path: Path, name: str, axis: Ax
 def peak(file: Path, rendering: PictureRenderingOptions) -> tuple[int, NDArray[np.uint8]]:
     """Most bytes in use while a slice is read; and the slice."""
     tracemalloc.start()
-    picture, _ = decode_nifti_and_blankness(file, rendering)
+    picture = render_nifti_slice(file, rendering).pixels
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return most, picture

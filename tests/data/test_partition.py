@@ -212,7 +212,7 @@ def test_a_partition_that_the_data_does_not_allow_is_refused() -> None:
         partition_dataset(splits_of(5, 8), subsets(sites=6), seed=1)
     splits = splits_of(5, 3)
     nowhere = replace(splits, train=replace(splits.train, sources=np.full(len(splits.train), "")))
-    with pytest.raises(BadInput, match=r"^partition.images: .* Name source_key or source_column"):
+    with pytest.raises(BadInput, match=r"^partition.images: .* source_column = .*source_key of .*sources="):
         partition_dataset(nowhere, subsets(images="source"), seed=1)
     with pytest.raises(BadInput, match=r'^partition.missing: no site annotates "d", "e"'):
         partition_dataset(

@@ -65,7 +65,8 @@ def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
         spec(name=name)
 
 
-GOOD = LabelledImages(np.zeros((6, 8, 8), np.uint8), np.eye(6, 2, dtype=np.float32), ("a", "b"))
+PICTURES = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
+GOOD = LabelledImages(PICTURES, np.eye(6, 2, dtype=np.float32), ("a", "b"))
 
 
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., object]) -> None:
@@ -82,7 +83,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., o
         ({"images": np.zeros((0, 8, 8), np.uint8)}, "must have the shape (n, height, width)"),
         ({"labels": np.zeros((6, 3), np.float32)}, "labels must have the shape (6, 2) (images, classes), not (6, 3)"),
         ({"labels": np.full((6, 2), -1.0)}, "labels must be 1 (present), 0 (absent) or NaN"),
-        ({"labels": np.full((6, 2), "1")}, "has labels that are no numbers"),
+        ({"labels": np.full((6, 2), "1")}, 'has a label for "1", which is no class'),
         ({"class_names": ("a", "a")}, '"a" stands there more than once'),
         ({"class_names": ("a", "")}, "class_names must be non-empty texts"),
         ({"patients": ["x"] * 5 + [""]}, "patients must be a name for each image"),

@@ -538,6 +538,26 @@ def noisy(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
     return value.float() * torch.ones(1, 4, 4), LABELS[row]
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        lambda row: row % 3,
+        lambda row: ("left", "right")[row % 2],
+        lambda row: [["left"], ["left", "right"]][row % 2],
+        lambda row: {"left": 1, "right": row % 2},
+        lambda row: LABELS[row],
+    ],
+    ids=["number", "name", "names", "dictionary", "vector"],
+)
+def test_each_item_is_read_once_at_the_start_if_its_classes_have_no_names(
+    opened: Open, label: Callable[[int], Any]
+) -> None:
+    items = Items(lambda row: (GREY[row], label(row)), class_names=())
+    opened(items)
+    assert items.reads[: COUNT + 1] == [0, *range(COUNT)]
+    assert len(items.reads) == COUNT + 1 + 3 * 8
+
+
 def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Open) -> None:
     pixels = load_pixels_on_device(opened(Items(noisy)).train, "cpu")
     rows = torch.tensor([0, 1, 0])
@@ -558,11 +578,12 @@ def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: O
 
 def test_floats_are_not_rounded_for_the_network(opened: Open) -> None:
     value = 100.37 / 255
-    splits = opened(of(lambda row: (torch.full((1, 4, 4), value), LABELS[row]), patients=PAIRS))
+    image = torch.tensor([[[0.0, value], [1.0, value]]])
+    splits = opened(of(lambda row: (image, LABELS[row]), patients=PAIRS))
     (read,) = load_pixels_on_device(splits.train, "cpu").iterate_batches(COUNT)
-    assert read.unique().item() == pytest.approx(100.37)
+    assert read.unique().tolist() == pytest.approx([0.0, 100.37, 255.0])
     assert splits.train.images.dtype == np.uint8
-    assert set(np.unique(splits.train.images)) == {100}
+    assert set(np.unique(splits.train.images)) == {0, 100, 255}
 
 
 def test_parts_have_data_sets_of_their_own(opened: Open) -> None:
@@ -626,7 +647,7 @@ def shuffled(row: int) -> Any:
 SHARED = Items(plain)
 TABLE = pd.DataFrame(LABELS, columns=["a", "b"])
 P = "data.name: plugin:stripes"
-EQUAL = 'has 60 equal pictures in "train" and "test"'
+EQUAL = "has 60 of 60 pictures of its test part in its train part too"
 NO_MASK, BLACK = "has a label mask that is not 1", "is nearly black: its brightest value is"
 REFUSED: dict[str, tuple[Any, str]] = {
     "loader": (DataLoader(Items(lambda row: row)), "is a DataLoader"),
@@ -637,9 +658,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "normalised": (of(lambda row: (float_tensor(GREY[row]) * 4 - 2, LABELS[row])), "Leave Normalize out"),
     "wide": (
         of(lambda row: (GREY[row].astype(np.float32), LABELS[row])),
-        "in 60 of 60 items",
+        "by more than a quarter of that, in 99% of its pixels",
     ),
-    "nan": (of(lambda row: (np.full((4, 4), np.nan), LABELS[row])), "has pixels that are no numbers (NaN)"),
+    "nan": (of(lambda row: (np.full((4, 4), np.nan), LABELS[row])), "has pixels that are NaN or infinite"),
     "16 bits": (
         of(lambda row: (GREY[row].astype(np.int32), LABELS[row])),
         "is int32: which values",
@@ -721,7 +742,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "1 patient in both train and test",
     ),
     "part fails": (parts(train=of(failing), test=of(failing)), f'{P}["train"][0]: failed'),
-    "other channels": (of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)), 'image.convert("RGB") for all'),
+    "other channels": (
+        of(lambda row: (COLOR[row] if row == 9 else GREY[row], 1)),
+        "np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)",
+    ),
     "transparent": (of(lambda row: (Image.fromarray(GREY[row]).convert("LA"), 1)), "is a picture of mode LA"),
     "empty tuple": (of(lambda row: ()), "is an empty tuple"),
     "unknown word": (of(lambda row: (GREY[row], "A")), 'has a label for "A", which is no class'),

@@ -150,7 +150,7 @@ ANSWERS = {
     "is settled by --seeds.": "flwr-sim compare EXPERIMENT --out @out --set run.seed=3",
     "is empty.": "flwr-sim init @empty.csv --images @taken --out @out",
     "holds arrays and is no table": "flwr-sim init @noise.npz --images @taken --out @out",
-    "no column of the table names pictures": "flwr-sim init @other.csv --images @taken --out @out",
+    "Which column names the pictures?": "flwr-sim init @other.csv --images @taken --out @out",
     "none of the 1 pictures of column": "flwr-sim init @labels.csv --images @taken --out @out",
     '"scan" is not a column': """
         flwr-sim init @labels.csv --image-column scan --out @out

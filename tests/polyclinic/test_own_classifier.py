@@ -364,8 +364,8 @@ def broken(scores: Any, labels: Any) -> Any:
 @pytest.mark.parametrize(
     ("argument", "part"),
     [
-        ("loss", nn.BCEWithLogitsLoss()),  # takes two arguments
-        ("loss", lambda logits, labels, annotated: nn.functional.binary_cross_entropy_with_logits(logits, labels)),
+        ("loss", nn.BCEWithLogitsLoss(pos_weight=torch.ones(2))),  # one site has one class
+        ("loss", lambda logits, labels, annotated: nn.functional.binary_cross_entropy(logits, labels)),
         ("loss", lambda logits, labels, annotated: torch.zeros(())),  # nothing would be trained
         ("loss", lambda logits, labels, annotated: logits),  # no scalar
         ("transform", lambda images: images),

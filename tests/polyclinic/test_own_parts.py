@@ -146,6 +146,10 @@ def test_factories_on_one_line_make_different_networks_and_optimisers(tmp_path: 
 LABELS = pictures().labels
 
 
+def accuracy(scores: Any, labels: Any) -> float:
+    return float(((scores > 0.5) == labels).mean())
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
@@ -153,6 +157,10 @@ LABELS = pictures().labels
         (lambda folder: run(folder, pc.LabelledImages(pictures().images, LABELS, "ab")), "not 'ab'"),
         (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("a", "b"))), "list[0]: is no image: int"),
         (lambda folder: run(folder, settings={"training.lr": object()}), "which no experiment file can hold"),
+        (lambda folder: run(folder, metrics={"mine": accuracy}), "metrics: is dict, not a list of functions"),  # type: ignore
+        (lambda folder: run(folder, metrics=accuracy), "metrics: is function, not a list of functions"),
+        (lambda folder: run(folder, metrics=["accuracy"]), "metrics: is list, not a list of functions"),
+        (lambda folder: run(folder, loss="focal"), "loss: is str, not a function"),
         (lambda folder: pc.compare("digits_surgical", out=folder), "must be a list"),
         (lambda folder: pc.compare([], out=folder), "must be a list with at least one"),
         (lambda folder: pc.compare(["digits_surgical"], seeds=0, out=folder), "must be at least 1"),
@@ -174,3 +182,21 @@ def test_a_number_of_numpys_is_a_number_and_half_precision_layers_are_made_singl
     for images in (None, [1, 2], np.zeros((0, 16, 16), np.uint8)):
         with pytest.raises(pc.BadInput, match="images"):
             half.predict(images)
+
+
+def test_pictures_of_two_parts_are_dropped_where_asked_and_listed_in_the_run_folder(tmp_path: Path) -> None:
+    data = pictures()
+    images, labels = np.asarray(data.images), np.asarray(data.labels)
+    parts = {
+        name: pc.LabelledImages(images[rows], labels[rows], data.class_names)
+        for name, rows in (("train", slice(0, 90)), ("test", slice(80, 120)))
+    }
+    with pytest.raises(pc.BadInput, match="has 10 of 40 pictures of its test part in its train part too"):
+        pc.simulate(SMALL, dataset=parts, out=tmp_path / "refused")
+    done = pc.simulate(
+        SMALL, dataset=parts, settings={"data.duplicates": "drop_from_training"}, out=tmp_path / "dropped"
+    )
+    lines = (done.folder / "duplicates.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "part,picture,copy_in_part,copy"
+    assert sorted(line.split(",")[1] for line in lines[1:]) == [f"test[{row}]" for row in range(10)]
+    assert any("test pictures are in the train part too" in note for note in done.summary["notes"])

@@ -106,7 +106,8 @@ def changing(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
 def of_parts(*parts: str) -> Callable[..., LabelledImages]:
     """Images with the one class in every one of them."""
     count = 5 * len(parts)
-    images = LabelledImages(np.zeros((count, 8, 8), np.uint8), np.ones((count, 1), np.float32), ("a",), parts=parts * 5)
+    pictures = np.random.default_rng(0).integers(0, 256, (count, 8, 8), np.uint8)
+    images = LabelledImages(pictures, np.ones((count, 1), np.float32), ("a",), parts=parts * 5)
     return lambda folder, options: images
 
 

@@ -74,13 +74,19 @@ TABLES = {
     ),
     "findings in one column": Messy(
         {"": ("Effusion", "Mass", "Nodule")},
-        ("Image Index", "Finding Labels", "Follow-up #", "Patient ID", "View Position"),
-        lambda n, r: (f"{n:03}.png", findings(r, "|", "No Finding"), str(n % 3), str(r.patient), ("PA", "AP")[n % 2]),
+        ("Image", "Finding Labels", "Follow-up", "Patient ID", "View Position"),
+        lambda n, r: (
+            f"{n:03}.png",
+            findings(r, "|", "No Finding"),
+            str(n % 3 + 1),
+            str(r.patient),
+            ("PA", "AP")[n % 2],
+        ),
         notes=("patients: column Patient ID",),
     ),
     "hospitals with their own names": Messy(
         {"St. Mary's": SAME, "Süd": ("Effusion", "Nodule"), "Nord": ("Effusion", "Nodule")},
-        ("filename", "HospitalName", "patient", "Effusion", "effusion_pleural", "Mass", "Nodule"),
+        ("filename", "HospitalName", "patient", "Effusion", "effusion_", "Mass", "Nodule"),
         lambda n, r: (
             f"{n:03}.png",
             r.hospital,
@@ -89,9 +95,9 @@ TABLES = {
             *cells(r, ("Mass", "Nodule")),
         ),
         separator="\t",
-        names={"effusion_pleural": "Effusion"},
+        names={"effusion_": "Effusion"},
         sources={"St. Mary's": "St. Mary_s"},
-        notes=('one class or two? "effusion_pleural" = "Effusion"',),
+        notes=('one class or two? "effusion_" = "Effusion"',),
     ),
     "German findings, decimal commas, Latin letters": Messy(
         {"Klinikum Köln": ("Erguß", "Ödem"), "Klinikum Bonn": ("Erguß", "Rundherd")},
@@ -102,7 +108,7 @@ TABLES = {
         ),
         separator=";",
         encoding="cp1252",
-        options=("--patient-column", "Patient"),
+        options=("--source-column", "Klinik", "--findings", "Befund"),
     ),
     "no endings, patients in three ways": Messy(
         {"1": ("Fluid", "Mass"), "2": ("Fluid", "Nodule"), "3": ("Mass", "Nodule")},
@@ -152,12 +158,14 @@ def test_the_first_run_counts_what_the_images_show(name: str, tmp_path: Path, mo
     assert ended.code == 0, ended.err
     text = " ".join(ended.out.split())
     assert [note for note in messy.notes if note not in text] == []
-    (command,) = [line for line in ended.out.splitlines() if line.startswith("Next: flwr-sim ")]
+    (command,) = [line for line in ended.out.splitlines() if line.startswith("Next: ")]
     if messy.names:  # confirmed as a person does
         lines = (tmp_path / "mine.toml").read_text(encoding="utf-8")
         (tmp_path / "mine.toml").write_text(lines.replace("# synonyms", "synonyms"), encoding="utf-8")
     monkeypatch.setattr("polyclinic.server.federation.set_up.write_run_pages", lambda out: None)
-    ended = flwr_sim(*command.split()[2:], "--set", "run.rounds=1", "--set", "model.image_size=16")
+    ended = flwr_sim(
+        *command.partition("flwr-sim ")[2].split(), "--set", "run.rounds=1", "--set", "model.image_size=16"
+    )
     assert ended.code == 0, ended.err
 
     experiment = read_experiment(tmp_path / "mine.toml", [], find_method_faults).experiment

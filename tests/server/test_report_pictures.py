@@ -31,7 +31,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports of small runs, and of the first against a run that went another way."""
     root = tmp_path_factory.mktemp("pages")
     for name, overrides in RUNS.items():
-        federation(root, *overrides, out=name, pages=True)
+        federation(root, *overrides, "evaluation.sample_grid=true", out=name, pages=True)
     other = json.loads((root / "surgical" / "summary.json").read_text(encoding="utf-8"))
     for result in [other["test"], *other["per_site"].values()]:
         for figures in result["per_class"].values():

@@ -141,7 +141,7 @@ def test_sites_that_lack_most_classes_are_found_by_indicators_that_go_up_once(tm
     every = [str(digit) for digit in range(10)]
     lists = {"east": every, "north": ["0", "1"], "south": every, "west": every}
     text = ", ".join(f"{site} = {classes}" for site, classes in lists.items()).replace("'", '"')
-    settings = ("run.rounds=5", "method.stage_one_rounds=4", "training.epochs=2", "training.batch_size=16")
+    settings = ("run.rounds=6", "method.stage_one_rounds=4", "training.epochs=2", "training.batch_size=16")
     lists_of_all = f'partition={{kind = "class_lists", lists = {{{text}}}}}'
     summary = federation(tmp_path, "run.method=fednoro", lists_of_all, *settings)
     assert {(reply.round, *reply.statistics) for reply in traffic.replies} == {
@@ -150,6 +150,7 @@ def test_sites_that_lack_most_classes_are_found_by_indicators_that_go_up_once(tm
         (3,),
         (4, "indicators"),
         (5,),
+        (6,),
     }
     assert {(request.round, *request.statistics) for request in traffic.requests} == {
         (1,),
@@ -157,6 +158,7 @@ def test_sites_that_lack_most_classes_are_found_by_indicators_that_go_up_once(tm
         (3,),
         (4,),
         (5, "noisy"),
+        (6, "noisy"),
     }
     assert summary["learned"] == {"noisy": ["north"]}
     verdicts = [float(request.statistics["noisy"][0]) for request in traffic.requests if request.round == 5]

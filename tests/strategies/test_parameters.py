@@ -12,11 +12,11 @@ FEW_CLASSES = 'partition={kind = "missing_classes", sites = 3, missing = 6}'
 RATES = ("method.tag_rate_negative=0.1", "method.tag_rate_positive=0.1")
 LAST = "evaluation.checkpoint=last"  # the best round may be one of stage one
 RUNS = {
-    "cbafed": (LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=2"),
+    "cbafed": (LAST, FEW_CLASSES, "run.rounds=4", "method.stage_one_rounds=3"),
     "fedfixmatch": (),
     # Not few digits: it would tag none of them.
     "fedmlp": (ALL_DIGITS, LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=1", *RATES),
-    "fednoro": (LAST, "run.rounds=3", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
+    "fednoro": (LAST, "run.rounds=4", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
     "rscfed": ("method.consensus_sites=2",),
 }
 VALUES = {
@@ -28,7 +28,7 @@ VALUES = {
     },
     "fednoro": {
         "stage_one_rounds": "2", "noisy": "known", "missing": "masked",
-        "distillation": "0.4", "ramp_rounds": "9", "temperature": "2",
+        "distillation": "0.4", "ramp_rounds": "2", "temperature": "2",
     },
     "rscfed": {
         "consensus_sites": "1", "consensus_models": "1", "distance_scale": "1e4", "teacher_decay": "0.5",

@@ -289,7 +289,7 @@ def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "gradient_accumulation_steps=3"]
+    "override", ["schedule=cosine", "schedule_warm_up=1", "clip_gradients=0.1", "gradient_accumulation_steps=3"]
 )
 def test_each_reaches_the_sites_of_a_federation(override: str, tmp_path: Path) -> None:
     _, plain_run = finished()

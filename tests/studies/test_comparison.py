@@ -17,7 +17,7 @@ from polyclinic.common.metrics.multi_class import BestClientAccuracies, MultiCla
 from polyclinic.server.reporting.page import AnnotatedClassGroup
 from polyclinic.server.reporting.tables import make_class_auroc_table
 from polyclinic.server.runs.reader import read_run
-from polyclinic.studies.claims import describe_method_verdicts, describe_site_gains
+from polyclinic.studies.claims import describe_method_verdicts, describe_site_gains, format_difference_interval
 from polyclinic.studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
 from polyclinic.studies.comparison_report import (
     comparison_as_markdown,
@@ -148,15 +148,18 @@ def test_terminal_and_markdown_tables_have_the_same_figures_and_those_of_one_cla
     cells = ["0.575 ± 0.035", "0.625 ± 0.177", "+0.275"]
     shown, markdown = printed(format_comparison_tables(comparison)), comparison_as_markdown(comparison)
     assert all(cell in shown and cell in markdown for cell in cells)
-    headings, *_, poor = lines = markdown.splitlines()[2:]  # below the title
-    assert [line.count("|") for line in lines] == [9] * 4
-    assert "| AUROC, unique | average precision | balanced accuracy | good ahead by, all |" in headings
+    headings, _, _, poor = lines = markdown.splitlines()[2:6]  # below the title
+    assert [line.count("|") for line in lines] == [7] * 4
+    assert "| AUROC, unique | average precision | balanced accuracy |" in headings
+    assert "| against | difference | 95 % interval | classes | reference is |" in markdown
+    interval = format_difference_interval(comparison.find_method_contrast("poor").result)
+    assert f"| poor | +0.275 | {interval} | 4 | too few seeds |" in markdown
     # In these runs all three measures of a class are equal, so "poor" has .575 +- .035 over all classes thrice.
     assert poor.count("0.575 ± 0.035") == 3
     exclusive = compared(multi_class_run(0.7), summary("poor", {"edema": 0.6}))
     shown, more = printed(format_comparison_tables(exclusive)), comparison_as_markdown(exclusive)
     assert all(word in shown and word in more for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
-    assert more.splitlines()[-1].count("n/a") >= len(exclusive.available_metrics) == 5
+    assert [line.count("n/a") for line in more.splitlines() if line.startswith("| poor")][-1] == 5
     assert "BMCTA" not in markdown
 
 

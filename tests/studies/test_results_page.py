@@ -1,5 +1,6 @@
 """Figures in the sentences of README, results and papers that no command prints are those of the published runs."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from statistics import mean
@@ -371,3 +372,15 @@ def test_the_page_has_the_tables_that_the_benchmark_writes(published: BenchmarkR
     assert len(tables[0]) > 3 * len(published.methods)
     assert len(tables[1]) == 6
     says(RESULTS, *tables[0], *tables[1])
+
+
+def test_the_chart_of_the_readme_has_the_means_of_the_table_of_results() -> None:
+    svg = (ROOT / "docs" / "benefit.svg").read_text(encoding="utf-8")
+    rows = dict(
+        reversed(re.findall(r"^\| ([\w ,]+) \| [\d.–]+ \| (0\.\d{3})", RESULTS, re.MULTILINE))
+    )  # the first table counts
+    methods = ("individual", "vanilla", "partial_loss", "surgical", "fedseq", "centralised, masked")
+    assert re.findall(r'font-weight="600">(0\.\d{3})<', svg) == [rows[method] for method in methods]
+    words = re.search(r"!\[([^\]]*)\]\(docs/benefit\.svg\)", README)
+    assert words is not None
+    assert re.findall(r"0\.\d{3}", words[1]) == [rows[method] for method in methods]

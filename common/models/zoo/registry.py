@@ -181,9 +181,33 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
                 remedy = f"Use torch.nn.utils.parametrizations.{old}, or torch.nn.utils.remove_{old}."
                 raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)])
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
-        made = copy.deepcopy(made)
+        made = _copy_network(
+            made, format_plugin_user_name("model", name), torch.zeros(1, channels, image_size, image_size)
+        )
     made.register_forward_hook(_take_logits)
     return made.float()
+
+
+def _copy_network(network: nn.Module, where: str, image: Tensor) -> nn.Module:
+    """Return a copy of a network; a lazy normalisation, which cannot be copied, first gets its sizes from ``image``.
+
+    Args:
+        where: Name of the network in a fault.
+
+    Raises:
+        BadInput: If the network cannot be copied.
+    """
+    try:
+        return copy.deepcopy(network)
+    except Exception:  # of torch's lazy buffers, or of somebody else's code
+        was_training = network.training
+        try:
+            with torch.no_grad():
+                network.eval()(image)
+            return copy.deepcopy(network.train(was_training))
+        except Exception as error:
+            problem = f"cannot be copied: {type(error).__name__}: {error}".rstrip(".") + "."
+            raise BadInput([Fault(where, problem, "A network must be one that copy.deepcopy copies.")]) from error
 
 
 def _take_logits(module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -271,7 +295,7 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
         raise BadInput([Fault("model.head", problem, suggest_nearest_name(head, layers))])
     reasons = {
-        "a forward of its own": type(layer).forward is not nn.Linear.forward or "forward" in vars(layer),
+        "a forward of its own": not _computes_as_plain_layer(layer),
         "hooks": bool(layer._forward_hooks or layer._forward_pre_hooks),
         "a parametrization of its weights": parametrize.is_parametrized(layer),
     }
@@ -286,6 +310,24 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         if part is layer:
             module.set_submodule(path, nn.Identity())
     return layer
+
+
+def _computes_as_plain_layer(layer: nn.Linear) -> bool:
+    """Return True if a dense layer, maybe of a subclass, computes what torch's own does, in training as in evaluation.
+
+    timm's dense layers have a forward of their own for TorchScript.
+    """
+    if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer):
+        return True
+    features = 3 * torch.randn(4, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    expected, was_training = functional.linear(features, layer.weight, layer.bias), layer.training
+    try:
+        with torch.no_grad():
+            return all(_is_same_output(expected, layer.train(mode)(features)) for mode in (True, False))
+    except Exception:  # somebody else's code: it may raise anything
+        return False
+    finally:
+        layer.train(was_training)
 
 
 def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
@@ -439,9 +481,10 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
 
 
 def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Return a fault if training changes state that affects a network's output but is not in its ``state_dict``.
+    """Return a fault if training changes state that affects a network's output but does not travel with the model.
 
-    Such state, for example running statistics in plain attributes, would neither be averaged nor saved with the model.
+    Floats of the ``state_dict`` travel. Other state, for example running statistics in plain attributes or a counter of
+    whole numbers, would neither be averaged nor saved with the model.
     """
     size = (4, spec.channels, spec.image_size, spec.image_size)
     try:
@@ -450,7 +493,8 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         with torch.no_grad():
             for _ in range(_TRAINING_CALLS):
                 trained(torch.rand(size, device=device))
-        loaded.load_state_dict(trained.state_dict())
+        floats = {name: value for name, value in trained.state_dict().items() if value.is_floating_point()}
+        loaded.load_state_dict(floats, strict=False)
         outputs = list[Tensor]()
         for network in (loaded, loaded, trained):
             torch.default_generator.manual_seed(0)
@@ -464,13 +508,15 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         f"{path}.{key}".lstrip(".")
         for path, layer in trained.named_modules()
         for key, value in (*vars(layer).items(), *layer.named_buffers(recurse=False))
-        if key not in _MODULE_ATTRIBUTES
+        if key not in (*_MODULE_ATTRIBUTES, "num_batches_tracked")
         and not isinstance(value, bool | int | str)
         and not _is_equal_value(value, getattr(loaded.get_submodule(path), key, None))
     ]
     what = quote_names(names, limit=5) if names else "state"
-    problem = f"{format_network_name(spec)} changes {what} in training, outside its state_dict, and uses it."
-    remedy = "Register running statistics with register_buffer: else they are neither averaged nor saved."
+    problem = (
+        f"{format_network_name(spec)} changes {what} in training, outside the floats of its state_dict, and uses it."
+    )
+    remedy = "Register running statistics with register_buffer, as floats: else they are neither averaged nor saved."
     return [Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)]
 
 
@@ -555,7 +601,8 @@ def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
     layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
     if not layers:
         problem = f"{name} has no dense layer at its end that could be taken off."
-        raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
+        remedy = 'Take one that has, such as "torchvision:mobilenet_v3_small".'
+        raise BadInput([Fault("model.architecture", problem, remedy)])
     network.set_submodule(layers[-1], nn.Identity())
 
 

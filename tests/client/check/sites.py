@@ -49,6 +49,7 @@ GOOD_MACHINE = MachineMeasurements(
     user=10001,
     writable=True,
     key_mode=0o600,
+    key_remedy="",
     folder_mode=0o700,
 )
 SMALL_GPU = GpuMeasurements("Quadro P400", GB // 2, 300_000_000)

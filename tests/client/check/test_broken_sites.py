@@ -330,7 +330,7 @@ H100 = GpuMeasurements("H100", 80 * GB, 79 * GB, 2)
         ("", {"gpu": replace(SMALL_GPU, total=12 * GB)}, ClientExitCode.GPU, "300 MB free of 12.0 GB"),
         ("gpus = 4", {"gpu": H100}, ClientExitCode.GPU, "gpus is 4, but this machine shows 2 GPUs"),
         ('device = "cuda"', {}, ClientExitCode.GPU, "this machine shows no GPU"),
-        ("", {"key_mode": 0o644}, ClientExitCode.PERMISSIONS, "(mode 644)"),
+        ("", {"key_mode": 0o644, "key_remedy": "Run: chmod 600 x"}, ClientExitCode.PERMISSIONS, "(mode 644)"),
         ("", {"writable": False}, ClientExitCode.PERMISSIONS, "user 10001 may not write"),
         ("", {"memory_free": 500_000_000}, ClientExitCode.MEMORY, "500 MB of memory"),
         ("", {"folder_mode": 0o777}, ClientExitCode.PERMISSIONS, "(mode 777)"),

@@ -1,5 +1,6 @@
 """A folder of DICOM files: how they are packed and whose they are, before a run."""
 
+import io
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from pydicom import uid
 
 from polyclinic.client.check.data import check_site_data
@@ -111,6 +113,28 @@ def test_the_check_notes_mixed_modalities_and_files_without_a_window(tmp_path: P
     assert any(problem.startswith("1 of 20 DICOM files name no window") for problem in problems)
     (name,) = (problem.rpartition(": ")[2] for problem in problems if problem.startswith("1 DICOM or NIfTI file"))
     assert name == "03.dcm."
+
+
+def test_the_check_notes_mirrored_slices_unequal_densities_and_nearly_black_pictures(tmp_path: Path) -> None:
+    dim = source(8) // 25
+    window = {"WindowCenter": 128, "WindowWidth": 256}
+    files = [
+        plain(dim, 8, PatientID=f"P{place}", ImageOrientationPatient=[side, 0, 0, 0, 1, 0], **window)
+        for place, side in enumerate([1] * 9 + [-1] * 3)
+    ]
+    content = io.BytesIO()
+    Image.fromarray(dim).save(content, "PNG", dpi=(72, 144))
+    problems = [
+        finding.problem
+        for finding in check_site_data(
+            read_site_settings(write_site(tmp_path, [*files, content.getvalue()])), None
+        ).area.findings
+    ]
+    assert any("(9 L\\P, 3 R\\P)" in problem for problem in problems)
+    assert any(problem.startswith("1 PNG or JPEG file states pixels that are not square") for problem in problems)
+    (dark,) = (problem for problem in problems if "nearly black" in problem)
+    assert "13 of 13 pictures" in dark
+    assert "value_range = [0, 15]" in dark
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:

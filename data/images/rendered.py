@@ -1,0 +1,60 @@
+"""A decoded DICOM or NIfTI picture, and the shape of its pixels."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEARLY_SQUARE = 0.01
+"""Difference of height and width up to which a pixel counts as square, because files round their numbers."""
+_LARGEST_ASPECT = 100
+
+
+@dataclass(frozen=True)
+class RenderedPicture:
+    """A picture of 8 bits.
+
+    Attributes:
+        pixels: uint8 ``(height, width)`` for grey, ``(height, width, 3)`` for colour.
+        is_blank: True if all pixels are one grey although the stored values differ, because the window misses them.
+        pixel_aspect: Height of a pixel divided by its width, 1 for square pixels.
+    """
+
+    pixels: NDArray[np.uint8]
+    is_blank: bool
+    pixel_aspect: float = 1.0
+
+
+def compute_pixel_aspect(height: float, width: float) -> float:
+    """Return the height of a pixel divided by its width; 1 if both differ by no more than rounding.
+
+    Raises:
+        ValueError: If one is more than 100 times the other, which is an error of the file.
+    """
+    aspect = height / width
+    if max(aspect, 1 / aspect) > _LARGEST_ASPECT:
+        raise ValueError(f"the file says that a pixel is {height:g} high and {width:g} wide, which cannot be")
+    return 1.0 if abs(aspect - 1) <= NEARLY_SQUARE else aspect
+
+
+def find_dicom_pixel_aspect(elements: Sequence[Any]) -> float:
+    """Return the height of a DICOM file's pixels divided by their width.
+
+    Args:
+        elements: The values of PixelSpacing, ImagerPixelSpacing, NominalScannedPixelSpacing and PixelAspectRatio, which
+            all give the height first (DICOM PS3.3 C.7.6.3.1.7). The first that holds two positive numbers counts.
+
+    Raises:
+        ValueError: If the numbers cannot be those of a pixel.
+    """
+    for value in elements:
+        try:
+            height, width = (float(number) for number in value)
+        except (TypeError, ValueError, OverflowError):  # missing, blank, or no two numbers
+            continue
+        if math.isfinite(height) and math.isfinite(width) and height > 0 and width > 0:
+            return compute_pixel_aspect(height, width)
+    return 1.0

@@ -1,0 +1,138 @@
+"""Recognise the columns of an unknown table by plain rules: well-known headings, cells of 0 and 1, names of pictures.
+
+A heading is compared without case, spaces, hyphens and underscores, and as a whole. What these rules do not settle is
+asked, never guessed: see :mod:`polyclinic.studies.init`.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.system.plain_text import list_first_and_count_rest
+from polyclinic.data.base.names import is_blank_cell
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.tables.cells import interpret_label_cell
+from polyclinic.data.tables.csv import CsvColumn, CsvTable
+
+
+def _split_into_words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PATIENT_HEADINGS = _split_into_words(
+    "patient patientid patientnumber patientno patientname subject subjectid participantid mrn pid"
+)
+HOSPITAL_HEADINGS = _split_into_words(
+    "hospital hospitalid hospitalname site siteid sitename center centerid centre centreid institution institutionid "
+    "clinic clinicid"
+)
+SPLIT_HEADINGS = _split_into_words("split subset partition")
+FINDING_HEADINGS = _split_into_words(
+    "findinglabels findinglabel finding findings label labels diagnosis diagnoses dx disease diseases class classes "
+    "classname category pathology"
+)
+READER_HEADINGS = _split_into_words("radid reader readerid rater raterid annotator annotatorid radiologist")
+NO_FINDING_HEADINGS = _split_into_words(
+    "sex gender male female view lateral frontal ap pa side laterality split fold train training test val valid "
+    "validation nofinding nofindings"
+)
+"""Headings of columns of 0 and 1 that are about the person, the view, the split, or say that nothing was found."""
+MOSTLY = 0.9
+"""Fraction of labels among the filled cells of a column above which the other cells are typing errors."""
+_LISTED_COLUMNS = 5
+_SHOWN_LETTERS = 20
+
+
+def make_heading_key(heading: str) -> str:
+    """Return a heading without case, spaces, hyphens and underscores, for comparison."""
+    return re.sub(r"[\s_-]+", "", heading).casefold()
+
+
+def list_columns_by_heading(columns: Iterable[str], headings: Collection[str]) -> list[str]:
+    """Return the columns whose whole heading is one of ``headings``."""
+    return [name for name in columns if make_heading_key(name) in headings]
+
+
+def is_label_column(column: CsvColumn) -> bool:
+    """Return True if each cell is 1, 0, -1 or blank, or a word for 1 and 0, and at least one is 1."""
+    meanings = [interpret_label_cell(cell) for cell in column.cells]
+    return None not in meanings and "present" in meanings
+
+
+def find_wrong_label_cells(column: CsvColumn) -> list[int]:
+    """Return the indices of the distinct cells that are no labels, if nearly all filled cells are; else an empty list.
+
+    Such a column was meant as labels: to pass over it would lose a class unnoticed.
+    """
+    meanings = [interpret_label_cell(cell) for cell in column.cells]
+    wrong = [place for place, meaning in enumerate(meanings) if meaning is None]
+    blank = [place for place, meaning in enumerate(meanings) if meaning == "blank"]
+    counts = column.count_rows_per_cell()
+    filled = len(column.places) - int(counts[blank].sum())
+    right = filled - int(counts[wrong].sum())
+    return wrong if wrong and filled and right >= MOSTLY * filled else []
+
+
+def names_findings(column: CsvColumn) -> bool:
+    """Return True if the filled cells are names: some have a letter, and not all are labels."""
+    filled = [cell for cell in column.cells if not is_blank_cell(cell)]
+    has_letters = any(any(map(str.isalpha, cell)) for cell in filled)
+    return has_letters and not all(interpret_label_cell(cell) for cell in filled)
+
+
+def contains_picture_endings(column: CsvColumn) -> bool:
+    """Return True if most filled cells end as pictures do, such as in ``.png``."""
+    filled = [cell.lower() for cell in column.cells if not is_blank_cell(cell)]
+    return 2 * sum(cell.endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES) for cell in filled) > len(filled)
+
+
+def choose_image_column(columns: CsvTable) -> str:
+    """Return the one column whose cells end as pictures do.
+
+    Raises:
+        BadInput: If there is no such column, or if there are several.
+    """
+    names = [name for name in columns if contains_picture_endings(columns.get_column(name))]
+    if len(names) == 1:
+        return names[0]
+    problem = (
+        f"no column holds names that end in {quote_names(PICTURE_SUFFIXES)}; the columns are {quote_names(columns)}."
+    )
+    if names:
+        problem = f"columns {quote_names(names, _LISTED_COLUMNS)} name pictures."
+    raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
+
+
+def choose_patient_column(columns: CsvTable) -> str | None:
+    """Return the column with a well-known heading of patients; None if there is none.
+
+    Raises:
+        BadInput: If several columns have one and group the rows differently.
+    """
+    names = list_columns_by_heading(columns, PATIENT_HEADINGS)
+    if len(names) > 1 and not group_rows_alike(columns, names):
+        problem = f"columns {quote_names(names, _LISTED_COLUMNS)} may each name the patients."
+        raise BadInput([Fault("--patient-column", problem, "Name one of them.")])
+    return names[0] if names else None
+
+
+def group_rows_alike(columns: CsvTable, names: Iterable[str]) -> bool:
+    """Return True if each value of one of these columns stands beside one value of each other, and the reverse."""
+    places = [columns.get_column(name).places.astype(np.int64) for name in names]
+    sizes = {len(np.unique(of_column)) for of_column in places}
+    together = np.unique(np.stack(places), axis=1).shape[1]
+    return sizes == {together}
+
+
+def shorten_cell(text: str) -> str:
+    """Return the first letters of a cell on one line; a report is never shown as a whole."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_LETTERS else f"{line[: _SHOWN_LETTERS - 1]}…"
+
+
+def describe_some_cells(column: CsvColumn, limit: int = 3) -> str:
+    """Return the first distinct cells of a column that are not blank, such as ``p1, p2, p3 and 17 more``."""
+    filled = [shorten_cell(cell) for cell in column.cells if not is_blank_cell(cell)]
+    return list_first_and_count_rest(filled, limit) if filled else "all blank"

@@ -1,0 +1,200 @@
+"""Parts of one's own for runs from Python: a network, a loss, a data set and others, as objects of this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.config import ExperimentFile, read_experiment, validate_experiment
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.plugins import (
+    DATASETS,
+    LOSSES,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PLUGIN,
+    SCHEDULES,
+    TRANSFORMS,
+    is_local_plugin_name,
+    register_local_plugin,
+)
+from polyclinic.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+Network = Callable[[int, int], "nn.Module"]
+"""``network(channels, image_size)``: images ``(batch, channels, size, size)`` in, features ``(batch, width)`` out."""
+TrainingLoss = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+"""``loss(logits, labels, annotated)`` returns a scalar; see docs/experiments.md."""
+ImageTransform = Callable[["Tensor", "torch.Generator"], "Tensor"]
+"""``transform(images, generator)`` returns changed images: float pixels 0..255 ``(batch, channels, height, width)``."""
+OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
+"""``optimizer(parameters, lr=..., weight_decay=...)`` returns a ``torch.optim.Optimizer``."""
+RateSchedule = Callable[[int, int], float]
+"""``schedule(server_round, rounds)`` returns a factor of 0 or more; rounds count from 1."""
+OwnImages = LabelledImages | MapStyleDataset
+"""Images of your own with their labels."""
+ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
+"""``metric(scores, labels)`` returns the value of one class."""
+OwnDataset = OwnImages | Mapping[str, OwnImages] | DatasetPlugin
+"""Images of your own, or the images of each part by its name, or the function of a data set plug-in."""
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """The objects that a caller gives to ``simulate`` or ``compare`` in place of settings; None where he gives none.
+
+    They exist only in this process, so a run with any of them stays in it.
+    """
+
+    model: nn.Module | Network | None = None
+    head: str | None = None
+    dataset: OwnDataset | None = None
+    loss: TrainingLoss | None = None
+    transform: ImageTransform | None = None
+    optimizer: OptimizerFactory | None = None
+    schedule: RateSchedule | None = None
+    metrics: Sequence[ClassMetric] = ()
+
+    def __bool__(self) -> bool:
+        """Return True if there is an object; the name of a head is none."""
+        return bool(self.metrics) or self.dataset is not None or bool(self._list_replaced_settings())
+
+    def _list_replaced_settings(self) -> dict[str, tuple[str, Any]]:
+        """Return setting -> entry-point group and object, for each object except data set and metrics."""
+        parts = {
+            "model.architecture": (MODELS, self.model),
+            "training.loss": (LOSSES, self.loss),
+            "augmentation.transform": (TRANSFORMS, self.transform),
+            "training.optimizer": (OPTIMIZERS, self.optimizer),
+            "training.schedule": (SCHEDULES, self.schedule),
+        }
+        return {key: group_and_part for key, group_and_part in parts.items() if group_and_part[1] is not None}
+
+    def make_overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Register the objects in this process, and return settings and objects as overrides of an experiment.
+
+        Raises:
+            BadInput: If an object is no function where one is needed.
+        """
+        self._refuse_wrong_parts()
+        added = dict(settings)
+        for key, group_and_part in self._list_replaced_settings().items():
+            added[key] = PLUGIN + register_local_plugin(*group_and_part)
+        if self.head is not None:
+            added["model.head"] = self.head
+        if self.metrics:
+            names = [PLUGIN + register_local_plugin(METRICS, metric) for metric in self.metrics]
+            added["evaluation.metrics"] = names
+        named = [value for value in settings.values() if isinstance(value, str) and value.startswith(PLUGIN)]
+        if self or any(map(is_local_plugin_name, named)):
+            added.setdefault("simulation.backend", "inline")
+        overrides = convert_settings_to_overrides(added)
+        if self.dataset is not None:
+            name = register_local_plugin(DATASETS, wrap_as_dataset_plugin(self.dataset))
+            # Keys such as data.keep may be among the settings.
+            overrides = ["data=none", *overrides, 'data.kind="plugin"', f"data.name={format_toml_value(name)}"]
+        return tuple(overrides)
+
+    def _refuse_wrong_parts(self) -> None:
+        functions = {
+            "loss": self.loss,
+            "transform": self.transform,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+        }
+        faults = [
+            Fault(name, f"is {type(part).__name__}, not a function.", f"Pass the function itself: {name}=my_{name}.")
+            for name, part in functions.items()
+            if part is not None and not callable(part)
+        ]
+        is_list = isinstance(self.metrics, Sequence) and not isinstance(self.metrics, str)
+        if not is_list or not all(map(callable, self.metrics)):
+            problem = f"is {type(self.metrics).__name__}, not a list of functions."
+            remedy = "Pass a list: metrics=[my_metric]; the function's name is the metric's name."
+            faults.append(Fault("metrics", problem, remedy))
+        raise_faults(faults)
+
+    def refuse_other_processes(self, file: ExperimentFile) -> None:
+        """Refuse an experiment on Ray, whose workers do not know the objects.
+
+        Raises:
+            BadInput: If there is an object, and the experiment chooses Ray.
+        """
+        if self and file.experiment.simulation.backend == "ray":
+            problem = "ray: its workers are other processes, which do not know what was given to this one."
+            raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
+
+
+def read_python_experiment(
+    experiment: str | Path | Mapping[str, Any], overrides: Sequence[str], name: str = "experiment"
+) -> ExperimentFile:
+    """Read an experiment that is given as a path, the name of an example, or its tables.
+
+    Args:
+        name: Name of the tables in faults.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    from polyclinic.strategies.registry import find_method_faults
+
+    if isinstance(experiment, Mapping):
+        return validate_experiment(copy_tables(experiment), Path("experiment"), overrides, find_method_faults, name)
+    return read_experiment(Path(experiment), overrides, find_method_faults)
+
+
+def copy_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of an experiment's tables, which may be changed."""
+    return dict(json.loads(json.dumps(dict(tables))))
+
+
+def wrap_as_dataset_plugin(images: OwnDataset) -> DatasetPlugin:
+    """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
+    if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
+        return images
+
+    def wrap_images(part: Any) -> LabelledImages:
+        return part if isinstance(part, LabelledImages) else LabelledImages(part)
+
+    wrapped = (
+        {name: wrap_images(part) for name, part in images.items()}
+        if isinstance(images, Mapping)
+        else wrap_images(images)
+    )
+
+    def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
+        return wrapped
+
+    named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
+    dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
+    return dataset
+
+
+def convert_settings_to_overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={format_toml_value(value)}" for key, value in settings.items()]
+
+
+def format_toml_value(value: Any) -> str:
+    """Format a value as TOML on one line; numpy numbers are allowed."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {format_toml_value(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(format_toml_value, value)) + "]"
+    try:
+        return json.dumps(str(value) if isinstance(value, Path) else value)
+    except TypeError:
+        problem = f"{value!r} is a {type(value).__name__}, which no experiment file can hold."
+        raise BadInput([Fault("settings", problem)]) from None

@@ -1,0 +1,65 @@
+"""The steps of ``flwr-sim init``: show the table, name the rules, ask what is open, write the experiment."""
+
+import contextlib
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from polyclinic.studies.init.experiment import check_and_write_experiment, describe_next_command
+from polyclinic.studies.init.public import PublicDataset, recognise_public_dataset, write_public_experiment
+from polyclinic.studies.init.questions import (
+    ColumnHints,
+    ask_questions,
+    is_dialogue_possible,
+    refuse_open_questions,
+)
+from polyclinic.studies.init.table import TableExamination, complete_dataset, examine_label_table
+
+
+def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, console: Console) -> None:
+    """Show a table and the rules by which it is read, ask what they leave open, and write the experiment.
+
+    Raises:
+        BadInput: If something is open and nobody can be asked, or a run would refuse the data.
+    """
+    show = partial(console.print, markup=False, soft_wrap=True, highlight=False)
+    examination = _examine(table, hints)
+    for line in examination.describe_rules(console.width):
+        show(line)
+    while examination.questions:
+        if not is_dialogue_possible():
+            refuse_open_questions(examination.questions, table, out, hints)
+        hints = ask_questions(examination.questions, hints, show, partial(console.input, "    > "))
+        # An answer may open a question: whether the pictures of the column that the user named are all there.
+        examination = _examine(table, hints)
+    tell = partial(console.print, markup=False)
+    if isinstance(examination, PublicDataset):
+        lines = write_public_experiment(examination, out, hints, tell)
+        undecided = list[str]()
+    else:
+        lines, undecided = _write_own_experiment(examination, out, tell)
+    for line in (*lines, describe_next_command(undecided, out)):
+        show(line)
+
+
+def _examine(table: Path, hints: ColumnHints) -> TableExamination | PublicDataset:
+    return recognise_public_dataset(table, hints) or examine_label_table(table, hints)
+
+
+def _write_own_experiment(examination: TableExamination, out: Path, tell: partial[None]) -> tuple[list[str], list[str]]:
+    """Write the experiment, and a new table where one is necessary; leave none of both if the data are refused.
+
+    Returns:
+        Lines for the user, and the settings that a person has to decide on.
+    """
+    new_table = out.with_suffix(".csv")
+    was_there = new_table.exists()
+    try:
+        data = complete_dataset(examination, new_table)
+        return check_and_write_experiment(data, out, tell), data.undecided_settings
+    except BaseException:
+        if not was_there:
+            with contextlib.suppress(FileNotFoundError):
+                new_table.unlink()
+        raise

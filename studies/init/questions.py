@@ -1,0 +1,223 @@
+"""Ask the user what the rules for tables do not settle: as a short dialogue, or as options to add to the command."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+
+from polyclinic.common.errors import BadInput, Fault
+
+PROGRAM = "flwr-sim init"
+
+
+@dataclass(frozen=True)
+class ColumnHints:
+    """The user's statements about a table; None for what the rules are to settle.
+
+    Attributes:
+        images: Folder of the pictures.
+        image: Column of the names of pictures.
+        patient: Column of patients; empty text if each picture is a patient of its own.
+        source: Column of hospitals; empty text if there is none.
+        findings: The label columns, or the one column of findings.
+        join_patients: Whether patients with similar names count as one patient.
+        ignore_missing: Whether rows without a picture are left out.
+    """
+
+    images: Path | None = None
+    image: str | None = None
+    patient: str | None = None
+    source: str | None = None
+    findings: tuple[str, ...] = ()
+    join_patients: bool = False
+    ignore_missing: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer to a question.
+
+    Attributes:
+        value: The text behind the option.
+        note: Explanation for the user, such as some cells of a column.
+    """
+
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a table that only the user can answer.
+
+    Attributes:
+        option: The option of the command that answers it.
+        text: The question, one sentence.
+        choices: The answers; the user may choose several if ``several`` is True.
+        is_yes_or_no: True for an option without a value; there are no choices then.
+        default: Number of the choice that is safe to take without a word; None if none is.
+    """
+
+    option: str
+    text: str
+    choices: tuple[Choice, ...] = ()
+    several: bool = False
+    is_yes_or_no: bool = False
+    default: int | None = None
+
+    def format_option(self, values: Sequence[str]) -> str:
+        """Return the option with these values, quoted for a shell."""
+        if self.is_yes_or_no:
+            return self.option
+        return " ".join(f"{self.option} {quote(value)}" for value in values)
+
+    def format_alternatives(self) -> str:
+        """Return all answers as options, each with its note, one a line."""
+        if self.is_yes_or_no:
+            return f"    {self.option}"
+        options = [self.format_option([choice.value]) for choice in self.choices]
+        width = min(max(map(len, options), default=0), 44)
+        lines = [
+            f"    {option.ljust(width)}  {choice.note}".rstrip()
+            for option, choice in zip(options, self.choices, strict=True)
+        ]
+        return "\n".join(lines)
+
+
+def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
+    """Return the command line of ``flwr-sim init`` with these statements, quoted for a shell."""
+    words = [*PROGRAM.split(), str(table)]
+    if hints.images is not None:
+        words += ["--images", str(hints.images)]
+    words += ["--out", str(out)]
+    named = {"--image-column": hints.image, "--patient-column": hints.patient, "--source-column": hints.source}
+    for option, value in named.items():
+        words += [] if value is None else [option, value]
+    for name in hints.findings:
+        words += ["--findings", name]
+    words += ["--join-patients"] if hints.join_patients else []
+    words += ["--ignore-missing-files"] if hints.ignore_missing else []
+    return " ".join(quote(word) for word in words)
+
+
+def is_dialogue_possible() -> bool:
+    """Return True if a person can read questions and type answers: both standard streams are terminals."""
+    return all(stream is not None and not stream.closed and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path, hints: ColumnHints) -> None:
+    """Refuse a table about which something is open, with the options for all of it and one command to paste.
+
+    The command answers each question with its first choice, which the user may change.
+
+    Raises:
+        BadInput: With one fault a question; none if there are no questions.
+    """
+    if not questions:
+        return
+    faults = [Fault(question.option, f"{question.text}\n{question.format_alternatives()}") for question in questions]
+    answered = hints
+    for question in questions:
+        answered = add_answer(answered, question, [choice.value for choice in question.choices[:1]])
+    command = format_command(table, out, answered)
+    noun = "first answer to each of these" if len(questions) > 1 else "first answer"
+    paste = f"With the {noun}, if it is right, the command is:\n    {command}"
+    raise BadInput([*faults[:-1], replace(faults[-1], problem=f"{faults[-1].problem}\n{paste}")])
+
+
+def ask_questions(
+    questions: Sequence[Question], hints: ColumnHints, show: Callable[[str], object], read: Callable[[], str]
+) -> ColumnHints:
+    """Ask each question at the terminal, and return the statements with the answers.
+
+    Args:
+        show: Prints a line.
+        read: Reads a line that the user types.
+
+    Raises:
+        BadInput: If the input ends, or the user says no to a question on which the command depends.
+    """
+    for number, question in enumerate(questions, start=1):
+        show("")
+        show(f"Question {number} of {len(questions)}. {question.text}")
+        hints = add_answer(hints, question, _ask_one(question, show, read))
+    return hints
+
+
+def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[], str]) -> list[str]:
+    if question.is_yes_or_no:
+        show("    Type yes or no.")
+    for place, choice in enumerate(question.choices, start=1):
+        show(f"    {place}  {choice.value or 'none'}  {choice.note}".rstrip())
+    hint = "numbers, with spaces between them" if question.several else "a number"
+    if question.choices:
+        enter = "" if question.default is None else f"; Enter for {question.default + 1}"
+        show(f"    Type {hint}{enter}.")
+    while True:
+        try:
+            line = read().strip()
+        except EOFError:
+            raise BadInput([Fault(question.option, "The question was not answered.")]) from None
+        if question.is_yes_or_no:
+            if line.casefold() in ("yes", "y"):
+                return []
+            if line.casefold() in ("no", "n"):
+                raise BadInput([Fault(question.option, "The answer was no; nothing was written.")])
+            show("    Type yes or no.")
+            continue
+        if not line and question.default is not None:
+            return [question.choices[question.default].value]
+        places = line.replace(",", " ").split()
+        is_valid = bool(places) and all(
+            place.isdecimal() and 1 <= int(place) <= len(question.choices) for place in places
+        )
+        if is_valid and (question.several or len(places) == 1):
+            return [question.choices[int(place) - 1].value for place in dict.fromkeys(places)]
+        show(f"    That is no answer. Type {hint}, from 1 to {len(question.choices)}.")
+
+
+def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) -> ColumnHints:
+    """Return the statements with the answer to a question."""
+    fields: Mapping[str, str] = {
+        "--image-column": "image",
+        "--patient-column": "patient",
+        "--source-column": "source",
+    }
+    if question.is_yes_or_no:
+        return replace(hints, ignore_missing=True)
+    if question.option == "--findings":
+        return replace(hints, findings=tuple(values))
+    if not values:
+        return hints
+    if question.option == "--images":
+        return replace(hints, images=Path(values[0]))
+    return replace(hints, **{fields[question.option]: values[0]})  # type: ignore[arg-type]
+
+
+def cut_to_terminal(line: str, width: int) -> str:
+    """Return a line that fits into ``width`` characters."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def describe_head(rows: Sequence[Sequence[str]], width: int, longest: int = 18) -> list[str]:
+    """Return the first rows of a table as aligned lines of at most ``width`` characters.
+
+    Args:
+        longest: Letters of a cell that are shown.
+    """
+    short = [[cut_to_terminal(" ".join(cell.split()), longest) for cell in row] for row in rows]
+    count = max(map(len, short), default=0)
+    filled = [[*row, *[""] * (count - len(row))] for row in short]
+    widths = [max(map(len, column)) for column in zip(*filled, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(of_column) for cell, of_column in zip(row, widths, strict=True)).rstrip() for row in filled
+    ]
+    return [cut_to_terminal(f"    {line}", width) for line in lines]
+
+
+def make_path_for_command(folder: Path) -> str:
+    """Return a folder as the user may type it: relative to the working folder where it lies below."""
+    relative = os.path.relpath(folder)
+    return str(folder) if relative.startswith("..") else relative

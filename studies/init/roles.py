@@ -1,0 +1,445 @@
+"""Give each column of a user's table a role by plain rules, and list as questions what the rules do not settle."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.data.base.names import is_blank_cell
+from polyclinic.data.base.spec import NO_FINDING
+from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_finding, split_finding_names
+from polyclinic.data.tables.columns import (
+    FINDING_HEADINGS,
+    HOSPITAL_HEADINGS,
+    NO_FINDING_HEADINGS,
+    PATIENT_HEADINGS,
+    SPLIT_HEADINGS,
+    contains_picture_endings,
+    describe_some_cells,
+    find_wrong_label_cells,
+    group_rows_alike,
+    is_label_column,
+    list_columns_by_heading,
+    names_findings,
+    shorten_cell,
+)
+from polyclinic.data.tables.csv import CsvColumn, CsvTable
+from polyclinic.data.tables.files import drop_picture_extension, fold_name_case
+from polyclinic.data.tables.search import PictureSearch
+from polyclinic.studies.init.known import KnownTable
+from polyclinic.studies.init.questions import Choice, ColumnHints, Question
+
+SEPARATORS = ("\n", "\t", "|", ";", "\uff0c", ",", "/")
+_SIGNS_IN_NAMES = (",", "/")
+"""Separators that names of findings contain, too."""
+_JOINING_SIGNS = re.compile(r"[|;,/+&\n\t\uff0c]")
+_TEXT_WORDS = 8
+"""Words of a name from which it is a sentence of a report."""
+_LISTED = 5
+_NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
+EACH_PICTURE = "each picture is a patient of its own; wrong if one patient has several"
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """The columns of a table by their roles.
+
+    Attributes:
+        image: The column of names of pictures, or of folders of pictures; empty while it is a question.
+        patient: The column of patients; empty text if each picture is a patient of its own; None if the table has no
+            such column and nobody was asked yet.
+        source: The column of hospitals; None if there is none.
+        split: The column of training, validation and test part; None if there is none.
+        label_columns: The columns with labels, one per class; empty if ``finding`` is used.
+        finding: The column with names of findings; None if ``label_columns`` are used.
+        rules: For each role, what was taken, and the rule by which.
+        has_folders: Whether the cells of ``image`` name folders.
+        unread_splits: Columns with the heading of a split whose cells are other words than train, val and test.
+        unused: Columns without a role.
+    """
+
+    image: str
+    patient: str | None
+    source: str | None
+    split: str | None
+    label_columns: tuple[str, ...]
+    finding: str | None
+    rules: Mapping[str, str]
+    has_folders: bool = False
+    unread_splits: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FindingNames:
+    """The names in a column of findings.
+
+    Attributes:
+        separator: Text between the names of a cell.
+        classes: The names with their numbers of rows, the most frequent first.
+        no_finding: Names, beyond :data:`NO_FINDING`, that say that nothing was found.
+        not_assessed: Names that name nothing: such an image has no label.
+    """
+
+    separator: str = "|"
+    classes: Mapping[str, int] = field(default_factory=dict)
+    no_finding: tuple[str, ...] = ()
+    not_assessed: Mapping[str, int] = field(default_factory=dict)
+
+
+def assign_column_roles(
+    columns: CsvTable, search: PictureSearch, hints: ColumnHints, known: KnownTable | None = None
+) -> tuple[ColumnRoles, list[Question]]:
+    """Give each column its role, by the user's statements, else by the rules; return also what is open.
+
+    Args:
+        search: Finds the files that cells name.
+        known: The public table that has these headings.
+    """
+    questions, rules = list[Question](), dict[str, str]()
+    labels = [name for name in columns if is_label_column(columns.get_column(name))]
+    image, has_folders = _assign_image(columns, search, hints, known, labels, questions, rules)
+    patient = _assign_patient(columns, hints, known, rules, questions)
+    source = _assign_source(columns, hints, rules, questions)
+    taken = [name for name in (image, patient, source) if name]
+    split, unread_splits = _assign_split(columns, [*taken, *hints.findings], rules)
+    taken += [split] if split else []
+    label_columns, finding = _assign_findings(columns, [*taken, *unread_splits], hints, known, image, rules, questions)
+    unused = [name for name in columns if name not in (*taken, *label_columns, finding, *unread_splits)]
+    roles = ColumnRoles(
+        image=image,
+        patient=patient,
+        source=source,
+        split=split,
+        label_columns=label_columns,
+        finding=finding,
+        rules=rules,
+        has_folders=has_folders,
+        unread_splits=unread_splits,
+        unused=tuple(unused),
+    )
+    return roles, questions
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def _assign_image(
+    columns: CsvTable,
+    search: PictureSearch,
+    hints: ColumnHints,
+    known: KnownTable | None,
+    labels: Sequence[str],
+    questions: list[Question],
+    rules: dict[str, str],
+) -> tuple[str, bool]:
+    """Return the column of pictures, and whether its cells name folders."""
+    if hints.image is not None:
+        has_folders = not _name_files(columns, search, hints.image) and _name_folders(columns, search, hints.image)
+        rules["images"] = f"{hints.image}: you named it"
+        return hints.image, has_folders
+    if known is not None and known.image:
+        rules["images"] = f"{known.image}: this is a table of {known.name}"
+        return known.image, known.has_folders
+    names = [name for name in columns if name not in labels]
+    if known is not None and known.images:
+        files = list(known.images)
+    else:
+        shares = {name: search.share_of_pictures(_list_filled(columns, name)) for name in names}
+        files = [name for name in names if shares[name][0] > 0.5]
+        whole = [name for name in files if shares[name][1]]
+        files = whole or files
+    rule = "its cells are names of files in the picture folder"
+    if not files:
+        files = [name for name in names if contains_picture_endings(columns.get_column(name))]
+        rule = "its cells end as names of pictures do"
+    files = _drop_same_pictures(columns, files)
+    if len(files) > 1:
+        files = [name for name in files if not list_columns_by_heading([name], PATIENT_HEADINGS)] or files
+    if len(files) == 1:
+        rules["images"] = f"{files[0]}: {rule}"
+        return files[0], False
+    folders = [] if files else [name for name in names if _name_folders(columns, search, name)]
+    if len(folders) == 1:
+        rules["images"] = f"{folders[0]}: its cells are names of folders, each with pictures"
+        return folders[0], True
+    text = f"No column names files in {search.root}, or ends as pictures do. Which column names the pictures? If the "
+    text += "folder is the wrong one, add --images."
+    if len(files) > 1:
+        text = "Which column names the pictures? Several do, and the labels of a line are learned for one picture."
+    candidates = files or folders or names
+    questions.append(Question("--image-column", text, _offer_columns(columns, candidates)))
+    return "", False
+
+
+def _list_filled(columns: CsvTable, name: str) -> list[str]:
+    return [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
+
+
+def _name_files(columns: CsvTable, search: PictureSearch, name: str) -> bool:
+    return search.share_of_pictures(_list_filled(columns, name))[0] > 0
+
+
+def _name_folders(columns: CsvTable, search: PictureSearch, name: str) -> bool:
+    """Return True if most of the first cells are folders with pictures."""
+    cells = _list_filled(columns, name)[:20]
+    return 2 * sum(bool(search.list_pictures_of_folder(cell)) for cell in cells) > len(cells)
+
+
+def _drop_same_pictures(columns: CsvTable, names: Sequence[str]) -> list[str]:
+    """Leave out each column that names the same pictures as an earlier one in all rows."""
+    distinct = list[str]()
+    for name in names:
+        if not any(_name_same_pictures(columns.get_column(name), columns.get_column(other)) for other in distinct):
+            distinct.append(name)
+    return distinct
+
+
+def _name_same_pictures(first: CsvColumn, second: CsvColumn) -> bool:
+    """Return True if in each row one path is the end of the other, endings apart."""
+    for left, right in set(zip(first.places.tolist(), second.places.tolist(), strict=True)):
+        paths = [fold_name_case(cell).replace("\\", "/") for cell in (first.cells[left], second.cells[right])]
+        stems = sorted(map(drop_picture_extension, paths), key=len)
+        if all(stems) and stems[0] != stems[1] and not stems[1].endswith(f"/{stems[0]}"):
+            return False
+    return True
+
+
+# ---------------------------------------------------------------------- patients, hospitals, split
+
+
+def _assign_patient(
+    columns: CsvTable,
+    hints: ColumnHints,
+    known: KnownTable | None,
+    rules: dict[str, str],
+    questions: list[Question],
+) -> str | None:
+    """Return the column of patients; None without one: the caller looks into the files before it asks."""
+    if hints.patient is not None:
+        rules["patients"] = f"{hints.patient}: you named it" if hints.patient else "none, as you said"
+        return hints.patient
+    if known is not None and known.patient:
+        rules["patients"] = f"{known.patient}: {known.patient_rule}"
+        return known.patient
+    names = list_columns_by_heading(columns, PATIENT_HEADINGS)
+    if len(names) == 1 or (names and group_rows_alike(columns, names)):
+        rules["patients"] = f"{names[0]}: a well-known heading of patients"
+        return names[0]
+    if names:
+        text = "Which column names the patients? Several may, and they group the pictures differently."
+        questions.append(Question("--patient-column", text, _offer_columns(columns, names)))
+    return None
+
+
+def ask_for_patients(columns: CsvTable, roles: ColumnRoles) -> Question:
+    """Return the question for the column of patients, for a table that has no well-known heading of them."""
+    candidates = list[str]()
+    for name in roles.unused:
+        column = columns.get_column(name)
+        filled = [cell for cell in column.cells if not is_blank_cell(cell)]
+        if 1 < len(filled) < len(column.places) and not is_label_column(column):
+            candidates.append(name)
+    # The more groups a column makes, the more it looks like one of patients.
+    candidates.sort(key=lambda name: -len(columns.get_column(name).cells))
+    choices = [*_offer_columns(columns, candidates[:_LISTED]), Choice("", EACH_PICTURE)]
+    text = "Which column names the patients? A patient must not stand in training and in test."
+    return Question("--patient-column", text, tuple(choices))
+
+
+def _assign_source(
+    columns: CsvTable, hints: ColumnHints, rules: dict[str, str], questions: list[Question]
+) -> str | None:
+    if hints.source is not None:
+        rules["hospitals"] = f"{hints.source}: you named it" if hints.source else "none, as you said"
+        return hints.source or None
+    names = list_columns_by_heading(columns, HOSPITAL_HEADINGS)
+    several = [name for name in names if len(_list_filled(columns, name)) > 1]
+    if len(several) == 1 or (several and group_rows_alike(columns, several)):
+        rules["hospitals"] = f"{several[0]}: a well-known heading of hospitals"
+        return several[0]
+    rules["hospitals"] = "no column: patients are divided over simulated hospitals"
+    if names and not several:
+        rules["hospitals"] = f"{names[0]} names one hospital only: patients are divided over simulated hospitals"
+    if several:
+        text = "Which column names the hospitals? Each hospital becomes a site."
+        choices = (*_offer_columns(columns, several), Choice("", "patients are divided over simulated hospitals"))
+        # Simulated hospitals are no wrong model: the answer is safe.
+        questions.append(Question("--source-column", text, choices, default=len(choices) - 1))
+    return None
+
+
+def _assign_split(columns: CsvTable, taken: Sequence[str], rules: dict[str, str]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the column of the split, and the columns with such a heading whose cells are other words."""
+    names = [name for name in list_columns_by_heading(columns, SPLIT_HEADINGS) if name not in taken]
+    read = [name for name in names if _contains_part_names(columns.get_column(name))]
+    unread = tuple(name for name in names if name not in read)
+    if read:
+        rules["split"] = f"{read[0]}: a well-known heading, and cells that are train, val or test"
+        return read[0], unread
+    rules["split"] = "no column: patients are divided into training, validation and test, 70/10/20"
+    return None, unread
+
+
+def _contains_part_names(column: CsvColumn) -> bool:
+    return all(cell.casefold() in PART_NAMES for cell in column.cells)
+
+
+# ---------------------------------------------------------------------- findings
+
+
+def _assign_findings(
+    columns: CsvTable,
+    taken: Sequence[str],
+    hints: ColumnHints,
+    known: KnownTable | None,
+    image: str,
+    rules: dict[str, str],
+    questions: list[Question],
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the label columns, and the column of names of findings; one of both is empty."""
+    if hints.findings:
+        rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
+        column = columns.get_column(hints.findings[0])
+        if len(hints.findings) > 1 or is_label_column(column) or find_wrong_label_cells(column):
+            return tuple(name for name in columns if name in hints.findings), None
+        return (), hints.findings[0]
+    findings = known.list_findings(image) if known is not None else ()
+    if findings:
+        rules["findings"] = f"{', '.join(findings)}: this is a table of {known.name if known else ''}"
+        if len(findings) == 1:
+            return (), findings[0]
+        return findings, None
+    rest = [name for name in columns if name not in taken]
+    flags = list_columns_by_heading(rest, NO_FINDING_HEADINGS)
+    labels = [name for name in rest if name not in flags and is_label_column(columns.get_column(name))]
+    named = [name for name in list_columns_by_heading(rest, FINDING_HEADINGS) if name not in labels]
+    named = [name for name in named if names_findings(columns.get_column(name))]
+    broken = {
+        name: wrong
+        for name in rest
+        if name not in (*flags, *labels, *named) and (wrong := find_wrong_label_cells(columns.get_column(name)))
+    }
+    if broken:
+        cells = "; ".join(
+            f'"{name}" ({columns.get_column(name).describe_cell_lines(wrong, 3)})' for name, wrong in broken.items()
+        )
+        text = f"These columns hold labels, and cells that are none: {cells}. Correct the cells: 1, 0, -1 or nothing."
+        text += " Which columns are the findings, if these are none?"
+        questions.append(Question("--findings", text, _offer_columns(columns, [*labels, *named]), several=True))
+        return (), None
+    if labels and not named:
+        rules["findings"] = f"{', '.join(labels)}: cells are 1, 0, -1 or blank"
+        return tuple(labels), None
+    if len(named) == 1 and not labels:
+        rules["findings"] = f"{named[0]}: a well-known heading of findings"
+        return (), named[0]
+    text = "Which columns say what a picture shows?"
+    if labels or named:
+        text = "Which columns say what a picture shows? One column of names, or columns of 0 and 1, can be the labels."
+    words = [name for name in rest if name not in (*labels, *named, image)]
+    words = [name for name in words if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
+    questions.append(
+        Question("--findings", text, _offer_columns(columns, [*named, *labels] or words or rest), several=True)
+    )
+    return (), None
+
+
+def _offer_columns(columns: CsvTable, names: Sequence[str]) -> tuple[Choice, ...]:
+    return tuple(Choice(name, describe_some_cells(columns.get_column(name))) for name in names)
+
+
+def read_finding_names(columns: CsvTable, name: str, known: KnownTable | None = None) -> FindingNames:
+    """Return the names in a column of findings; spellings that differ only in case count as one name.
+
+    Raises:
+        BadInput: If the column names no finding, holds sentences, or has names that are composed of its other names.
+    """
+    column = columns.get_column(name, with_line_ends=True)
+    separator = _choose_separator(column)
+    counts, spellings = Counter[str](), dict[str, str]()
+    for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
+        parts = {part.casefold(): part for part in _split_cell(cell, separator)}
+        counts.update(dict.fromkeys(parts, rows))
+        spellings = parts | spellings
+    no_finding = known.no_finding if known is not None else ()
+    own_words = {word.casefold() for word in no_finding}
+    unassessed = {word.casefold() for word in (known.not_assessed if known is not None else ())}
+    unassessed = {key for key in counts if key in unassessed or is_placeholder_finding(key)}
+    normal = _NO_FINDING | own_words
+    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in unassessed | normal}
+    if not classes:
+        raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
+    _refuse_sentences(name, list(classes))
+    _refuse_composed_names(column, name, separator, counts)
+    return FindingNames(
+        separator=separator,
+        classes=classes,
+        no_finding=tuple(word for word in no_finding if word.casefold() in counts),
+        not_assessed={spellings[key]: counts[key] for key in counts if key in unassessed},
+    )
+
+
+def _split_cell(cell: str, separator: str) -> list[str]:
+    return [" ".join(part.split()) for part in split_finding_names(cell, separator)]
+
+
+def _choose_separator(column: CsvColumn) -> str:
+    """Return the first of line end, tab, ``|``, ``;``, comma and slash that a cell holds; ``|`` if none holds one.
+
+    A comma or a slash counts only if all names beside it also stand alone in a cell.
+    """
+    for sign in SEPARATORS:
+        divided = [_split_cell(cell, sign) for cell in column.cells if sign in cell]
+        divided = [parts for parts in divided if len(parts) > 1]
+        if not divided:
+            continue
+        if sign not in _SIGNS_IN_NAMES:
+            return sign
+        alone = {cell.casefold() for cell in column.cells}
+        if all(part.casefold() in alone for parts in divided for part in parts):
+            return sign
+    return "|"
+
+
+def _refuse_sentences(name: str, names: Sequence[str]) -> None:
+    long = [text for text in names if len(text.split()) >= _TEXT_WORDS]
+    if 2 * len(long) > len(names):
+        problem = f'column "{name}" holds texts ("{shorten_cell(long[0])}"), and no names of findings.'
+        remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
+        raise BadInput([Fault("--findings", problem, remedy)])
+
+
+def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts: Mapping[str, int]) -> None:
+    """Refuse names that consist of other names of the column, because such an image would lack these classes."""
+    composed = dict[str, list[int]]()
+    for place, cell in enumerate(column.cells):
+        for part in _split_cell(cell, separator):
+            pieces = [" ".join(piece.split()).casefold() for piece in _JOINING_SIGNS.split(part)]
+            if len(pieces) > 1 and all(piece in counts for piece in pieces):
+                composed.setdefault(part, []).append(place)
+    if composed:
+        problem = f'column "{name}" holds {column.describe_cell_part_lines(composed)}, '
+        problem += "which consists of names of the column."
+        remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
+        raise BadInput([Fault("labels", problem, remedy)])
+
+
+def list_columns_of_zeros(columns: CsvTable, names: Sequence[str]) -> list[str]:
+    """Return the columns whose filled cells are all 0: classes that no picture shows."""
+    zeros = list[str]()
+    for name in names:
+        meanings = {interpret_label_cell(cell) for cell in columns.get_column(name).cells} - {"blank"}
+        if meanings == {"absent"}:
+            zeros.append(name)
+    return zeros
+
+
+def is_exclusive(labels: NDArray[np.float32]) -> bool:
+    """Return True if each image shows exactly one class and all labels are known, ``(n, classes)``."""
+    return labels.shape[1] > 1 and bool(((labels == 1).sum(axis=1) == 1).all() and not np.isnan(labels).any())

@@ -1,0 +1,171 @@
+"""Comparisons from Python: experiments as files, names or tables, with parts of one's own, and what comes back."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Dataset
+
+import polyclinic as pc
+from polyclinic.common.errors import BadInput
+from polyclinic.studies.runner import RunsFailed
+from tests.polyclinic.pictures import SMALL, pictures, share_above, squared, tiny
+
+METHODS = ("surgical", "partial_loss")
+
+
+def experiments(*methods: str, rounds: int = 1) -> dict[str, Mapping[str, Any]]:
+    return {method: {**SMALL, "run": {"method": method, "rounds": rounds}} for method in methods}
+
+
+def inline(**more: Any) -> dict[str, Any]:
+    return {"run.rounds": 1, "simulation.backend": "inline", **more}
+
+
+class CountedStripes(Dataset[tuple[NDArray[np.uint8], NDArray[np.float32]]]):
+    """A data set that counts how often it is read."""
+
+    classes = ("bars", "lines")
+
+    def __init__(self) -> None:
+        made = pictures()
+        self.images, self.labels = np.asarray(made.images), np.asarray(made.labels)
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        self.reads += 1
+        return self.images[index], self.labels[index]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> pc.ComparedRuns:
+    parts: dict[str, Any] = {"model": tiny, "loss": squared, "metrics": [share_above]}
+    out = tmp_path_factory.mktemp("compared") / "own"
+    return pc.compare(experiments(*METHODS), dataset=pictures(), seeds=3, out=out, **parts)
+
+
+def test_own_parts_train_the_models_of_single_runs(compared: pc.ComparedRuns, tmp_path: Path) -> None:
+    settings = {"run.seed": 1}
+    alone = pc.simulate(
+        experiments(*METHODS)["partial_loss"],
+        settings=settings,
+        dataset=pictures(),
+        model=tiny,
+        loss=squared,
+        metrics=[share_above],
+        out=tmp_path / "run",
+    )
+    assert compared.runs["partial_loss", 1].model_sha256 == alone.model_sha256
+    assert compared.table.loc[("partial_loss", 1), "model_sha256"] == alone.model_sha256
+
+
+def test_tables_have_the_figures_of_the_report(compared: pc.ComparedRuns) -> None:
+    stored = json.loads((compared.folder / "comparison.json").read_text(encoding="utf-8"))
+    assert list(compared.methods.index) == list(METHODS)
+    assert list(compared.methods["all"]) == [method["auroc"]["all"]["mean"] for method in stored["methods"]]
+    by_seed = compared.table["all"].groupby("experiment", sort=False).mean()
+    assert list(by_seed) == pytest.approx(list(compared.methods["all"]))
+    assert list(compared.tests["difference"]) == [each["result"]["mean_difference"] for each in stored["contrasts"]]
+    assert compared.report.is_file()
+
+
+def test_a_p_value_that_the_page_does_not_give_is_none_with_the_reason(compared: pc.ComparedRuns) -> None:
+    test = compared.tests.set_index(["classes", "pairing"]).loc[("all", "classes")]
+    assert np.isnan(test["p"])
+    assert test["verdict"] == "not tested"
+    assert test["note"] == "2 pairs are too few; a test needs at least 3"
+
+
+def test_it_is_printed_with_the_sentences_of_its_report(compared: pc.ComparedRuns) -> None:
+    text, html, page = str(compared), compared._repr_html_(), compared.report.read_text(encoding="utf-8")
+    assert compared.notes
+    for sentence in (compared.result, *compared.notes):
+        assert sentence in text
+        assert sentence in html
+        assert sentence in page
+    assert str(compared.report) in text
+    assert repr(compared).startswith("<6 runs compared: By mean AUROC")
+
+
+def test_a_data_set_is_checked_and_read_once_for_all_runs(tmp_path: Path) -> None:
+    table, together = experiments("surgical"), CountedStripes()
+    pc.compare(table, dataset=together, seeds=2, out=tmp_path / "both")
+    alone = [CountedStripes(), CountedStripes()]
+    for seed, stripes in enumerate(alone):
+        settings = {"run.seed": seed}
+        pc.simulate(table["surgical"], settings=settings, dataset=stripes, out=tmp_path / f"{seed}")
+    # Each run reads the pictures that it trains and tests on; the items as a whole are read before the first only.
+    assert together.reads <= sum(stripes.reads for stripes in alone) - len(together)
+
+
+def test_finished_runs_are_kept(tmp_path: Path) -> None:
+    first = pc.compare(experiments("surgical"), dataset=pictures(), seeds=1, out=tmp_path / "out")
+    written = (tmp_path / "out" / "surgical-seed0" / "summary.json").stat().st_mtime_ns
+    again = pc.compare(experiments(*METHODS), dataset=pictures(), seeds=1, out=tmp_path / "out")
+    assert (tmp_path / "out" / "surgical-seed0" / "summary.json").stat().st_mtime_ns == written
+    assert again.runs["surgical", 0].model_sha256 == first.runs["surgical", 0].model_sha256
+
+
+def test_tables_without_own_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
+    digits = {"kind": "class_lists", "lists": {"a": list("01234"), "b": list("456789")}}
+    table = {"data": {"kind": "digits"}, "partition": digits, "model": {"architecture": "tiny_cnn", "image_size": 16}}
+    chosen = {name: {**table, "run": {"method": name}} for name in METHODS}
+    done = pc.compare(chosen, seeds=1, jobs=2, settings=inline(), out=tmp_path / "out")
+    alone = pc.simulate(chosen["partial_loss"], settings=inline(), out=tmp_path / "alone")
+    assert done.runs["partial_loss", 0].model_sha256 == alone.model_sha256
+
+
+def test_a_name_stands_for_settings_of_an_example(tmp_path: Path) -> None:
+    done = pc.compare({"my name": "digits_surgical"}, seeds=1, settings=inline(), out=tmp_path / "out")
+    assert list(done.methods.index) == ["my name"]
+    assert done.runs["my name", 0].folder.name == "my-name-seed0"
+    settings = {"weak": {**SMALL, "training.lr": 1e-4}, "strong": {**SMALL, "training.lr": 0.05}}
+    rates = pc.compare(settings, dataset=pictures(), seeds=1, out=tmp_path / "rates")
+    chosen = {name: run.summary["experiment"]["training"]["lr"] for (name, _), run in rates.runs.items()}
+    assert chosen == {"weak": 1e-4, "strong": 0.05}
+
+
+def test_several_jobs_with_own_objects_are_made_one_after_another_with_a_word(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="jobs=2: other processes do not know the objects of this one"):
+        pc.compare(experiments("surgical"), dataset=pictures(), seeds=1, jobs=2, out=tmp_path / "out")
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_finished(tmp_path: Path) -> None:
+    def unlucky(channels: int, image_size: int) -> nn.Module:
+        network = tiny(channels, image_size)
+        network.register_forward_hook(fail_in_training)
+        return network
+
+    failures = ["out of luck"]
+
+    def fail_in_training(module: nn.Module, given: Any, made: Any) -> None:
+        if (tmp_path / "out" / "surgical-seed0.unfinished").exists() and failures:
+            raise ValueError(failures.pop())
+
+    with pytest.raises(RunsFailed, match=r"surgical-seed0: (.|\n)*out of luck"):
+        pc.compare(experiments(*METHODS), dataset=pictures(), model=unlucky, seeds=1, out=tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").glob("*seed0")] == ["partial_loss-seed0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (SMALL, "is one experiment, with nothing to compare"),
+        ([{**SMALL, "run": {"method": "surgical"}}] * 2, '"surgical" is the name of "surgical"(,| and) "surgical-2"'),
+        ({"a": {**SMALL, "run": {"round": 1}}, "b": {**SMALL, "modell": {}}}, "a: run.round(.|\n)*b: modell"),
+        ({"a": {**SMALL, "run.seed": 3}}, "run.seed"),
+    ],
+    ids=["one experiment", "one name twice", "faults of all", "a seed"],
+)
+def test_a_wrong_call_is_refused_before_anything_runs(given: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=words):
+        pc.compare(given, dataset=pictures(), seeds=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,229 @@
+"""``flwr-sim init`` asks what its rules do not settle: in a terminal as a dialogue, elsewhere as a command to paste."""
+
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyclinic.common.config import read_experiment
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.load import load_dataset
+from polyclinic.strategies.registry import find_method_faults
+from tests.network.real import flwr_sim
+
+
+def pictures(folder: Path, *names: str, first: int = 0) -> None:
+    for number, name in enumerate(names, start=first):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (16, 16), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name, "PNG")
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A physician's own table: no well-known heading, a picture that is not there, and names with spaces."""
+    folder = tmp_path / "my data"
+    pictures(folder / "pics", *(f"{n:03}.png" for n in range(40)))
+    cells = [f"{n:03}.png,F{n // 2},{('Rundherd', 'Erguss')[n // 2 % 2]}" for n in range(40)]
+    return write(folder / "labels.csv", "Bild,Fall Nr,Was's zu sehen ist", *cells, "lost.png,F99,Erguss")
+
+
+def images_of(path: Path) -> ImageSet:
+    data = read_experiment(path, [], find_method_faults).experiment.data
+    assert data is not None
+    return concatenate_image_sets(load_dataset(data, path.parent).parts)
+
+
+def talked(answers: Sequence[str], *arguments: object) -> tuple[int, str]:
+    """Run ``flwr-sim`` in a terminal of 80 columns, answer each of its prompts, and return its exit code and text."""
+    code = "from polyclinic.studies.cli import main; main()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    terminal, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    program = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+    os.close(theirs)
+    text, left = b"", list(answers)
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # the program has ended
+            break
+        if not piece:
+            break
+        text += piece
+        if text.endswith(b"    > ") and left:
+            os.write(terminal, f"{left.pop(0)}\n".encode())
+    os.close(terminal)
+    return program.wait(60), " ".join(text.decode().split())
+
+
+def test_a_person_at_a_terminal_answers_the_questions_in_a_dialogue(own: Path) -> None:
+    out = own.parent / "mine.toml"
+    code, text = talked(["2", "perhaps", "yes", "0", "", "1"], "init", own, "--out", out)
+    assert code == 0, text
+    head = "Bild Fall Nr Was's zu sehen ist 000.png F0 Rundherd"
+    assert head in text
+    assert "Question 1 of 3. Which columns say what a picture shows?" in text
+    assert "Question 2 of 3. Of 41 lines, 1 line names a picture that is not there" in text
+    assert "Question 3 of 3. Which column names the patients?" in text
+    assert text.count("That is no answer. Type a number, from 1 to") == 2
+    images = images_of(out)
+    assert (images.class_names, len(images), len(set(images.patients))) == (("Erguss", "Rundherd"), 40, 20)
+
+
+def test_a_dialogue_that_is_left_or_answered_with_no_writes_nothing(own: Path) -> None:
+    out = own.parent / "mine.toml"
+    for answers, reason in (
+        (["2", "no"], "nothing was written"),
+        (["2", "yes", "\x04"], "The question was not answered"),
+    ):
+        code, text = talked(answers, "init", own, "--out", out)
+        assert (code, out.exists(), reason in text) == (2, False, True), text
+
+
+def test_without_a_terminal_all_questions_come_at_once_with_a_command_that_runs(own: Path) -> None:
+    out = own.parent / "mine.toml"
+    ended = flwr_sim("init", own, "--out", out)
+    assert (ended.code, out.exists()) == (2, False)
+    open_options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert open_options == ["--findings:", "--ignore-missing-files:", "--patient-column:"]
+    command = shlex.split(ended.err.splitlines()[-1])
+    assert command[:2] == ["flwr-sim", "init"]
+    ended_again = flwr_sim(*command[1:])
+    assert ended_again.code == 0, ended_again.err
+    out.unlink()
+    alternative = next(line for line in ended.err.splitlines() if "Was" in line and "--findings" in line)
+    name = shlex.split(alternative.partition("  Rundherd")[0])[1]
+    options = ("--patient-column", "Fall Nr", "--findings", name, "--ignore-missing-files")
+    assert flwr_sim("init", own, "--out", out, *options).code == 0
+    assert images_of(out).class_names == ("Erguss", "Rundherd")
+
+
+def test_every_role_can_be_a_question_of_the_same_call(tmp_path: Path) -> None:
+    names = [f"{n:03}_{side}.png" for n in range(20) for side in "LR"]
+    pictures(tmp_path / "scans", *names)
+    rows = [f"{n:03}_L.png,{n:03}_R.png,{'NS'[n % 2]},{'EW'[n % 3 % 2]},a{n % 3},b{n % 4}" for n in range(20)]
+    path = write(tmp_path / "t.csv", "left,right,site,centre,grade,kind", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert options == ["--image-column:", "--source-column:", "--findings:", "--patient-column:"]
+
+
+def test_enter_takes_the_answer_that_is_safe(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n // 2},{n // 2 % 2},{'NS'[n % 2]},{'EW'[n % 3 % 2]}" for n in range(40)]
+    path = write(tmp_path / "t.csv", "file,patient,Mass,site,centre", *rows)
+    code, text = talked([""], "init", path, "--out", tmp_path / "mine.toml")
+    assert (code, "Type a number; Enter for 3." in text) == (0, True), text
+    assert "source_column" not in (tmp_path / "mine.toml").read_text(encoding="utf-8")
+
+
+LABELLED = ("file,patient,Mass", *(f"{n:03}.png,p{n // 2},{n // 2 % 2}" for n in range(40)))
+
+
+def test_a_name_in_two_folders_is_a_question_so_that_no_mask_is_trained_on(tmp_path: Path) -> None:
+    names = [f"{n:03}.png" for n in range(40)]
+    pictures(tmp_path / "images", *names)
+    pictures(tmp_path / "masks", *names, first=100)
+    path = write(tmp_path / "labels.csv", *LABELLED)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert ended.code == 2
+    assert '40 names of the table fit two files, such as "images/000.png" and "masks/000.png"' in ended.err
+    folder = ("--images", tmp_path / "images")
+    assert flwr_sim("init", path, "--out", tmp_path / "mine.toml", *folder).code == 0
+    files = images_of(tmp_path / "mine.toml")
+    assert len(files) == 40
+    assert 'images = "images"' in (tmp_path / "mine.toml").read_text(encoding="utf-8")
+
+
+def test_a_folder_a_patient_is_read_as_a_whole(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"case{n // 2}/series/{n:03}.png" for n in range(40)))
+    path = write(tmp_path / "labels.csv", *LABELLED)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert ended.code == 0, ended.err
+    assert "They lie in 20 folders" in ended.out
+    assert len(images_of(tmp_path / "mine.toml")) == 40
+    assert path.read_text(encoding="utf-8").splitlines()[1] == "000.png,p0,0"  # the user's own table stays
+
+
+def test_the_same_name_in_each_patients_folder_needs_the_path_in_the_cell(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"p{n // 2}/{n % 2}.png" for n in range(40)))
+    rows = [f"{n % 2}.png,p{n // 2},{n // 2 % 2}" for n in range(40)]
+    path = write(tmp_path / "labels.csv", "file,patient,Mass", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert (ended.code, "write the folder before the name" in ended.err) == (2, True)
+    write(path, "file,patient,Mass", *(f"p{n // 2}/{row}" for n, row in enumerate(rows)))
+    assert flwr_sim("init", path, "--out", tmp_path / "mine.toml").code == 0
+    assert len(images_of(tmp_path / "mine.toml")) == 40
+
+
+def test_the_first_picture_is_no_heading(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"IM{n:03}" for n in range(40)))
+    path = write(tmp_path / "labels.csv", *(f"IM{n:03},p{n // 2},{n // 2 % 2}" for n in range(40)))
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", "--patient-column", "column2")
+    assert ended.code == 0, ended.err
+    assert "The first line names no columns: it is a row." in ended.out
+    assert len(images_of(tmp_path / "mine.toml")) == 40
+
+
+def test_a_new_table_writes_over_no_file_and_goes_if_the_data_are_refused(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"case{n // 2}/{n:03}.png" for n in range(40)))
+    path = write(tmp_path / "labels.csv", *LABELLED, "000.png,p0,1")
+    (tmp_path / "mine.csv").write_text("mine", encoding="utf-8")
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert (ended.code, "mine.csv" in ended.err) == (2, True)
+    assert (tmp_path / "mine.csv").read_text(encoding="utf-8") == "mine"
+    ended = flwr_sim("init", path, "--out", tmp_path / "other.toml")
+    assert (ended.code, "lines 2 and 42" in ended.err) == (2, True)
+    assert not (tmp_path / "other.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("marks", "labels"),
+    [
+        (("Mass", "Mass", "No finding"), {"Mass": 1.0}),
+        (("Mass", "No finding", "No finding"), {"Mass": 0.0}),
+        (("Mass", "No finding"), {"Mass": np.nan}),
+        (("Mass", "Nodule", ""), {"Mass": np.nan, "Nodule": np.nan}),
+        (("Mass", "", ""), {"Mass": 1.0}),
+    ],
+)
+def test_the_majority_of_readers_decides_and_a_tie_is_unknown(
+    marks: Sequence[str], labels: dict[str, float], tmp_path: Path
+) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n},R{reader},{mark}" for n in range(1) for reader, mark in enumerate(marks)]
+    rows += [f"{n:03}.png,p{n},R0,{('Mass', 'Nodule', 'No finding')[n % 3]}" for n in range(1, 40)]
+    path = write(tmp_path / "labels.csv", "image,patient,rad_id,class_name", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert ended.code == 0, ended.err
+    images = images_of(tmp_path / "mine.toml")
+    row = images.labels[images.patients.tolist().index("p0")]
+    values = {name: float(row[images.class_names.index(name)]) for name in labels}
+    np.testing.assert_array_equal(list(values.values()), list(labels.values()))
+
+
+def test_lines_of_one_picture_without_readers_name_all_that_it_shows(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n},{name}" for n in range(40) for name in (("Mass", "Nodule"), ("No finding",))[n % 2]]
+    path = write(tmp_path / "labels.csv", "image,patient,class_name", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert ended.code == 0, ended.err
+    assert (images_of(tmp_path / "mine.toml").labels == 1).sum(axis=0).tolist() == [20, 20]
+    write(path, "image,patient,class_name", *rows, "001.png,p1,Mass")
+    ended = flwr_sim("init", path, "--out", tmp_path / "again.toml")
+    assert (ended.code, "name a finding, and say that there is none" in ended.err) == (2, True)
