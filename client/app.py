@@ -123,6 +123,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         negatives=count_training_images_per_class(site, 0) if counts_leave else (),
         smallest_count=policy.smallest_count,
         holds_frozen=site.frozen_part_files.ensure_frozen_part_stored(plan.model),
+        pixels=site.pixel_form.to_json() if site.pixel_form else "",
     )
 
 

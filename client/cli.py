@@ -81,6 +81,10 @@ def init_site_folder(
             help="A new key pair for this folder, after a revoke; all else stays. Stop the program first.",
         ),
     ] = False,
+    experiment: Annotated[
+        Path | None,
+        typer.Option("--experiment", help="The coordinator's experiment file, for site.toml's colour and image size."),
+    ] = None,
 ) -> None:
     """Make this site's folder: a key pair, site.toml, and the request for the coordinator.
 
@@ -98,7 +102,7 @@ def init_site_folder(
 
         if not name:
             raise typer.BadParameter("it is missing: --name north", param_hint="'--name'")
-        lines = make_site_folder(folder, name)
+        lines = make_site_folder(folder, name, _read_experiment_file(experiment))
     for line in lines:
         _plain(line)
 

@@ -15,6 +15,7 @@ from polyclinic.client.site.site import Site
 from polyclinic.common.config import Experiment
 from polyclinic.common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.data.base.pixel_form import make_pixel_form
 from polyclinic.strategies.local.arithmetic import read_number_format
 from polyclinic.strategies.registry import build_site_method
 
@@ -64,6 +65,9 @@ class SimulatedSiteProvider:
                 simulated=True,
                 frozen_folder=self.run_folder / "frozen",
                 arithmetic=arithmetic,
+                pixel_form=make_pixel_form(
+                    experiment.data, images.train.stored.shape[1:], drops_color=images.train.drops_color
+                ),
             )
         sites[index] = site  # the site that was used last stands last
         if len(sites) > MOST_SITES:

@@ -12,7 +12,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from polyclinic.common import plugins
 from polyclinic.common.errors import BadInput, Fault, raise_faults
@@ -22,6 +30,7 @@ from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIden
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
+from polyclinic.data.base.pixel_form import check_pixel_table
 from polyclinic.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
 from polyclinic.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 
@@ -257,10 +266,16 @@ class SimulationSection(TomlSection):
         return max(1, int(self.gpus_of_each_site or 0))
 
 
+PixelTable = Annotated[dict[str, Any], AfterValidator(check_pixel_table)]
+"""The ``[pixels]`` table: keys of ``[data]`` by which every site reads its images."""
+
+
 class Experiment(TomlSection):
     """All tables of an experiment file.
 
     Attributes:
+        pixels: How every site reads its images (:func:`polyclinic.data.base.pixel_form.check_pixel_table`). A key that
+            it leaves out follows from the model, or is the one that the sites agree on.
         data, partition: The data set of a simulation, and its partition over the sites.
         server_data: The coordinator's own images, for validation, for tests, and for methods that train on them.
         external_test: Images of an institution that is no site of the run; the final model is tested on them too. Its
@@ -276,6 +291,7 @@ class Experiment(TomlSection):
     participation: ParticipationSection = ParticipationSection()
     privacy: PrivacySection = PrivacySection()
     simulation: SimulationSection = SimulationSection()
+    pixels: PixelTable | None = None
     data: DataSpec | None = None
     partition: PartitionSpec | None = None
     server_data: DataSpec | None = None
@@ -330,6 +346,7 @@ class HospitalPlan(TomlSection):
     Attributes:
         weights_sha256: Hash of the weights file of the initial model; None if there is no file, and the seed alone
             determines the initial weights.
+        pixels: The ``[pixels]`` table of the experiment; left out of the JSON if it is None.
     """
 
     run: RunSection
@@ -341,6 +358,12 @@ class HospitalPlan(TomlSection):
     privacy: PrivacySection = PrivacySection()
     plugins: tuple[PluginIdentity, ...] = ()
     weights_sha256: Sha256 | None = None
+    pixels: PixelTable | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_missing_pixels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tables: dict[str, Any] = serialize(self)
+        return {name: table for name, table in tables.items() if name != "pixels" or table is not None}
 
     @field_validator("model")
     @classmethod
@@ -381,7 +404,7 @@ def make_hospital_plan(experiment: Experiment) -> HospitalPlan:
     Raises:
         BadInput: If the experiment names a plug-in that is not installed.
     """
-    tables = ("run", "method", "training", "augmentation", "evaluation", "privacy")
+    tables = ("run", "method", "training", "augmentation", "evaluation", "privacy", "pixels")
     shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     weights_sha256 = experiment.model.weights_sha256

@@ -84,7 +84,8 @@ class LocalOnlyTraining:
         task = prepare_local_task(self.site, request)
         with task.use_seed_of(self.site.name, "home"):
             load_best_local_parts(task, request, task.validate_current_network())
-            save_model(model_folder, task.whole, label_contract_sha256=contract, private=True)
+            form = self.site.pixel_form
+            save_model(model_folder, task.whole, label_contract_sha256=contract, pixels=form, private=True)
             scores, _, names = score_data_part(task, "test")
         return scores, names
 

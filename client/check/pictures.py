@@ -23,6 +23,7 @@ from polyclinic.data.images.reading import (
     decode_picture,
     explain_decoding_error,
     fit_picture_to_format,
+    has_color,
     has_unequal_density,
     is_16_bit_png,
     is_dicom_file,
@@ -58,6 +59,7 @@ class PictureFacts:
         blank: True if all pixels are equal, because the display window misses all of the file's values.
         unequal_density: True for a PNG or JPEG file that states pixels that are not square.
         reason: Reason why the picture cannot be read; empty if it can.
+        colored: True if the file's picture has a pixel that is not grey.
     """
 
     row: int
@@ -71,6 +73,7 @@ class PictureFacts:
     blank: bool = False
     unequal_density: bool = False
     reason: str = ""
+    colored: bool = False
 
 
 def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[PictureFacts]:
@@ -96,7 +99,8 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
             decoded = np.asarray(image)
             pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
             inverted = picture_looks_inverted(decoded)
-            return PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank, unequal)
+            facts = PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank, unequal)
+            return replace(facts, colored=has_color(image))
         except Exception as error:  # of any decoder on a broken file, as when a run reads the images
             return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
 

@@ -10,6 +10,7 @@ from polyclinic.client.check.connection import check_connection
 from polyclinic.client.check.data import check_site_data
 from polyclinic.client.check.findings import CheckArea, CheckResult, ClassImageCounts
 from polyclinic.client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
+from polyclinic.client.check.pixels import check_site_pixels
 from polyclinic.client.check.training import check_trial_training, find_planned_training, prepare_training_trial
 from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
 from polyclinic.common.config import Experiment
@@ -51,6 +52,7 @@ def run_site_check(
     else:
         gpu = machine.gpu and settings.file.device != "cpu" and torch.cuda.is_available()
         planned = find_planned_training(settings, experiment, data.source)
+        check_site_pixels(data.area, settings, planned, data.source, data.pictures)
         try:
             trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:

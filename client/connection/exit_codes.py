@@ -41,6 +41,7 @@ class ClientExitCode(IntEnum):
     INVERTED = 43
     PATIENTS = 44
     DUPLICATES = 45
+    PIXELS = 46
     TRAINING = 50
 
 

@@ -24,6 +24,7 @@ from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets
+from polyclinic.data.base.pixel_form import make_pixel_form
 from polyclinic.data.base.spec import SPLIT_SEED
 from polyclinic.data.base.splits import (
     assign_images_to_parts,
@@ -209,6 +210,9 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         weights_folder=settings.folder / "weights",
         tell=tell,
         ledger=open_site_ledger(settings),
+        pixel_form=make_pixel_form(
+            settings.file.data, splits.train.stored.shape[1:], drops_color=splits.train.drops_color
+        ),
     )
 
 

@@ -28,6 +28,7 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.images.pixels import ImageTensors, load_pixels_on_device
 from polyclinic.strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
@@ -58,6 +59,7 @@ class Site:
         arithmetic: Number formats and kernels for plans that ask for the fastest; None to measure them here.
         ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, whose
             costs are counted in its own folder alone.
+        pixel_form: How the images become pixels; None if that is not known.
         stated_counts: The numbers of training images of each run's roll call; None where no patient can opt out.
     """
 
@@ -79,6 +81,7 @@ class Site:
     weights_folder: Path | None = None
     arithmetic: TrainingNumberFormat | None = None
     ledger: PatientLedger | None = None
+    pixel_form: PixelForm | None = None
     stated_counts: StatedImageCounts | None = None
 
     @cached_property

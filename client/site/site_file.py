@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from polyclinic.client.site.policy import TRUST, SitePolicy
-from polyclinic.common.config import HospitalPlan
+from polyclinic.common.config import Experiment, HospitalPlan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
 from polyclinic.common.security.identity import (
@@ -38,6 +38,7 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 from polyclinic.data.base.names import normalize_name
+from polyclinic.data.base.pixel_form import OWN, format_setting
 from polyclinic.data.base.spec import DataSpec, list_dataset_uses
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
@@ -240,14 +241,47 @@ def read_last_plan(state: Path) -> HospitalPlan | None:
 # ---------------------------------------------------------------------- flwr-client init
 
 
-def make_site_toml(name: str) -> str:
-    """Return the ``site.toml`` of a new site, with a comment for every key."""
+PIXEL_LINES = (
+    ("color", False, "true: red, green and blue; false: grey"),
+    ("image_size", 224, "height and width, in pixels"),
+    ("resize", "pad", '"pad" keeps the aspect ratio, with black beside; "stretch" does not'),
+    ("window", (40, 400), "of DICOM and NIfTI files: centre and width; the file's own where left out"),
+    ("value_range", (0, 4095), "of PNG and JPEG files: black and white; 0 and 255 where left out"),
+)
+"""Keys of ``[data]`` that decide how images become pixels, as ``site.toml`` of a new site has them: key, value in the
+comment, explanation."""
+
+
+def make_site_toml(name: str, experiment: Experiment | None = None) -> str:
+    """Return the ``site.toml`` of a new site, with a comment for every key.
+
+    Args:
+        experiment: The coordinator's experiment, whose words on pixels are filled in; None if it is not known yet.
+    """
     text = (Path(__file__).parent / "site.toml.template").read_text(encoding="utf-8")
-    return Template(text).substitute({str(level): sentence for level, sentence in TRUST.items()}, name=name)
+    stated = {} if experiment is None else list_stated_pixel_settings(experiment)
+    comments = {key: comment for key, _, comment in PIXEL_LINES}
+    lines = {key: f"# {format_setting(key, value)}" for key, value, _ in PIXEL_LINES}
+    lines |= {key: format_setting(key, value) for key, value in stated.items()}
+    pixels = "".join(
+        f"{line:<31} # {comments[key]}\n" if key in comments else f"{line}\n" for key, line in lines.items()
+    )
+    levels = {str(level): sentence for level, sentence in TRUST.items()}
+    return Template(text).substitute(levels, name=name, pixels=pixels)
 
 
-def make_site_folder(folder: Path, name: str) -> list[str]:
+def list_stated_pixel_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the keys of ``[data]``, with their values, that an experiment asks of every hospital for equal pixels."""
+    model, table = experiment.model, experiment.pixels or {}
+    stated = {"color": model.channels == 3, "image_size": model.image_size}
+    return stated | {key: value for key, value in table.items() if key != OWN and value is not None}
+
+
+def make_site_folder(folder: Path, name: str, experiment: Experiment | None = None) -> list[str]:
     """Make the missing files of a site's folder, and overwrite none.
+
+    Args:
+        experiment: The coordinator's experiment, whose words on pixels ``site.toml`` gets; None if it is not known yet.
 
     Returns:
         Lines for the person who ran the command.
@@ -290,7 +324,7 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
         if (folder / FILE).exists():
             made.append(f"{folder / FILE} is there already and stays.")
         else:
-            write_atomically(folder / FILE, make_site_toml(name).encode())
+            write_atomically(folder / FILE, make_site_toml(name, experiment).encode())
             made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
         made.append(f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote")
         word = quote_for_shell(folder)

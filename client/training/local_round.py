@@ -261,7 +261,13 @@ def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> Evalua
             if task.method.keeps_local_parts:
                 load_best_local_parts(task, request, validation)
                 validation = task.validate_current_network()
-                save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract, private=True)
+                save_model(
+                    site.folder / "model",
+                    task.whole,
+                    label_contract_sha256=request.contract,
+                    pixels=site.pixel_form,
+                    private=True,
+                )
             metrics, tested = figures.compute_test_metrics(task)
             spreads = {"": tested, "validation_": figures.compute_validation_histograms(task)}
             reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)

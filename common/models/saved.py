@@ -33,6 +33,7 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.system.toml import describe_validation_error
+from polyclinic.data.base.pixel_form import PixelForm
 
 MOST_TIMES, SPARE_BYTES = 4, 256 * 2**20
 """Largest memory of a network while it is built: this multiple of its file, because a layer may be replaced or get
@@ -53,6 +54,7 @@ class SavedModelDescription(BaseModel):
         initial_weights_sha256: Hash of the pretrained weights file, if the experiment named the hash.
         safetensors_sha256: Hash of the file ``model.safetensors``.
         model_sha256: Hash of the tensors' values, see :func:`polyclinic.common.models.state.hash_model_state`.
+        pixels: How the images of the training became pixels; None if that is not known.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,6 +67,7 @@ class SavedModelDescription(BaseModel):
     initial_weights_sha256: Sha256 | None
     safetensors_sha256: Sha256
     model_sha256: Sha256
+    pixels: PixelForm | None = None
 
     @model_validator(mode="after")
     def _check_is_self_contained(self) -> Self:
@@ -76,13 +79,19 @@ class SavedModelDescription(BaseModel):
 
 
 def save_model(
-    folder: Path, network: SplitNetwork, *, label_contract_sha256: str, private: bool = False
+    folder: Path,
+    network: SplitNetwork,
+    *,
+    label_contract_sha256: str,
+    pixels: PixelForm | None = None,
+    private: bool = False,
 ) -> SavedModelDescription:
     """Save a network as two files, each written atomically, tensors first; return the content of ``model.json``.
 
     Each saved model needs its own folder: a crash between the two files leaves files that :func:`load_model` rejects.
 
     Args:
+        pixels: How the images of the training became pixels; None if that is not known.
         private: Let only the owner read the files, because the model is one hospital's.
     """
     state, layout = read_model_state(network), make_model_layout(network)
@@ -92,7 +101,8 @@ def save_model(
     }
     normal, size = network.spec.normalisation, network.spec.image_size
     kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
-    content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen})
+    about = {"pixels": pixels.to_json()} if pixels else None
+    content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen}, about)
     saved = SavedModelDescription(
         model=network.spec.model_copy(
             update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
@@ -104,6 +114,7 @@ def save_model(
         initial_weights_sha256=network.spec.weights_sha256,
         safetensors_sha256=hashlib.sha256(content).hexdigest(),
         model_sha256=hash_model_state(state, layout),
+        pixels=pixels,
     )
     write_atomically(folder / TENSORS, content, private=private)
     write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)

@@ -54,10 +54,12 @@ Form = Literal["float32", "float16", "int8"]
 """Formats of a trunk on the wire: four bytes a number, two, or one and a scale for each block."""
 FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
 
-REFUSALS = ("name", "version", "labels")
+REFUSALS = ("name", "version", "labels", "pixels")
 
 UNKNOWN_COUNT = -1
 """Stands for a count that a site's policy does not release."""
+PixelText = Annotated[str, PlainLineBound(2000)]
+"""The form of a site's pixels as JSON, of some hundred characters."""
 PlanText = Annotated[str, LongTextBound(2**20)]
 """A plan as JSON; an ordinary one has some two thousand characters."""
 
@@ -225,6 +227,8 @@ class RollCallAnswer:
         negatives: The number of training images that do not show each class, by the same rules as `positives`.
         smallest_count: The value of this site's key `smallest_count`.
         holds_frozen: True if the model's frozen part is already on this site's disk and need not be sent.
+        pixels: How this site's images become pixels: colour or grey, size, and the keys of `[data]` that change pixels,
+            such as `window`, as JSON; empty if a release or a data set does not say it.
     """
 
     run: RunNameText
@@ -240,6 +244,7 @@ class RollCallAnswer:
     negatives: Counts = ()
     smallest_count: Count = 0
     holds_frozen: bool = False
+    pixels: PixelText = ""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):
@@ -263,7 +268,7 @@ class Refusal:
     """Message to a site that it cannot take part in this run, with the reason; the run will not ask it again.
 
     Attributes:
-        kind: What the site has to fix: ``name``, ``version`` or ``labels``.
+        kind: What the site has to fix: ``name``, ``version``, ``labels`` or ``pixels``.
     """
 
     run: RunNameText

@@ -20,6 +20,7 @@ To raise the wire version to n + 1:
 4. Set commit and name of release n in ``tests/network/previous_release.py``, and run ``make test-previous-release``.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ WIRE_VERSION = 17
 field, or anything that is sent is hashed, signed, encrypted or derived otherwise."""
 VERSION_FIELD, RECORD_FIELD = "wire.version", "wire.record"
 """Fields of each record that name its wire version and its class."""
+PLAN_FIELD = "plan"
+"""Field of a request with the run's plan as JSON."""
 RELEASE_HEADER = "polyclinic-release"
 """Header of a site's calls with its wire version and its release. Releases up to wire version 16 do not send it."""
 LARGEST_VERSION = 999_999
@@ -72,11 +75,16 @@ class WireFormat:
         signs_calls_for_coordinator: A site signs its calls for one coordinator. If False, it signs the time alone.
         added_fields: Record class -> field that a later version added -> the value that has the meaning of the record
             without that field. A record with another value cannot be sent in this version.
+        statements: Record class -> fields that a later version added, and that only say something about the sender.
+            They are left out in this version, and are empty in a record of this version.
+        plan_tables: Tables of a plan that a later version added, and that a site of this version does without.
         lacks: Features that a later version added or changed.
     """
 
     signs_calls_for_coordinator: bool = True
     added_fields: Mapping[str, Mapping[str, FieldValue]] = field(default_factory=lambda: MappingProxyType({}))
+    statements: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    plan_tables: frozenset[str] = frozenset()
     lacks: tuple[LackingFeature, ...] = ()
 
 
@@ -85,6 +93,8 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         WIRE_VERSION: WireFormat(),
         16: WireFormat(
             signs_calls_for_coordinator=False,
+            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels"})}),
+            plan_tables=frozenset({"pixels"}),
             lacks=(
                 LackingFeature(
                     "secure aggregation",
@@ -150,8 +160,10 @@ def read_in_present_version(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def raise_fields(fields: Mapping[str, Any], earlier: WireFormat) -> dict[str, Any]:
     """Return the fields of a record of an earlier version as those of :data:`WIRE_VERSION`."""
-    added = earlier.added_fields.get(str(fields.get(RECORD_FIELD)), {})
-    return {**added, **fields, VERSION_FIELD: WIRE_VERSION}
+    record = str(fields.get(RECORD_FIELD))
+    added = earlier.added_fields.get(record, {})
+    empty = dict.fromkeys(earlier.statements.get(record, ()), "")
+    return {**added, **empty, **fields, VERSION_FIELD: WIRE_VERSION}
 
 
 def lower_fields(
@@ -164,11 +176,25 @@ def lower_fields(
     """
     if version not in formats:
         raise WireVersionError(f"no record is written in wire version {version}, only in {describe_spoken_versions()}.")
-    added = formats[version].added_fields.get(str(fields.get(RECORD_FIELD)), {})
+    record, lower = str(fields.get(RECORD_FIELD)), formats[version]
+    added = lower.added_fields.get(record, {})
     for name, absent in added.items():
         if fields.get(name, absent) != absent:
             raise WireVersionError(f"wire version {version} cannot say {name} of {fields[RECORD_FIELD]}.")
-    return {name: value for name, value in fields.items() if name not in added} | {VERSION_FIELD: version}
+    omitted = added.keys() | lower.statements.get(record, frozenset())
+    lowered = {name: value for name, value in fields.items() if name not in omitted} | {VERSION_FIELD: version}
+    if lower.plan_tables and isinstance(plan := lowered.get(PLAN_FIELD), str):
+        lowered[PLAN_FIELD] = _leave_out_plan_tables(plan, lower.plan_tables)
+    return lowered
+
+
+def _leave_out_plan_tables(plan: str, tables: frozenset[str]) -> str:
+    """Return a plan's JSON without these tables; the same text if it has none of them."""
+    parsed = json.loads(plan)
+    if not isinstance(parsed, dict) or not tables & parsed.keys():
+        return plan
+    rest = {name: table for name, table in parsed.items() if name not in tables}
+    return json.dumps(rest, separators=(",", ":"))
 
 
 def describe_spoken_versions() -> str:

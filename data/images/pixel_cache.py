@@ -6,6 +6,7 @@ Each folder holds the pictures of one size, colour and rendering (:class:`PixelC
 pixels     the pictures, in rows of equal length; an encrypted row is a nonce, the pixels and a tag (AES-256-GCM)
 rows       for each row of ``pixels``: the content key of the picture's file, and a digest of the pixels
 blank      the content keys of pictures that are one uniform grey, because the window misses all their values
+colored    the content keys of pictures that are kept in grey, and have colour in their files
 files      for each image file: a hash of its path, place on the disk, size and times; and its content key
 lock       locked by the program that adds pictures
 in_use     locked by each program that uses the pictures; a folder in use is not removed
@@ -45,7 +46,9 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import open_own_descriptor, open_own_file
 from polyclinic.data.base.image_set import LazyPictures, compute_picture_digest
 
-PIXELS, ROWS, BLANK, FILES, LOCK, IN_USE = _FILES = "pixels", "rows", "blank", "files", "lock", "in_use"
+PIXELS, ROWS, BLANK, COLORED, FILES, LOCK, IN_USE = _FILES = (
+    *("pixels", "rows", "blank", "colored", "files", "lock", "in_use"),
+)
 FORM = "form.json"
 _KEY, _DIGEST, _IDENTITY = 32, 8, 16
 """Length in bytes of a content key, a picture's digest, and the hash of a file's identity."""
@@ -55,7 +58,7 @@ FLUSH_S = 2.0
 MARK = "CACHEDIR.TAG"
 """Name of the file that marks a folder as a cache, also for back-up programs (bford.info/cachedir)."""
 MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
-LAYOUT = 3
+LAYOUT = 4
 """Version of the file layout, a part of the hash that names a cache's folder."""
 SETTLED_S = 2.0
 """A file that changed less than so many seconds before it was read may change again with the same time stamp."""
@@ -209,6 +212,10 @@ class PixelCache:
         """
         return set(_read_fixed_size_records(self.folder / BLANK, _KEY))
 
+    def load_colored_picture_keys(self) -> set[bytes]:
+        """Return the content keys (hashes of the source files) of pictures that lost their colour."""
+        return set(_read_fixed_size_records(self.folder / COLORED, _KEY))
+
     def load_content_keys_by_file(self) -> dict[bytes, bytes]:
         """Return the content key (hash of the bytes) of each known file, by the file's :meth:`hash_file_identity`."""
         return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_fixed_size_records(self.folder / FILES, _IDENTITY + _KEY)}
@@ -262,9 +269,10 @@ class PixelCacheWriter:
         self._rows = open_own_file(cache.folder / ROWS, "ab", buffering=0)
         self._files = open_own_file(cache.folder / FILES, "ab", buffering=0)
         self._blank = open_own_file(cache.folder / BLANK, "ab", buffering=0)
+        self._colored = open_own_file(cache.folder / COLORED, "ab", buffering=0)
         self._pixels = open_own_descriptor(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
         self._rows.truncate(self._next * (_KEY + _DIGEST))
-        for file, length in ((self._files, _IDENTITY + _KEY), (self._blank, _KEY)):
+        for file, length in ((self._files, _IDENTITY + _KEY), (self._blank, _KEY), (self._colored, _KEY)):
             file.truncate(file.tell() // length * length)
         self._written: dict[int, bytes] = {}
         self._new_files: list[bytes] = []
@@ -317,6 +325,10 @@ class PixelCacheWriter:
         """Record that the picture with this content key is one uniform grey. Call this before the picture is added."""
         self._blank.write(key)
 
+    def record_colored_picture(self, key: bytes) -> None:
+        """Record that the picture with this content key lost its colour. Call this before the picture is added."""
+        self._colored.write(key)
+
     def _flush_rows_to_disk(self) -> None:
         with self._lock:
             rows, files, last = list[bytes](), self._new_files, self._lasting
@@ -339,6 +351,7 @@ class PixelCacheWriter:
             self._rows.close()
             self._files.close()
             self._blank.close()
+            self._colored.close()
 
 
 def make_marked_cache_folder(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
@@ -284,6 +284,14 @@ def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArr
     top, left = (form.size - height) // 2, (form.size - width) // 2
     canvas[top : top + height, left : left + width] = np.asarray(image)
     return canvas
+
+
+def has_color(image: Image.Image) -> bool:
+    """Return True if a decoded picture, of mode "L" or "RGB", has a pixel whose channels differ."""
+    if image.mode == "L":
+        return False
+    red, green, blue = image.split()
+    return any(ImageChops.difference(red, other).getbbox() is not None for other in (green, blue))
 
 
 def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:

@@ -56,6 +56,7 @@ from polyclinic.data.images.reading import (
     decode_picture,
     explain_decoding_error,
     fit_picture_to_format,
+    has_color,
     is_nifti_file,
     read_first_bytes,
 )
@@ -154,6 +155,7 @@ class DecodedPictures:
         rows: ``(n,)``, the position of each readable picture in the requested list.
         skipped: The unreadable pictures.
         blank: Names of files rendered in one uniform grey, because the window misses all their values.
+        drops_color: True if pictures are stored in grey, and the file of one of them has colour.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -161,6 +163,7 @@ class DecodedPictures:
     rows: NDArray[np.intp]
     skipped: tuple[SkippedImage, ...]
     blank: tuple[str, ...] = ()
+    drops_color: bool = False
 
     @property
     def images(self) -> NDArray[np.uint8]:
@@ -217,7 +220,7 @@ class _PictureListDecoder:
     def __post_init__(self) -> None:
         self.identities = [self.identify(row) for row in range(len(self.names))]
         self.places = np.full(len(self.names), -1, np.intp)
-        self.reasons, self.blank = dict[int, str](), set[int]()
+        self.reasons, self.blank, self.colored = dict[int, str](), set[int](), set[int]()
 
     def decode_pictures_into_memory(self) -> DecodedPictures:
         """Decode all pictures into one array.
@@ -229,12 +232,13 @@ class _PictureListDecoder:
         self.places[:] = -1  # left over from a cache that failed
         self.reasons.clear()
         self.blank.clear()
+        self.colored.clear()
         keys, volumes = dict[int, bytes](), dict[int, Path]()
 
         def decode_row(row: int) -> None:
             try:
                 content = self.read_picture_content(row)
-                images[row], is_blank = self.decode_to_dataset_format(content)
+                images[row], is_blank, loses_color = self.decode_to_dataset_format(content)
                 self.places[row] = row
                 if isinstance(content, bytes):
                     keys[row] = hash_image_file(content)
@@ -242,6 +246,8 @@ class _PictureListDecoder:
                     volumes[row] = content
                 if is_blank:
                     self.blank.add(row)
+                if loses_color:
+                    self.colored.add(row)
             except Exception as error:  # any error of a decoder on a damaged file: continue with the others
                 self.reasons[row] = explain_decoding_error(error)
 
@@ -281,10 +287,15 @@ class _PictureListDecoder:
             return content.read_bytes()
         return content
 
-    def decode_to_dataset_format(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool]:
-        """Decode a picture to the data set's format; the second result is True if it is one uniform grey."""
+    def decode_to_dataset_format(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool, bool]:
+        """Decode a picture to the data set's format.
+
+        Returns:
+            The pixels; True if the picture is one uniform grey; True if it loses its colour.
+        """
         image = decode_picture(content, self.form.rendering, self.form.size)
-        return fit_picture_to_format(image, self.form), image.info.get(BLANK, False)
+        loses_color = not self.form.color and has_color(image)
+        return fit_picture_to_format(image, self.form), image.info.get(BLANK, False), loses_color
 
     def _match_cached_pictures(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Set ``places`` for the pictures that are in the cache; return the positions of the others in the list.
@@ -293,14 +304,18 @@ class _PictureListDecoder:
             rows: The row of each cached picture by its content key (hash of the source file).
         """
         files, blank, missing = cache.load_content_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
+        colored = cache.load_colored_picture_keys()
         self.places[:] = -1
         self.blank.clear()
+        self.colored.clear()
         for number, identity in enumerate(self.identities):
             key = files.get(cache.hash_file_identity(identity.about)) if identity else None
             if key in rows:
                 self.places[number] = rows[key]
                 if key in blank:
                     self.blank.add(number)
+                if key in colored:
+                    self.colored.add(number)
             else:
                 missing.append(number)
         return missing
@@ -325,7 +340,7 @@ class _PictureListDecoder:
         skipped = (SkippedImage(self.names[row], self.reasons[row]) for row in sorted(self.reasons))
         rows = np.flatnonzero(self.places >= 0)
         blank = tuple(self.names[row] for row in sorted(self.blank))
-        return DecodedPictures(stored, self.places[rows], rows, tuple(skipped), blank)
+        return DecodedPictures(stored, self.places[rows], rows, tuple(skipped), blank, bool(self.colored))
 
 
 class _CachingPictureDecoder:
@@ -333,6 +348,7 @@ class _CachingPictureDecoder:
 
     def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: PixelCacheWriter) -> None:
         self.work, self.cache, self.out, self.blank = work, cache, out, cache.load_blank_picture_keys()
+        self.colored = cache.load_colored_picture_keys()
         self._busy, self._changed = set[bytes](), threading.Condition()
 
     def decode_unless_cached(self, number: int) -> None:
@@ -347,17 +363,22 @@ class _CachingPictureDecoder:
         with self._lock_file_content(key):
             if key not in self.out.places:
                 try:
-                    picture, is_blank = work.decode_to_dataset_format(content)
+                    picture, is_blank, loses_color = work.decode_to_dataset_format(content)
                 except Exception as error:  # any error of a decoder on a damaged file
                     work.reasons[number] = explain_decoding_error(error)
                     return
                 if is_blank:
                     self.out.record_blank_picture(key)
                     self.blank.add(key)
+                if loses_color:
+                    self.out.record_colored_picture(key)
+                    self.colored.add(key)
                 self.out.add_picture_to_cache(key, picture)
         work.places[number] = self.out.places[key]
         if key in self.blank:
             work.blank.add(number)
+        if key in self.colored:
+            work.colored.add(number)
         before = work.identities[number]
         if before and before == work.identify(number) and began - before.changed > SETTLED_S:
             self.out.record_file_content_key(self.cache.hash_file_identity(before.about), key)

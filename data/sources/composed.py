@@ -164,6 +164,7 @@ def load_mixture(spec: MixtureDatasetSpec, base: Path, store: DecodedImageStore)
                     class_names=class_names,
                     patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
                     sources=np.full(len(images), task),
+                    drops_color=images.channels == 3 and not spec.color,
                 )
             )
         joined.append(concatenate_image_sets(extended))

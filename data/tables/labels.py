@@ -292,6 +292,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         missing=table.missing,
         places=decoded.places,
         notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
+        drops_color=decoded.drops_color,
     )
     parts, names = [], []
     for part in PARTS:

@@ -16,7 +16,7 @@ from polyclinic.common.metrics.auroc import ClassMetrics, compute_mean_and_sd, c
 from polyclinic.common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
-from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_interval,
@@ -30,7 +30,8 @@ from polyclinic.data.base.image_set import (
     concatenate_image_sets,
     describe_skipped_images,
 )
-from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
+from polyclinic.data.base.pixel_form import FILE_KEYS, RENDERING_KEYS, PixelForm
+from polyclinic.data.base.spec import BaseDatasetSpec, FolderDatasetSpec, NpzDatasetSpec
 from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset, refuse_test_set_without_model_class
 from polyclinic.data.sources.npz import load_npz_test_part
@@ -51,6 +52,7 @@ from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS, explain_mis
 from polyclinic.server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzDatasetSpec, FolderDatasetSpec)
+DataT = TypeVar("DataT", bound=BaseDatasetSpec)
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,11 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
 
 def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationInput) -> tuple[ImageSet, str]:
     """Read the labelled images that the model was not trained on; return the images and a description of them."""
-    data = labelled.data
+    data, form = labelled.data, read_model_description(folder).pixels
     if data.suffix == ".toml":
-        return load_dataset(
-            *read_experiment_data_spec(data), open_user_image_store()
-        ).test, f"the test part of {data.name}'s data"
+        described, folder_of_data = read_experiment_data_spec(data)
+        images = load_dataset(read_as_trained(described, form), folder_of_data, open_user_image_store()).test
+        return images, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
         npz_of_run = _parse_run_data_spec(summary, NpzDatasetSpec)
@@ -119,12 +121,13 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
         with name_cli_options_in_faults(labelled):
             if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_npz_headers(data):
                 patient_key = npz_of_run.patient_key
-            npz = npz.model_copy(update={"patient_key": patient_key})
+            npz = read_as_trained(npz.model_copy(update={"patient_key": patient_key}), form)
             return load_npz_test_part(npz, Path(), open_user_image_store()), f"the test part of {data.name}"
     columns = read_labelled_csv_columns(labelled)
     of_run = _parse_run_data_spec(summary, FolderDatasetSpec)
     if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
-        splits = load_dataset(_make_csv_spec(network, of_run, labelled, columns), Path(), open_user_image_store())
+        table = read_as_trained(_make_csv_spec(network, of_run, labelled, columns), form)
+        splits = load_dataset(table, Path(), open_user_image_store())
         # No row of this table was trained on, so that the loader's split does not count.
         return concatenate_image_sets([splits.train, splits.validation, splits.test]), f"all of {data.name}"
     # The model was trained on some rows of this table, which is read as the run read it.
@@ -139,13 +142,35 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
             if column is not None and column != column_of_run
         ]
     )
-    table, parts = data.resolve(), Path(of_run.labels).parts
-    base = table.parents[len(parts) - 1] if table.parts[-len(parts) :] == parts else table.parent
+    path, parts = data.resolve(), Path(of_run.labels).parts
+    base = path.parents[len(parts) - 1] if path.parts[-len(parts) :] == parts else path.parent
     pictures = base / of_run.images if labelled.pictures is None else labelled.pictures.resolve()
-    spec = of_run.model_copy(update={"labels": str(table), "images": str(pictures)})
+    spec = of_run.model_copy(update={"labels": str(path), "images": str(pictures)})
     return load_dataset(
         spec, Path(), open_user_image_store()
     ).test, f"the test part of {data.name}, as the run split it"
+
+
+def read_as_trained(spec: DataT, form: PixelForm | None) -> DataT:
+    """Return the settings of a data set, changed so that its images are read as those of the training.
+
+    Keys that say how the samples of a file are stored, such as ``bit_depth``, stay where they are set.
+
+    Args:
+        form: How the images of the training became pixels; None if the model does not say it.
+    """
+    if form is None:
+        return spec
+    keys: dict[str, Any] = {"image_size": form.height, "resize": form.resize, "color": form.color}
+    if form.resize is None:
+        del keys["resize"]
+    if form.height != form.width:
+        del keys["image_size"]
+    if form.decoded:
+        for key in RENDERING_KEYS:
+            own, trained = getattr(spec, key, None), getattr(form.rendering_options, key)
+            keys[key] = own if key in FILE_KEYS and own is not None else trained
+    return spec.model_copy(update={key: value for key, value in keys.items() if key in type(spec).model_fields})
 
 
 def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:

@@ -121,6 +121,7 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
         "preprocessing": f"all inside: bilinear antialiased resize to {saved.model.image_size} x "
         f"{saved.model.image_size}, (pixel / 255 - mean) / std with mean {list(saved.model.normalisation.mean)}, "
         f"std {list(saved.model.normalisation.std)}",
+        **({} if saved.pixels is None else {"pixels": saved.pixels.to_json(), "pixels_from": saved.pixels.describe()}),
         "label_contract_sha256": saved.label_contract_sha256,
         "model_sha256": saved.model_sha256,
         "producer": f"polyclinic {__version__}",

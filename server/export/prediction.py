@@ -16,11 +16,12 @@ from pydantic import BaseModel, ValidationError
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
-from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
 from polyclinic.common.system.plain_text import escape_unplain_characters
 from polyclinic.data.base.decoded_size import LARGEST_MB
 from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.pixel_form import RENDERING_KEYS, PixelForm
 from polyclinic.data.base.spec import (
     AS_IN_FILE,
     Axis,
@@ -56,16 +57,15 @@ def choose_model_image_format(
 ) -> DecodedImageFormat:
     """Return how files are converted to images for a saved model.
 
-    Resizing and rendering are those of the run if ``folder`` is a run folder with a readable summary, else the
-    defaults.
+    They are read as those of the training, if the model says how that was. For a model of an earlier release, resizing
+    and rendering are those of the run if ``folder`` is a run folder with a readable summary, else the defaults.
 
     Args:
         rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.
     """
-    shown = _RunPictureSettings()
-    if is_file(folder / "summary.json"):
-        with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
-            shown = _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
+    if (form := read_model_description(folder).pixels) is not None:
+        return _make_trained_image_format(form, rendering, _read_run_picture_settings(folder).largest_mb)
+    shown = _read_run_picture_settings(folder)
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
     bit_depth = rendering.bit_depth if rendering else None
     shown_as = replace(
@@ -76,6 +76,29 @@ def choose_model_image_format(
         value_range=None if bit_depth else shown.value_range,
     )
     return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
+
+
+def _make_trained_image_format(
+    form: PixelForm, rendering: PictureRenderingOptions | None, largest_mb: int
+) -> DecodedImageFormat:
+    """Return the format of the images that a model was trained on, with rendering by command-line options."""
+    options = form.rendering_options
+    for key in RENDERING_KEYS:
+        value = getattr(rendering or AS_IN_FILE, key)
+        if value != getattr(AS_IN_FILE, key):
+            options = replace(options, **{key: value})
+    if rendering is not None and rendering.bit_depth is not None:
+        options = replace(options, value_range=None)  # each of the two says which value is white
+    # The images of a network's own shape alone may be of two sides; files are brought to a square.
+    side = max(form.height, form.width)
+    return DecodedImageFormat(side, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))
+
+
+def _read_run_picture_settings(folder: Path) -> _RunPictureSettings:
+    if is_file(folder / "summary.json"):
+        with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
+            return _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
+    return _RunPictureSettings()
 
 
 def predict_to_csv(

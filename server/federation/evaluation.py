@@ -187,7 +187,9 @@ def save_and_test_model(
     if coordinator.method.site.has_global_model:
         model = coordinator.result_model
         write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-        sha256 = save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
+        pixels = coordinator.sites.pixels
+        saved = save_model(setting.folder.path, network, label_contract_sha256=contract.hash, pixels=pixels)
+        sha256 = saved.model_sha256
         test = summarise_test_results(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
             test, histograms = _test_global_model(network, setting.test, setting, groups, plan)

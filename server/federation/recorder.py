@@ -275,6 +275,11 @@ class RunRecorder(RunCallbacks):
                 self.setting.folder.append_event("other_wire", site=site, wire=stated.wire, coordinator=WIRE_VERSION)
         for watcher in self.watchers:
             watcher.show_enrolled_sites(releases)
+        for site in sorted(set(sites) & set(self.coordinator.sites.sites_without_stated_pixels)):
+            release = members[site].answer.release
+            self.setting.folder.append_event("pixels_unknown", site=site, release=release)
+            for watcher in self.watchers:
+                watcher.show_note(f"{site} does not state how its images become pixels (its release is {release})")
 
     def _record_left_out_sites(self, when: int | str) -> None:
         """Record sites that newly declined to take part or could not be admitted to the run, with the reason.

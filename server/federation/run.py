@@ -4,11 +4,13 @@ import datetime as dt
 import hashlib
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
+from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, raise_faults
@@ -16,8 +18,10 @@ from polyclinic.common.metrics.multi_class import find_best_client_accuracies
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
+from polyclinic.common.pixel_contract import find_pixel_faults_of_table
 from polyclinic.common.system.files import open_input_file
 from polyclinic.common.wire.versions import WIRE_VERSION
+from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
 from polyclinic.data.load import refuse_test_set_without_model_class
 from polyclinic.server.federation.benefit import compare_with_local_training
 from polyclinic.server.federation.evaluation import (
@@ -70,10 +74,18 @@ def run_federation(
         frozen=frozen,
     )
     begun_classes = setting.resumed.state.model.head.class_names if setting.resumed else ()
+    coordinator.sites.pixels = _read_begun_pixels(setting)
     contract = coordinator.sites.call_roll(grid, setting.sites, tuple(begun_classes))
     while True:
         classes = contract.class_names
-        setting.folder.append_event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
+        pixels = coordinator.sites.pixels
+        setting.folder.append_event(
+            "roll_call",
+            sites=list(contract.sites),
+            classes=list(classes),
+            hash=contract.hash,
+            pixels=pixels and pixels.model_dump(mode="json"),
+        )
         keeps_norm = coordinator.method.site.keeps_batch_norm_local
         # A hospital that adds classes until there are as many as a plug-in's features must not stop the run.
         is_one_hospitals_word = setting.registered is not None and bool(contract.unique_classes)
@@ -84,6 +96,7 @@ def run_federation(
         if contract == before:
             break
         # Sites that build another network were left out, and their classes with them: build anew.
+    raise_faults(_find_own_pixel_faults(experiment, setting, coordinator))
     if setting.external is not None:
         refuse_test_set_without_model_class(setting.external, contract.class_names)
     if setting.own is not None:
@@ -110,6 +123,34 @@ def run_federation(
     summary["claims"] = recorder.collect_claims(summary)
     recorder.record_run_end(summary)
     return summary
+
+
+def _read_begun_pixels(setting: RunContext) -> PixelForm | None:
+    """Return the form of pixels on which the sites of a run that is resumed agreed; None for a new run."""
+    if setting.resumed is None or not setting.resumed.state.round:
+        return None
+    events = [event for event in setting.folder.read_run_events() if event.get("event") == "roll_call"]
+    forms = [event["pixels"] for event in events if event.get("pixels")]
+    with suppress(ValidationError):  # a file that was edited
+        return PixelForm.model_validate(forms[-1]) if forms else None
+    return None
+
+
+def _find_own_pixel_faults(experiment: Experiment, setting: RunContext, coordinator: Coordinator) -> list[Fault]:
+    """Return a fault for each key by which the coordinator reads its own images otherwise than the hospitals theirs.
+
+    A simulation has none: its images are the user's own, and stay as in earlier releases.
+    """
+    terms, faults = coordinator.sites.pixel_terms, list[Fault]()
+    if setting.registered is None or terms.begun is None:
+        return []
+    own = None if setting.own is None else setting.own.train
+    for table, images in {"server_data": own, "external_test": setting.external}.items():
+        if images is not None and len(images):
+            shape, drops_color = images.stored.shape[1:], images.drops_color
+            form = make_pixel_form(getattr(experiment, table), shape, drops_color=drops_color)
+            faults += find_pixel_faults_of_table(table, form, terms)
+    return faults
 
 
 def _list_admission_rules(setting: RunContext) -> tuple[AdmissionRule, ...]:
@@ -197,10 +238,18 @@ def _make_run_summary(
         "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
+        "pixels": _summarize_pixels(coordinator),
         "versions": collect_software_versions(),
         "wire": WIRE_VERSION,
         "experiment": experiment.model_dump(mode="json"),
     }
+
+
+def _summarize_pixels(coordinator: Coordinator) -> dict[str, Any]:
+    """Return the summary's entry on pixels: the form that all sites have, and the sites that do not state theirs."""
+    form = coordinator.sites.pixels
+    unknown = list(coordinator.sites.sites_without_stated_pixels)
+    return {"form": form and form.model_dump(mode="json"), "unknown": unknown}
 
 
 def _summarize_counting_statistics(coordinator: Coordinator) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from polyclinic.server.runs.reader import RunSummary, read_run
 from polyclinic.server.runs.tracking import flatten_settings
 
 CARD = "MODEL_CARD.md"
-SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy")
+SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy", "pixels")
 """Parts of the experiment in the card; where the images lie on somebody's machine is left out."""
 UNKNOWN = "unknown"
 

@@ -281,6 +281,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         limits.append(f"{_quote_names(names)} {verb} not learned: {rows}, because {few}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
+    limits += _describe_unlike_pixels(summary)
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
@@ -293,6 +294,17 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
             "The run goes on with --resume and a larger run.rounds."
         )
     return limits
+
+
+def _describe_unlike_pixels(summary: RunSummary) -> Iterator[str]:
+    """Yield sentences on images that may have become other pixels than meant."""
+    if names := summary.pixels.unknown:
+        whose = _choose_verb_form(names, "its", "their")
+        text = f"did not state how {whose} images become pixels, because of {whose} release"
+        yield f"{join_first_and_count(names, MOST_NAMED)} {text}: nobody compared colour, size and window."
+    form, channels = summary.pixels.form, (summary.experiment.get("model") or {}).get("channels")
+    if form is not None and channels == 3 and not form.color and not form.only_grey:
+        yield "Images that have colour were read in grey (color = false), though the network takes colour."
 
 
 def list_further_limitations(run: RunFolderContent) -> list[str]:

@@ -16,6 +16,7 @@ from polyclinic.common.metrics.multi_class import BestClientAccuracies, RoundAcc
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.system.toml import describe_validation_error
 from polyclinic.data.base.image_set import SkippedImage
+from polyclinic.data.base.pixel_form import PixelForm
 
 SAMPLES = "samples.json"
 
@@ -146,6 +147,18 @@ class PrivacyBudgetSpent(_LenientRunFileModel):
     epsilon_of_one_share: float | None = None
 
 
+class RunPixels(_LenientRunFileModel):
+    """How the images of a run became pixels.
+
+    Attributes:
+        form: The form of the pixels of all sites; None for a run that did not record it.
+        unknown: The sites whose release does not state it.
+    """
+
+    form: PixelForm | None = None
+    unknown: tuple[str, ...] = ()
+
+
 class RunSummary(_LenientRunFileModel):
     """The content of ``summary.json``; metrics that a method does not have are None or empty.
 
@@ -162,6 +175,7 @@ class RunSummary(_LenientRunFileModel):
         external: Results on external test images; None without them.
         drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty if not requested.
+        pixels: How the sites' images became pixels, and the sites of which this is not known.
     """
 
     method: str
@@ -196,6 +210,7 @@ class RunSummary(_LenientRunFileModel):
     contract_hash: str | None = None
     versions: dict[str, Any] = Field(default_factory=dict)
     wire: int | None = None
+    pixels: RunPixels = RunPixels()
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 from flwr.serverapp import Grid
+from pydantic import ValidationError
 
 from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan, ParticipationSection
@@ -25,6 +26,7 @@ from polyclinic.common.contract import (
     merge_label_declarations,
 )
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.pixel_contract import PixelTerms, agree_on_pixels, find_pixel_faults
 from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
@@ -33,6 +35,7 @@ from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, find_lacking_feature, read_version
 from polyclinic.data.base.names import make_class_spelling_key
+from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.aggregation.bounds import cap_image_counts
 from polyclinic.strategies.engine.claims import (
     ClaimsBySite,
@@ -393,6 +396,32 @@ def find_wire_version_faults(plan: HospitalPlan, members: Iterable[RunMember]) -
     ]
 
 
+# ---------------------------------------------------------------------- the form of the sites' pixels
+
+
+def read_pixel_form(member: RunMember) -> PixelForm | None:
+    """Return the form of a site's pixels; None if the site does not state it, or this release cannot read it."""
+    try:
+        return PixelForm.model_validate_json(member.answer.pixels)
+    except ValidationError:
+        return None
+
+
+def find_unreadable_form_faults(members: Iterable[RunMember]) -> list[Fault]:
+    """Return a fault for each site that states a form of its pixels which this release cannot read."""
+    return [
+        Fault(
+            f"site {member.answer.site}",
+            f"states how its images become pixels in words that this release does not know (its release is "
+            f"{member.answer.release}).",
+            f"Install release {__version__} there.",
+            member.answer.site,
+        )
+        for member in sorted(members, key=lambda member: member.answer.site)
+        if member.answer.pixels and read_pixel_form(member) is None
+    ]
+
+
 # ---------------------------------------------------------------------- faults in the sites' labels
 
 Choice = TypeVar("Choice")
@@ -574,6 +603,8 @@ class RunMembership:
             names counts.
         processes: Returns the process of each node, which shows that a refused site was restarted; None in simulation.
         contract: The classes that each site annotates, and the list of all classes, which the roll call fixes.
+        pixels: The form of all sites' pixels, which the roll call fixes, or that of a run that is resumed; None if no
+            site states it.
         members: Site -> its answer to the roll call.
         bytes_down, bytes_up: Bytes by site, from the roll call to the test.
     """
@@ -588,6 +619,7 @@ class RunMembership:
     claims: ClaimsBySite | None = None
     processes: SiteProcesses | None = None
     contract: LabelContract = field(default_factory=lambda: LabelContract((), MappingProxyType({})))
+    pixels: PixelForm | None = None
     members: dict[str, RunMember] = field(default_factory=dict)
     bytes_down: Counter[str] = field(default_factory=Counter)
     bytes_up: Counter[str] = field(default_factory=Counter)
@@ -668,6 +700,7 @@ class RunMembership:
         if self._begun_classes:
             foreign = find_foreign_class_faults(roll.label_declarations, self._begun_classes)
             faults += self._refuse_faulty_sites(foreign)
+        faults += self._refuse_sites_with_other_pixels()
         limits = self.claims() if self.claims else {}
         listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
         spelling_faults = find_class_spelling_faults(self._order_declarations_by_admission(limits), listed)
@@ -679,6 +712,43 @@ class RunMembership:
             agreed = frozenset[str]().union(*lists) if all(lists) else frozenset[str]()
             faults += self._refuse_faulty_sites(find_class_coverage_faults(self.method, ordered, agreed))
         return faults
+
+    def _refuse_sites_with_other_pixels(self) -> list[Fault]:
+        """Refuse the sites whose images become other pixels than the run's; return their faults."""
+        members = list(self._roll.members.values())
+        faults = find_unreadable_form_faults(members)
+        forms = self._list_pixel_forms(members)
+        faults += find_pixel_faults(forms, self.pixel_terms)
+        self._roll.refuse_faulty_sites(faults, "pixels")
+        return faults
+
+    def _agree_on_pixels(self) -> None:
+        """Fix the form of the run's pixels, once a member states its own."""
+        self.pixels = agree_on_pixels(self._list_pixel_forms(self.members.values()), self.pixel_terms) or self.pixels
+
+    def _list_pixel_forms(self, members: Iterable[RunMember]) -> list[tuple[str, PixelForm]]:
+        """Return the sites that state the form of their pixels, in the order in which they were admitted."""
+        limits = self.claims() if self.claims else {}
+        forms = [(member.answer.site, form) for member in members if (form := read_pixel_form(member)) is not None]
+        last = len(limits)
+        return sorted(forms, key=lambda entry: (limits[entry[0]].order if entry[0] in limits else last, entry[0]))
+
+    @property
+    def pixel_terms(self) -> PixelTerms:
+        """Return what this run says about pixels, with the form on which its sites have agreed."""
+        model = self.plan.model
+        return PixelTerms(
+            channels=model.channels,
+            image_size=model.image_size,
+            table=self.plan.pixels or {},
+            begun=self.pixels,
+            model_decides_color=self.registered is not None,
+        )
+
+    @property
+    def sites_without_stated_pixels(self) -> tuple[str, ...]:
+        """Return the members that do not say how their images become pixels, because of their release."""
+        return tuple(sorted(site for site, member in self.members.items() if not member.answer.pixels))
 
     def _order_declarations_by_admission(self, limits: Mapping[str, SiteAdmissionLimits]) -> list[LabelDeclaration]:
         """Return the members' label declarations in the order in which the sites were admitted."""
@@ -716,6 +786,7 @@ class RunMembership:
             context = self.make_round_context(0, NO_ARRAYS)
             new = self.method.find_roll_call_faults(context)
             if not new:
+                self._agree_on_pixels()
                 return faults
             self._refuse_faulty_sites(new)
             faults += {str(fault): fault for fault in new}.values()  # one text may be about several sites
@@ -799,6 +870,9 @@ class RunMembership:
                 continue
             others = [other for other in self.members.values() if not self._is_replaced(other, member)]
             declarations = [other.label_declaration for other in (*others, member)]
+            if faults := self._find_pixel_faults_of_late_joiner(member):
+                self._roll.refuse_faulty_sites(faults, "pixels")
+                continue
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
                 contract = merge_label_declarations(declarations, self.contract.class_names)
@@ -809,7 +883,12 @@ class RunMembership:
                 continue
             self.contract = contract
             self._add_run_member(member)
+            self._agree_on_pixels()
             self.callbacks.on_late_join(server_round, member.answer.site)
+
+    def _find_pixel_faults_of_late_joiner(self, member: RunMember) -> list[Fault]:
+        faults = find_unreadable_form_faults([member])
+        return faults + find_pixel_faults(self._list_pixel_forms([member]), self.pixel_terms)
 
     def _is_replaced(self, earlier: RunMember, member: RunMember) -> bool:
         """Return True if a member of the run is the same site as ``member``, by a key that was revoked since."""

@@ -236,7 +236,7 @@ def test_to_an_attacker_who_knows_the_rule_a_hidden_count_has_as_many_values_as_
 def site_of(folder: Path, annotates: Sequence[str]) -> Site:
     folder.mkdir(exist_ok=True)
     labels = one_class_an_image([12, 14, 4, 15])
-    arrays = {"images": np.zeros((len(labels), 16, 16), np.uint8), "labels": labels}
+    arrays = {"images": np.full((len(labels), 16, 16), 90, np.uint8), "labels": labels}
     parts = {f"{part}_{kind}": value for part in ("train", "val", "test") for kind, value in arrays.items()}
     np.savez(folder / "images.npz", **parts)
     (folder / "site.toml").write_text(

@@ -13,6 +13,7 @@ from PIL import Image
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.settings import choose_training_device, load_site, read_site_settings
 from polyclinic.client.site.site_file import make_site_folder, read_and_check_connection_kit
+from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.identity import (
     SiteConnectionKit,
@@ -21,6 +22,7 @@ from polyclinic.common.security.identity import (
     read_connection_kit,
     write_commented_toml_file,
 )
+from polyclinic.common.system.toml import read_toml
 from polyclinic.data.base.image_set import LazyPictures
 from polyclinic.data.base.spec import PhantomDatasetSpec
 from polyclinic.data.images import store
@@ -69,6 +71,26 @@ def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(t
     site = load_site(read_site_settings(tmp_path))
     assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
     assert len(site.train) + len(site.validation) + len(site.test) == 3
+
+
+def test_init_writes_what_the_coordinators_experiment_says_of_pixels(tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment.toml"
+    model = '[model]\narchitecture = "tiny_cnn"\nchannels = 3\nimage_size = 48\n'
+    table = '[pixels]\nwindow = [40, 400]\naxis = "coronal"\nown = ["frame"]\n'
+    experiment.write_text(f'[run]\nmethod = "surgical"\n{model}{table}', encoding="utf-8")
+    make_site_folder(tmp_path / "north", "north", read_experiment(experiment).experiment)
+    data = read_toml(tmp_path / "north" / "site.toml")["data"]
+    assert {key: data.get(key) for key in ("color", "image_size", "window", "axis", "resize", "frame")} == {
+        "color": True,
+        "image_size": 48,
+        "window": [40, 400],
+        "axis": "coronal",
+        "resize": None,
+        "frame": None,
+    }
+    make_site_folder(tmp_path / "south", "south")
+    text = (tmp_path / "south" / "site.toml").read_text(encoding="utf-8")
+    assert all(f"# {key} = " in text for key in ("color", "image_size", "resize", "window"))
 
 
 def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(

@@ -1,6 +1,7 @@
 """What a release sends stays readable, and does not change without a new wire version."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def test_this_release_derives_the_hashes_and_keys_of_its_wire_version() -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_of_each_spoken_version_is_read_as_an_equal_record(name: str, version: int) -> None:
     golden = parse_canonical_record((GOLDEN / f"wire-{version}" / f"{name}.record").read_bytes())
-    assert same(decode_record(golden, type(RECORDS[name])), RECORDS[name])
+    unsaid = dict.fromkeys(FORMATS[version].statements.get(name, ()), "")
+    assert same(decode_record(golden, type(RECORDS[name])), replace(RECORDS[name], **unsaid))
 
 
 @pytest.mark.parametrize("version", FORMATS)

@@ -1,6 +1,8 @@
 """The wire versions that this release speaks, and how it agrees on one with the other side."""
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 from flwr.app import RecordDict
@@ -79,6 +81,23 @@ def test_a_field_that_was_added_is_left_out_for_the_version_before_where_it_says
 def test_a_field_that_was_added_and_says_something_is_never_dropped_in_silence() -> None:
     with pytest.raises(WireVersionError, match=f"wire version {BEFORE} cannot say tries of RollCall"):
         lower_fields(fields(hint="", tries=2), BEFORE, {BEFORE: ADDED})
+
+
+def test_a_site_tells_a_coordinator_of_the_version_before_nothing_of_pixels_and_states_none_itself() -> None:
+    answer = RollCallAnswer("run", "north", ("A",), ("a",), 12, 0, 9, "layout", "0.1.0", pixels='{"color": true}')
+    written = write_in_version(encode_record(answer), BEFORE)
+    assert "pixels" not in written["fields"]
+    assert decode_record(written, RollCallAnswer) == replace(answer, pixels="")
+
+
+def test_a_plan_for_the_version_before_has_no_table_of_pixels() -> None:
+    stated = plan().model_copy(update={"pixels": {"color": False}})
+    content = encode_record(RollCall("run", stated.model_dump_json()))
+    written = decode_record(write_in_version(content, BEFORE), RollCall)
+    assert json.loads(written.plan) == json.loads(plan().model_dump_json())
+    assert "pixels" not in plan().model_dump_json()
+    silent = encode_record(RollCall("run", plan().model_dump_json()))
+    assert decode_record(write_in_version(silent, BEFORE), RollCall).plan == plan().model_dump_json()
 
 
 def test_fields_of_other_records_are_left_alone() -> None:

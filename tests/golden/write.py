@@ -6,6 +6,7 @@ Each release writes its own, by its own code: see README.md beside this file. Th
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -35,13 +36,15 @@ def make_golden_records(prefix: str) -> list[Any]:
     about = {"plan": '{"run": 1}', "contract": "c" * 64, "class_names": ("b", "a"), "counted": 3, "best": -1}
     asked = {"run": "run-1", "round": 4, **about, "left_out": "round 3: too late", "model": whole, "frozen": frozen}
     replied = {"run": "run-1", "round": 4, "site": "north"}
-    bins = 1024
+    bins, answers = 1024, {field.name for field in dataclasses.fields(wire.RollCallAnswer)}
+    pixels = '{"color": true, "height": 64, "width": 64}'
     first, last = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
     first[0], last[-1] = 300, 5
     return [
         wire.RollCall("run-1", '{"run": 1}'),
         wire.RollCallAnswer(
-            *("run-1", "north", ("B", "A"), ("b", "a"), 12, -1, 9, "1" * 64, "0.1.0", (5, -1), (7, -1), 10, True)
+            *("run-1", "north", ("B", "A"), ("b", "a"), 12, -1, 9, "1" * 64, "0.1.0", (5, -1), (7, -1), 10, True),
+            **({"pixels": pixels} if "pixels" in answers else {}),
         ),
         wire.Refusal("run-1", "labels", "site north: it has no label."),
         wire.RefusalNoted("run-1", "north"),

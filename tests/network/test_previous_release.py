@@ -84,6 +84,9 @@ def test_a_new_coordinator_and_hospitals_of_both_releases_train_the_model_of_all
             assert checked.code == 0, checked.out + checked.err
         others = {event["site"]: event["wire"] for event in events(federation.out, "other_wire")}
         assert others == {"east": BEFORE, "north": BEFORE}
+        assert [event["site"] for event in events(federation.out, "pixels_unknown")] == ["east", "north"]
+        pixels = summary_of(federation.out)["pixels"]
+        assert (pixels["unknown"], pixels["form"]["color"]) == (["east", "north"], False)
         sites = summary_of(federation.out)["sites"]
         assert {name: site["wire"] for name, site in sites.items()} == {
             "east": BEFORE,
@@ -104,6 +107,17 @@ def test_an_old_coordinator_and_hospitals_of_both_releases_train_the_model_of_al
         checked = flwr_client("check", federation.east.folder)
         assert "the coordinator has to update" in checked.out
         assert "this site's key is admitted" in checked.out
+
+
+def test_a_run_that_states_its_pixels_takes_an_old_hospital_too_which_is_sent_no_such_table(
+    old: InstalledRelease, tmp_path: Path
+) -> None:
+    with federation_of(tmp_path, NEW, old, NEW, NEW) as federation:
+        federation.run("pixels={color = false}").succeeds()
+        assert sites_by_round(federation.out) == [EVERYBODY] * 2
+        assert summary_of(federation.out)["pixels"]["unknown"] == ["east"]
+        refused = federation.run("pixels={image_size = 20}", out="larger")
+        assert refused.ends() != 0
 
 
 def test_a_masked_run_of_a_new_coordinator_goes_on_without_the_old_hospital_and_names_it(

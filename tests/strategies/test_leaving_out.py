@@ -13,8 +13,10 @@ from flwr.app import Message
 
 from polyclinic.common.config import ParticipationSection
 from polyclinic.common.errors import BadInput
+from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
-from polyclinic.common.wire.records import RefusalNoted, RollCallAnswer
+from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCallAnswer
+from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.engine.claims import (
     MOST_UNLISTED_CLASSES,
     SiteAdmissionLimits,
@@ -55,6 +57,7 @@ def gathered(
     claims: Mapping[str, SiteAdmissionLimits] | None = None,
     expected: int = 0,
     begun_classes: tuple[str, ...] = (),
+    begun_pixels: PixelForm | None = None,
 ) -> tuple[RunMembership, Any]:
     """The members of a run after the roll call, and the network that carried it.
 
@@ -75,6 +78,7 @@ def gathered(
         registered=lambda: nodes,
         admission=[partial(rule, lambda: limits) for rule in (find_admission_limit_faults, find_surplus_class_faults)],
         claims=lambda: limits,
+        pixels=begun_pixels,
     )
     members.call_roll(grid, expected or len(answers), begun_classes)
     return members, grid
@@ -298,3 +302,65 @@ def test_classes_that_others_share_or_the_coordinator_lists_are_not_invented(clo
     assert members.members.keys() == {"west"}
     members, _ = gathered(clock, answer("west", names), answer("north", names[:2]), min_sites=2, claims=claims)
     assert members.members.keys() == {"north", "west"}
+
+
+# ---------------------------------------------------------------------- pixels
+
+GREY = PixelForm(color=False, height=16, width=16, resize="pad", only_grey=True, decoded=True)
+OTHERS = {
+    "colour": (GREY.model_copy(update={"color": True, "only_grey": False}), "color = false"),
+    "size": (GREY.model_copy(update={"height": 20, "width": 20}), "image_size = 16"),
+    "window": (GREY.model_copy(update={"rendering": {"window": (40.0, 400.0)}}), "Leave window out"),
+}
+
+
+@pytest.mark.parametrize("position", range(3))
+@pytest.mark.parametrize("kind", OTHERS)
+def test_one_site_with_other_pixels_is_left_out_whatever_its_place(position: int, kind: str, clock: Clock) -> None:
+    form, line = OTHERS[kind]
+    answers = [answer(name, pixels=GREY.to_json()) for name in NAMES[:3]]
+    answers[position] = answer(NAMES[position], pixels=form.to_json())
+    members, grid = gathered(clock, *answers, min_sites=2)
+    assert members.members.keys() == set(NAMES[:3]) - {NAMES[position]}
+    assert members.pixels == GREY
+    assert line in members.left_out_sites[NAMES[position]]
+    refusal = decode_record(grid.to(7 + position)[-1].content, Refusal)
+    assert (refusal.kind, line in refusal.reason) == ("pixels", True)
+    with pytest.raises(BadInput, match="other pixels than the run's"):
+        gathered(clock, *answers, min_sites=0)
+
+
+def test_a_site_that_does_not_state_its_pixels_takes_part_and_is_named(clock: Clock) -> None:
+    answers = answer("north", pixels=GREY.to_json()), answer("south"), answer("east", pixels=GREY.to_json())
+    members, _ = gathered(clock, *answers, min_sites=3)
+    assert members.pixels == GREY
+    assert members.sites_without_stated_pixels == ("south",)
+
+
+def test_a_form_that_this_release_cannot_read_is_refused(clock: Clock) -> None:
+    answers = answer("north", pixels=GREY.to_json()), answer("south", pixels='{"hue": 3}')
+    members, _ = gathered(clock, *answers, min_sites=1)
+    assert members.members.keys() == {"north"}
+    assert "does not know" in members.left_out_sites["south"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_site_that_joins_late_is_compared_with_the_form_that_the_run_began_with(kind: str, clock: Clock) -> None:
+    form, line = OTHERS[kind]
+    members, grid = gathered(clock, *(answer(name, pixels=GREY.to_json()) for name in NAMES[:2]), min_sites=2)
+    members.fix_run_model_layout("layout")
+    for node, name, pixels in ((20, "east", form), (21, "west", GREY)):
+        members.registered()[node] = name  # type: ignore[index, misc]
+        grid.sites[node] = hospital(answer(name, pixels=pixels.to_json()))
+    members.admit_late_joiners(1)
+    assert members.members.keys() == {*NAMES[:2], "west"}
+    assert line in members.left_out_sites["east"]
+    assert members.pixels == GREY
+
+
+def test_a_run_that_is_resumed_keeps_the_form_that_it_began_with(clock: Clock) -> None:
+    larger = OTHERS["size"][0]
+    answers = [answer(name, pixels=larger.to_json()) for name in NAMES[:2]]
+    assert gathered(clock, *answers, min_sites=2)[0].pixels == larger
+    with pytest.raises(BadInput, match="the run began with image_size = 16"):
+        gathered(clock, *answers, min_sites=2, begun_pixels=GREY)

@@ -38,6 +38,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             _REPORTED_COUNT: "train_samples validation_samples patients positives negatives",
             "a hash of the plan's network": "layout",
             "about a file of the coordinator's, not about images": "holds_frozen",
+            "keys of site.toml, the size of all images, and whether any image has colour": "pixels",
         }
     ),
     "TrainReply": _map_fields_to_attacks(

@@ -45,6 +45,7 @@ SENTENCES = {
     "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",
     "other_release": "{site} runs release {release}, the coordinator {coordinator}",
     "other_wire": "{site} speaks wire version {wire}, the coordinator {coordinator}",
+    "pixels_unknown": "{site} does not state how its images become pixels (release {release})",
     "joined": "{site} joined in round {round}",
     "absent": "{when} went on without {site}: {reason}",
     "left_out": "{site} was left out in {when}: {reason}",

@@ -21,6 +21,7 @@ from polyclinic.client.check.findings import CheckFinding, CheckResult, FindingS
 from polyclinic.client.check.machine import GpuMeasurements
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common import __version__
+from polyclinic.common.config import Experiment
 from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.authority import issue_server_certificate
@@ -391,3 +392,55 @@ def test_a_real_file_system_of_8_mb(hospital: Hospital) -> None:
     result = json.loads(ended.stdout)
     assert ended.returncode == result["exit_code"] == ClientExitCode.DISK
     assert result["areas"]["machine"]["facts"]["disk_free"] < 8 * 2**20
+
+
+# ---------------------------------------------------------------------- pixels
+
+
+def run_of_channels(channels: int, **tables: Any) -> Experiment:
+    """The experiment of a run whose network takes images of 32 pixels."""
+    model = {"architecture": "tiny_cnn", "channels": channels, "image_size": 32}
+    return Experiment.model_validate({"run": {"method": "surgical"}, "model": model, **tables})
+
+
+def colour_one_picture(hospital: Hospital) -> None:
+    pixels = np.asarray(Image.open(hospital.image(7)).convert("RGB")).copy()
+    pixels[0, 0] = 200, 10, 10
+    Image.fromarray(pixels).save(hospital.image(7))
+
+
+def pixel_lines(result: CheckResult) -> str:
+    return "\n".join(line for area in result.areas for line in area.passed if line.startswith("pixels: "))
+
+
+def test_pictures_in_colour_read_in_grey_for_a_network_that_takes_colour(hospital: Hospital) -> None:
+    colour = {**DATA_ONLY, "experiment": run_of_channels(3)}
+    assert "grey, 32 × 32 pixels" in pixel_lines(hospital.checked(**colour))  # no picture has colour: nothing is lost
+    colour_one_picture(hospital)
+    finding = worst(hospital.checked(**colour), ClientExitCode.PIXELS)
+    assert "data.color" in finding.problem
+    assert "color = true" in finding.remedy
+    said_grey = run_of_channels(3, pixels={"color": False})
+    assert "grey, 32 × 32 pixels" in pixel_lines(hospital.checked(**DATA_ONLY, experiment=said_grey))
+    hospital.edit("image_size = 32", "image_size = 32\ncolor = true")
+    assert "colour, 32 × 32 pixels" in pixel_lines(hospital.checked(**colour))
+
+
+def test_another_size_and_window_than_the_experiment_states(hospital: Hospital) -> None:
+    stated = run_of_channels(1, pixels={"image_size": 64, "window": [40, 400]})
+    problems = {
+        finding.remedy.partition("\n")[2].strip().partition("\n")[0]
+        for area in hospital.checked(**DATA_ONLY, experiment=stated).areas
+        for finding in area.findings
+        if finding.exit_code == ClientExitCode.PIXELS
+    }
+    assert problems == {"image_size = 64", "window = [40, 400]"}
+    hospital.edit("image_size = 32", "image_size = 64\nwindow = [40, 400]")
+    assert "64 × 64 pixels" in pixel_lines(hospital.checked(**DATA_ONLY, experiment=stated))
+
+
+def test_a_size_that_the_network_resizes_again_is_a_note_with_the_line_that_no_run_refuses(hospital: Hospital) -> None:
+    hospital.edit("image_size = 32", "image_size = 48")
+    result = hospital.checked(**DATA_ONLY, experiment=run_of_channels(1))
+    assert result.exit_code == ClientExitCode.STOPPED
+    assert any("image_size = 32" in finding.remedy for area in result.areas for finding in area.findings)

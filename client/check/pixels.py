@@ -1,0 +1,58 @@
+"""The check of how a site's images become pixels: the same comparison as the coordinator's, before the run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyclinic.client.check.findings import CheckArea
+from polyclinic.client.check.pictures import PictureFacts
+from polyclinic.client.check.source import SiteImageSource
+from polyclinic.client.check.training import PlannedTraining
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
+from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
+
+
+def check_site_pixels(
+    area: CheckArea,
+    settings: SiteSettings,
+    planned: PlannedTraining,
+    source: SiteImageSource,
+    pictures: Sequence[PictureFacts],
+) -> None:
+    """Add a fault for each key of ``[data]`` by which the coordinator would refuse this site, with the line to write.
+
+    Values that the run leaves to the sites are compared at the roll call alone.
+
+    Args:
+        pictures: The pictures that were decoded.
+    """
+    form, site, plan = _make_form_of_pictures(settings, source, pictures), settings.file.name, planned.plan
+    area.facts["pixels"] = form.model_dump(mode="json")
+    if planned.assumed:
+        area.passed.append(f"pixels: {form.describe()}")
+        return
+    model = plan.model
+    terms = PixelTerms(channels=model.channels, image_size=model.image_size, table=plan.pixels or {})
+    faults = find_pixel_faults([(site, form)], terms)
+    for fault in faults:
+        area.add_fault(ClientExitCode.PIXELS, f"{fault.where}: {fault.problem}", fault.remedy)
+    if not faults:
+        area.passed.append(f"pixels: {form.describe()}, which {planned.origin} does not contradict")
+    if "image_size" not in terms.table and form.image_size != model.image_size:
+        problem = f"images are stored with {form.height} × {form.width} pixels, and the network resizes them again, to "
+        problem += f"{model.image_size}. If another hospital stores them in that size, this one is refused."
+        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {model.image_size}")
+
+
+def _make_form_of_pictures(
+    settings: SiteSettings, source: SiteImageSource, pictures: Sequence[PictureFacts]
+) -> PixelForm:
+    """Return the form of the site's pixels, as far as the pictures that were decoded show it."""
+    if source.form is not None:
+        drops_color = not source.form.color and any(facts.colored for facts in pictures)
+        return make_pixel_form(settings.file.data, source.form.shape, drops_color=drops_color)
+    first = source.read(0)
+    assert isinstance(first, np.ndarray), "the images of a whole data set are in memory"
+    return make_pixel_form(settings.file.data, first.shape)

@@ -1,0 +1,188 @@
+"""The agreement of a run's sites on pixels: equal images must become equal numbers at every hospital.
+
+A network that gets one hospital's images in colour and another's in grey, or through two windows, learns the settings
+instead of the findings. So the sites state the forms of their pixels at the roll call
+(:class:`polyclinic.data.base.pixel_form.PixelForm`), and a site that differs is refused with the line to write. A
+difference is allowed only where it changes no pixel: grey images that a network repeats to three channels, or a key
+that has no meaning for a site's kind of data.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from polyclinic.common.errors import Fault
+from polyclinic.data.base.pixel_form import KEYS, OWN, RENDERING_KEYS, PixelForm, format_setting
+
+Forms = Sequence[tuple[str, PixelForm]]
+"""The sites with their forms, in the order in which the sites were admitted."""
+
+
+@dataclass(frozen=True)
+class PixelTerms:
+    """What a run itself says about pixels, before any site has a say.
+
+    Attributes:
+        table: The table ``[pixels]`` of the experiment.
+        channels, image_size: Those of the network.
+        begun: The form that the sites of a run under way have; None before round 1.
+        model_decides_color: True if a network of three channels takes images in colour, unless the table says
+            otherwise. False in a simulation, whose sites have one data set and cannot differ.
+    """
+
+    channels: int
+    image_size: int
+    table: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    begun: PixelForm | None = None
+    model_decides_color: bool = True
+
+    def find_stated_value(self, key: str) -> "_RunValue | None":
+        """Return the run's own value of a key; None if the run leaves it to the sites."""
+        if key in self.table:
+            value = self.table[key]
+            return _RunValue(value, f"the experiment says {format_setting(key, value)} under [pixels]")
+        if self.begun is not None and self.begun.has_setting(key):
+            value = self.begun.read_setting(key)
+            return _RunValue(value, f"the run began with {format_setting(key, value)}")
+        if key == "color" and self.channels == 3 and self.model_decides_color:
+            return _RunValue(True, "the network takes colour (model.channels = 3)", is_of_model=True)
+        return None
+
+
+@dataclass(frozen=True)
+class _RunValue:
+    """The value of a key that counts in a run.
+
+    Attributes:
+        reason: Clause for the message to a site with another value: who has it, and why it counts.
+        is_of_model: True if it only follows from the network.
+    """
+
+    value: Any
+    reason: str
+    is_of_model: bool = False
+
+
+def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each key in which a site reads its images otherwise than the run does.
+
+    The experiment's own value counts. Without one, of image sizes that differ the network's counts; else the value of
+    most sites; on a tie that of the site that was admitted first.
+    """
+    faults = list[Fault]()
+    for key, run in _choose_run_values(forms, terms).items():
+        faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
+    rules = [(site, form.rules) for site, form in forms]
+    most = terms.begun.rules if terms.begun else (_choose_by_vote(rules).value if rules else 0)
+    for site, own in rules:
+        if own != most:
+            problem = f"its release turns files into pixels by rules {own}, the run by rules {most}."
+            faults.append(Fault(f"site {site}", problem, "Install the coordinator's release there.", site))
+    return faults
+
+
+def find_pixel_faults_of_table(table: str, form: PixelForm, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each key in which the coordinator's own images are read otherwise than those of the sites.
+
+    Args:
+        table: Table of the experiment, such as ``external_test``.
+        form: How the coordinator's images become pixels.
+    """
+    faults = list[Fault]()
+    for fault in find_pixel_faults([(table, form)], terms):
+        where = fault.where.replace(f"site.toml of {table}: data", table)
+        remedy = fault.remedy.replace(f"[data] in site.toml of {table}", f"[{table}] of the experiment")
+        faults.append(replace(fault, where=where, remedy=remedy, site=""))
+    return faults
+
+
+def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
+    """Return the form of a run's pixels, given sites without a fault; None if no site states its form."""
+    if not forms:
+        return None
+    values = {key: run.value for key, run in _choose_run_values(forms, terms).items()}
+    size = values.pop("image_size")
+    height, width = size if isinstance(size, list) else (size, size)
+    color, resize = values.pop("color"), values.pop("resize", None)
+    defaults = PixelForm(color=color, height=height, width=width)
+    rendering = {key: value for key, value in values.items() if value != defaults.read_setting(key)}
+    return PixelForm(
+        color=color,
+        height=height,
+        width=width,
+        resize=resize,
+        rendering={key: tuple(value) if isinstance(value, list) else value for key, value in rendering.items()},
+        only_grey=not color and all(form.only_grey for _, form in forms),
+        decoded=any(form.decoded for _, form in forms),
+        rules=forms[0][1].rules,
+    )
+
+
+def _choose_run_values(forms: Forms, terms: PixelTerms) -> dict[str, _RunValue]:
+    """Return the run's value of each key that has a meaning for a site, without those that are each site's own."""
+    values = dict[str, _RunValue]()
+    extra = sorted({key for _, form in forms for key in form.rendering} - set(KEYS))  # of a newer release
+    for key in (*KEYS, *extra):
+        votes = [(site, form.read_setting(key)) for site, form in forms if form.has_setting(key)]
+        stated = terms.find_stated_value(key)
+        if key in terms.table.get(OWN, ()) or not (votes or stated):
+            continue
+        if stated is not None:
+            values[key] = stated
+        elif (
+            key == "image_size"
+            and len({str(size) for _, size in votes}) > 1
+            and terms.image_size in dict(votes).values()
+        ):
+            values[key] = _RunValue(terms.image_size, f"the network takes {terms.image_size} (model.image_size)")
+        else:
+            values[key] = _choose_by_vote([(site, _make_hashable(value)) for site, value in votes], key)
+    return values
+
+
+def _make_hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _choose_by_vote(votes: Sequence[tuple[str, Any]], key: str = "rules") -> _RunValue:
+    """Return the value of most sites; on a tie that of the first site."""
+    counts = Counter(value for _, value in votes)
+    site, value = votes[0]
+    reason = f"site {site}, which was admitted first, has {format_setting(key, value)}"
+    for most, count in counts.items():
+        if 2 * count > counts.total():
+            value, example = most, next(site for site, vote in votes if vote == most)
+            reason = f"most sites have {format_setting(key, value)}, such as site {example}"
+    return _RunValue(list(value) if isinstance(value, tuple) else value, reason)
+
+
+def _agrees(form: PixelForm, key: str, value: Any) -> bool:
+    """Return True if a site's images become the same pixels as with the run's value of a key."""
+    if not form.has_setting(key) or form.read_setting(key) == value:
+        return True
+    return key == "color" and bool(value) and form.only_grey
+
+
+def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> Fault:
+    """Return the fault of a site that reads its images otherwise than the run, with the line to write."""
+    own, line = format_setting(key, form.read_setting(key)), format_setting(key, run.value)
+    problem = f"its images become other pixels than the run's: {own} here; {run.reason}."
+    if key == "color" and not form.decoded:
+        kind = "colour" if run.value else "grey"
+        remedy = f"Its kind of data is read as it is stored: store it in {kind}, or let the coordinator write "
+        remedy += f"color = {'false' if run.value else 'true'} under [pixels] of the experiment."
+        return Fault(f"site.toml of {site}: data", problem, remedy, site)
+    settles = f"This line under [data] in site.toml of {site} settles it:\n    {line}"
+    if run.value is None:
+        settles = f"Leave {key} out under [data] in site.toml of {site}."
+    elif key == "image_size" and isinstance(run.value, list):
+        settles = f"Store the images with {run.value[0]} × {run.value[1]} pixels."
+    if run.is_of_model:
+        settles += "\nIf grey is meant at all hospitals, the coordinator writes color = false under [pixels] of the "
+        settles += "experiment."
+    elif key in RENDERING_KEYS:
+        settles += f'\nIf its files differ, and this is right for them, the coordinator writes {OWN} = ["{key}"] under '
+        settles += "[pixels] of the experiment."
+    return Fault(f"site.toml of {site}: data.{key}", problem, settles, site)

@@ -1,0 +1,170 @@
+"""The form of a data set's pixels: all that decides how its images become the numbers that a network receives.
+
+Each hospital computes the form of its own images from its data settings. The coordinator compares the forms before
+round 1 (:mod:`polyclinic.common.pixel_contract`), and the form of a run is saved with its model, so that later images
+are read as those of the training were.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polyclinic.data.base.spec import (
+    AS_IN_FILE,
+    BaseDatasetSpec,
+    PictureRenderingOptions,
+    PictureTableSpec,
+    Resize,
+    Side,
+)
+
+DECODING_RULES = 1
+"""Version of the rules by which files become pixels where no key decides: orientation, aspect ratio, default window. It
+is raised when a release reads the same file, by the same keys, as other pixels."""
+LIMITS = ("largest_mb",)
+"""Rendering options that only limit resources, and change no pixel."""
+FILE_KEYS = ("frame", "bit_depth")
+"""Rendering options without which files that need them cannot be read: where one is left out, there are no such files,
+so that it contradicts no value."""
+RENDERING_KEYS = tuple(
+    option.name for option in dataclasses.fields(PictureRenderingOptions) if option.name not in LIMITS
+)
+"""Rendering options that change pixels; an option that a release adds is among them."""
+KEYS = ("color", "image_size", "resize", *RENDERING_KEYS)
+"""The keys of ``[data]`` that decide how images become pixels."""
+OWN = "own"
+"""The key of the table ``[pixels]`` that lists the rendering options in which hospitals may differ."""
+
+
+class PixelForm(BaseModel):
+    """How the images of one data set become pixels.
+
+    Attributes:
+        color: True for pixels of three channels, red, green and blue; False for grey.
+        height, width: Size of the stored images in pixels. The network resizes them if its own size is another one.
+        resize: How images of other sizes or shapes are brought to that size; None if no image was resized.
+        rendering: The rendering options (:class:`PictureRenderingOptions`) that are not at their defaults.
+        only_grey: True if ``color`` is False and no image had any colour, so that reading them in colour gives three
+            equal channels: the same that a network of three channels makes of the grey.
+        decoded: True if the images are files or arrays that are rendered by keys of ``[data]``.
+        rules: :data:`DECODING_RULES` of the release that read the images.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    color: bool
+    height: Side
+    width: Side
+    resize: Resize | None = None
+    rendering: Mapping[
+        Annotated[str, Field(max_length=40, pattern="^[a-z_]+$")], bool | int | float | str | tuple[int | float, ...]
+    ] = Field(default_factory=dict)
+    only_grey: bool = False
+    decoded: bool = False
+    rules: int = DECODING_RULES
+
+    def to_json(self) -> str:
+        """Return the form as JSON; equal forms have equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    @property
+    def image_size(self) -> int | list[int]:
+        """The side of square images; else height and width."""
+        return self.height if self.height == self.width else [self.height, self.width]
+
+    def read_setting(self, key: str) -> Any:
+        """Return the value of one of :data:`KEYS`, as JSON has it; of a rendering option that is unset, its default."""
+        if key in ("color", "image_size", "resize"):
+            return getattr(self, key)
+        value = self.rendering.get(key, getattr(AS_IN_FILE, key, None))
+        return list(value) if isinstance(value, tuple) else value
+
+    def has_setting(self, key: str) -> bool:
+        """Return True if a key has a meaning for these images; arrays that are stored as pixels have no window."""
+        if key == "resize":
+            return self.resize is not None
+        if key in ("color", "image_size"):
+            return True
+        unset_by_need = key in FILE_KEYS and self.read_setting(key) is None
+        return key in self.rendering or (self.decoded and not unset_by_need)
+
+    @property
+    def rendering_options(self) -> PictureRenderingOptions:
+        """The rendering options as an object; options that this release does not know are left out."""
+        options: dict[str, Any] = {key: self.rendering[key] for key in RENDERING_KEYS if key in self.rendering}
+        return PictureRenderingOptions(**options)
+
+    def describe(self) -> str:
+        """Describe the form for people: ``colour, 64 × 64 pixels, resize = "pad", window = [40, 400]``."""
+        parts = ["colour" if self.color else "grey", f"{self.height} × {self.width} pixels"]
+        if self.resize is not None:
+            parts.append(format_setting("resize", self.resize))
+        parts += [format_setting(key, self.read_setting(key)) for key in sorted(self.rendering)]
+        return ", ".join(parts)
+
+
+def format_setting(key: str, value: Any) -> str:
+    """Return a key of ``[data]`` with its value as a line of TOML; a value of None as the key that is left out."""
+    if value is None:
+        return f"no {key}"
+    numbers = [int(n) if float(n).is_integer() else n for n in value] if isinstance(value, list | tuple) else value
+    return f"{key} = {json.dumps(numbers)}"
+
+
+def make_pixel_form(spec: BaseDatasetSpec | None, shape: tuple[int, ...], *, drops_color: bool = False) -> PixelForm:
+    """Return the form of a data set's images.
+
+    Args:
+        spec: The settings of the data set; None for one without settings.
+        shape: Shape of one stored image, ``(height, width[, 3])``.
+        drops_color: True if images that have colour are stored in grey.
+    """
+    height, width, *channels = shape
+    color = bool(channels) and channels[0] == 3
+    rendering = {}
+    for key in RENDERING_KEYS:
+        default = getattr(AS_IN_FILE, key)
+        if (value := getattr(spec, key, default)) != default:
+            rendering[key] = value
+    is_resized = getattr(spec, "image_size", None) is not None
+    return PixelForm(
+        color=color,
+        height=height,
+        width=width,
+        resize=getattr(spec, "resize", None) if is_resized else None,
+        rendering=rendering,
+        only_grey=not color and not drops_color,
+        decoded=isinstance(spec, PictureTableSpec),
+    )
+
+
+def check_pixel_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the table ``[pixels]`` of an experiment: keys of ``[data]`` that decide how images become pixels.
+
+    Returns:
+        The table with its values in canonical form, as JSON has them.
+
+    Raises:
+        ValueError: With every fault.
+    """
+    given, faults = {key: value for key, value in table.items() if key != OWN}, list[str]()
+    own = table.get(OWN, [])
+    if not isinstance(own, list | tuple) or any(key not in RENDERING_KEYS for key in own):
+        faults.append(f"{OWN} must be a list of keys in which hospitals may differ: {', '.join(RENDERING_KEYS)}")
+    if unknown := sorted(given.keys() - set(KEYS)):
+        faults.append(f"has no key {', '.join(unknown)}; its keys are {', '.join((*KEYS, OWN))}")
+    checked = dict[str, Any]()
+    try:
+        spec = PictureTableSpec.model_validate({"labels": "", **{key: given[key] for key in given.keys() & set(KEYS)}})
+        values = spec.model_dump(mode="json")
+        checked = {key: values[key] for key in KEYS if key in given}
+    except ValidationError as error:
+        faults += [f"{'.'.join(map(str, fault['loc'][:1]))}: {fault['msg']}" for fault in error.errors()]
+    if not faults and (both := sorted(set(own) & checked.keys())):
+        faults.append(f"{', '.join(both)}: either all hospitals have one value, or each has its {OWN}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return {**checked, **({OWN: sorted(own)} if own else {})}
