@@ -103,6 +103,34 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the configuration file, and with ``data.options``."""
 
 
+GIVEN_IMAGES = "given_images"
+"""Attribute of a plug-in function that only returns images of this process: these images."""
+
+
+def read_class_names_before_items(spec: PluginDatasetSpec) -> tuple[str, ...]:
+    """Return the class names of images of this process, if they are known without reading an item; else empty.
+
+    Raises:
+        BadInput: If the data sets of a ``ConcatDataset`` have different classes.
+    """
+    if not is_local_plugin_name(spec.name):
+        return ()
+    given = getattr(load_plugin_entry_point(DATASETS, spec.name), GIVEN_IMAGES, None)
+    images = given.get("train") if isinstance(given, Mapping) else given
+    if not isinstance(images, LabelledImages) or isinstance(images.class_names, str):
+        return ()
+    if len(images.class_names):
+        return tuple(map(str, images.class_names))
+    labels: Any = images.labels
+    if hasattr(labels, "columns"):
+        return tuple(map(str, labels.columns))
+    if isinstance(images.images, np.ndarray):
+        return ()
+    from polyclinic.data.sources.torch_dataset import read_dataset_class_names  # imports torch
+
+    return read_dataset_class_names(images.images, format_plugin_user_name("dataset", spec.name))
+
+
 def find_plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
     """Return a fault if the plug-in is not installed, without running its code."""
     try:
