@@ -56,7 +56,7 @@ def describe_partial_cache(dataset: Any) -> str:
     count, held = len(dataset), len(getattr(dataset, "data", ()))
     if held <= count:
         return ""
-    used = f"{count:,} of its {held:,} items are used, because it replaces items only while MONAI's own loop runs"
+    used = f"{count:,} of its {held:,} items are used, because others come only with update_cache(), which no run calls"
     return f"SmartCacheDataset: {used}. To use all, give a CacheDataset or a monai.data.Dataset."
 
 

@@ -117,10 +117,13 @@ def read_class_names_before_items(spec: PluginDatasetSpec) -> tuple[str, ...]:
         return ()
     given = getattr(load_plugin_entry_point(DATASETS, spec.name), GIVEN_IMAGES, None)
     images = given.get("train") if isinstance(given, Mapping) else given
-    if not isinstance(images, LabelledImages) or isinstance(images.class_names, str):
+    if not isinstance(images, LabelledImages):
         return ()
-    if len(images.class_names):
-        return tuple(map(str, images.class_names))
+    names: Any = images.class_names
+    if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
+        return ()  # reported with the other faults
+    if len(names):
+        return tuple(map(str, names))
     labels: Any = images.labels
     if hasattr(labels, "columns"):
         return tuple(map(str, labels.columns))

@@ -232,6 +232,11 @@ def test_a_class_that_the_data_lacks_is_named_before_an_item_is_read(
     assert images.reads == 0
 
 
+def test_class_names_that_are_no_list_are_reported_with_the_data(tmp_path: Path) -> None:
+    with pytest.raises(pc.BadInput, match="class_names must be a list of texts, not 'lines'"):
+        run(tmp_path / "out", pc.LabelledImages(pictures().images, pictures().labels, "lines"))
+
+
 def test_notes_on_augmented_tests_and_unread_entries_are_printed_and_kept(tmp_path: Path) -> None:
     finished = run(tmp_path / "out", pc.LabelledImages(drawn_pictures(), class_names=("lines", "bars")))
     starts = ("Validation and test pictures are augmented", '"ward" of the items is not read')
