@@ -155,7 +155,7 @@ def accuracy(scores: Any, labels: Any) -> float:
     [
         (lambda folder: run(folder, pictures(patients=[None] * 120)), "patients must be a name for each image"),
         (lambda folder: run(folder, pc.LabelledImages(pictures().images, LABELS, "ab")), "not 'ab'"),
-        (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("a", "b"))), "list[0]: is no image: int"),
+        (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("lines", "bars"))), "list[0]: is no image: int"),
         (lambda folder: run(folder, settings={"training.lr": object()}), "which no experiment file can hold"),
         (lambda folder: run(folder, metrics={"mine": accuracy}), "metrics: is dict, not a list of functions"),  # type: ignore
         (lambda folder: run(folder, metrics=accuracy), "metrics: is function, not a list of functions"),
