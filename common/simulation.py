@@ -12,17 +12,20 @@ from pydantic import TypeAdapter
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_label_declarations
+from polyclinic.common.errors import raise_faults
 from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
     are_all_patients_known,
     concatenate_image_sets,
 )
-from polyclinic.data.base.spec import DataSpec
+from polyclinic.data.base.spec import DataSpec, PluginDatasetSpec
 from polyclinic.data.images.store import DecodedImageStore, open_user_image_store
 from polyclinic.data.load import load_dataset
+from polyclinic.data.partition.checks import find_partition_faults
 from polyclinic.data.partition.division import SitePartition, select_site_images
 from polyclinic.data.partition.partition import partition_dataset
+from polyclinic.data.sources.plugin import read_class_names_before_items
 
 POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]
@@ -119,6 +122,8 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     key = data, parts, server, experiment.run.seed, base  # text, for specs hold mappings that cannot be hashed
     if key not in _simulated:
         store = open_simulation_image_store(experiment, base, tell)
+        if isinstance(experiment.data, PluginDatasetSpec) and (names := read_class_names_before_items(experiment.data)):
+            raise_faults(find_partition_faults(names, experiment.partition))  # before all pictures are read
         splits = _load_cached_dataset(data, base, store)
         division = partition_dataset(splits, experiment.partition, experiment.run.seed)
         at_server = (

@@ -25,7 +25,7 @@ from polyclinic.common.plugins import (
     is_local_plugin_name,
     register_local_plugin,
 )
-from polyclinic.data.sources.plugin import DatasetPlugin, LabelledImages, MapStyleDataset
+from polyclinic.data.sources.plugin import GIVEN_IMAGES, DatasetPlugin, LabelledImages, MapStyleDataset
 
 if TYPE_CHECKING:
     import torch
@@ -177,6 +177,7 @@ def wrap_as_dataset_plugin(images: OwnDataset) -> DatasetPlugin:
         return wrapped
 
     named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
+    setattr(dataset, GIVEN_IMAGES, wrapped)
     dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
     return dataset
 

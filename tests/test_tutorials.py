@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -50,6 +51,28 @@ def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch:
     assert table["all"].between(0, 1).all()
     assert (tmp_path / "runs" / "compared" / "report.html").is_file()
     assert {"first", "own"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+
+
+def test_the_loss_of_monai_on_the_page_on_python_trains_what_our_focal_loss_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_pages(monkeypatch)
+    space: dict[str, Any] = {}
+    (block,) = (block for block in blocks("python", "python") if "FocalLoss" in block)
+    exec(compile(block, "docs/python.md", "exec"), space)
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, (60, 2)).astype(np.float32)
+    labels[::7, 0] = np.nan  # of an annotated class
+    scans = pc.LabelledImages(random.integers(0, 256, (60, 16, 16), np.uint8), labels, ("lines", "bars"))
+    experiment = {
+        "run": {"method": "partial_loss", "rounds": 2},
+        "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
+        "partition": {"kind": "class_lists", "lists": {"east": ["lines", "bars"], "north": ["bars"]}},
+    }
+    monai = pc.simulate(experiment, dataset=scans, loss=space["known_focal"], out=tmp_path / "monai")
+    ours = pc.simulate(experiment, settings={"training.loss": "focal"}, dataset=scans, out=tmp_path / "ours")
+    for first, second in zip(monai.network().parameters(), ours.network().parameters(), strict=True):
+        assert torch.allclose(first, second, atol=1e-4)
 
 
 class Scans(Dataset[tuple[Tensor, Tensor]]):

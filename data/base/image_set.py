@@ -116,11 +116,13 @@ class LazyPictures(ABC):
         draws: True if reading applies random transforms, which the ``seed`` of :meth:`read_pictures` determines. Only
             one thread may then read, because the process's global random generators are used.
         reproducible: False if the same seed gave different pictures.
+        is_augmented: True if another seed gave different pictures.
     """
 
     shape: tuple[int, ...]
     draws = False
     reproducible = True
+    is_augmented = False
     dtype = np.dtype(np.uint8)
 
     @abstractmethod

@@ -19,11 +19,11 @@ from polyclinic.data.partition.spec import (
     PartitionSpec,
     RandomOwnersPartitionSpec,
 )
-from polyclinic.data.tables.class_names import NIH_CLASSES, find_unknown_class_faults
+from polyclinic.data.tables.class_names import NIH_CLASSES, find_numbered_class_faults, find_unknown_class_faults
 
 ClassLists = Mapping[str, tuple[str, ...]]
 _ORPHANS_REMEDY = "Give each class to a site that labels it. A class that is blank in every line has none: leave it "
-_ORPHANS_REMEDY += "out of [data]."
+_ORPHANS_REMEDY += "out of [data], or in Python out of the labels."
 
 
 def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
@@ -32,7 +32,10 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
         case ClassSubsetsPartitionSpec():
             return _find_class_subset_faults(class_names, spec)
         case ClassListsPartitionSpec():
-            where, faults = "partition.lists", list[Fault]()
+            where = "partition.lists"
+            listed = list(dict.fromkeys(name for names in spec.lists.values() for name in names))
+            if faults := find_numbered_class_faults(where, listed, class_names):
+                return faults
             for site, names in spec.lists.items():
                 faults += find_unknown_class_faults(f"{where}.{site}", names, class_names)
             return faults + find_unannotated_class_faults(class_names, spec.lists, where, _ORPHANS_REMEDY)
@@ -69,7 +72,8 @@ def _find_missing_site_count_faults(
 def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPartitionSpec) -> list[Fault]:
     faults, shared = _find_missing_site_count_faults(spec), spec.shared
     if isinstance(shared, tuple):
-        faults += find_unknown_class_faults("partition.shared", shared, class_names)
+        where, numbered = "partition.shared", find_numbered_class_faults("partition.shared", shared, class_names)
+        faults += numbered or find_unknown_class_faults(where, shared, class_names)
         shared = len(set(shared))
     if shared > len(class_names):
         faults.append(Fault("partition.shared", f"{shared} shared classes, but the data has {len(class_names)}."))

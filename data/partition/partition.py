@@ -134,7 +134,10 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
     )
     where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
     if isinstance(spec, ClassListsPartitionSpec):
-        where, remedy = "partition.lists", "A site with training images has to list it; or take it out of [data]."
+        where, remedy = (
+            "partition.lists",
+            "A site with training images has to list it; or take it out of [data], in Python out of the labels.",
+        )
     raise_faults(find_unannotated_class_faults(splits.class_names, lists, where, remedy))
     return tuple(
         SitePartition(site, tuple(sorted(lists[site])), train, validation)

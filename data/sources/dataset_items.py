@@ -4,11 +4,12 @@ An item is an image, ``(image, labels)``, a longer tuple that begins so, or a di
 which the keys below are read, in any case and with any signs between the letters. Nothing else is searched: an item of
 another form is brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if
 it has one 0 or 1 for each class; else it is a mask of pixels, and not read.
+A text "class_name" beside a class number names that class.
 """
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "split": ("split",),
 }
 """Keys of a dictionary item by meaning, reduced to lower-case letters and digits."""
+_CLASS_NAME_KEYS = ("classname", "classnames", "labelname")
+"""Keys whose text is the name of the class that an integer label numbers, reduced as :data:`KEYS`."""
 USE_ITEM = "Bring each item into that form: pc.LabelledImages(dataset, item=lambda x: (x[...], x[...]))."
 _CLOSE = 0.6
 """Similarity (0 to 1) from which an unknown class name is shown beside the known one."""
@@ -45,7 +48,8 @@ class DatasetItem:
         possible_mask: An entry "mask" that is a vector of 0 and 1: the label mask if it has one value for each class.
         patient: Name of the patient.
         split: ``train``, ``validation`` or ``test``.
-        unread: Names of the entries that are not read: keys, or "entry 3" of a tuple.
+        class_name: Name of the class that the item's integer label numbers.
+        unread: The entries that are not read, by their names: keys, or "entry 3" of a tuple.
     """
 
     image: Any
@@ -54,7 +58,8 @@ class DatasetItem:
     possible_mask: Any = None
     patient: str | None = None
     split: str | None = None
-    unread: tuple[str, ...] = ()
+    class_name: str | None = None
+    unread: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
@@ -79,7 +84,11 @@ def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
         return DatasetItem(item)
     if not item:
         raise ValueError(f"is an empty {type(item).__name__}. Return (image, labels).")
-    unread = tuple(f"entry {number}" for number in range(3, len(item) + 1))
+    if all(isinstance(entry, Mapping) for entry in item):
+        problem = f"is a list of {len(item)} dictionaries, and an item is one picture. Transforms such as"
+        remedy = "RandSpatialCropSamplesd return a list of crops: take RandSpatialCropd, which returns one, or"
+        raise ValueError(f"{problem} {remedy} pc.LabelledImages(dataset, item=lambda crops: crops[0]).")
+    unread = {f"entry {number}": entry for number, entry in enumerate(item[2:], start=3)}
     return DatasetItem(item[0], item[1] if len(item) > 1 else None, unread=unread)
 
 
@@ -98,7 +107,10 @@ def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> Da
     by_class = [] if keys["labels"] else [key for key in item if str(key) in class_names]
     if by_class:
         entries["labels"] = {str(key): item[key] for key in by_class}
-    read = {key for names in keys.values() for key in names}.union(by_class)
+    named = [key for key in item if keep_letters_and_digits(key) in _CLASS_NAME_KEYS and isinstance(item[key], str)]
+    if len(named) != 1 or read_class_number(entries.get("labels")) is None:
+        named = []
+    read = {key for names in keys.values() for key in names}.union(by_class, named)
     return DatasetItem(
         entries["image"],
         entries.get("labels"),
@@ -106,7 +118,8 @@ def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> Da
         possible_mask,
         _parse_patient(entries.get("patient")),
         _parse_split(entries.get("split")),
-        tuple(str(key) for key in item if key not in read),
+        class_name=str(item[named[0]]) if named else None,
+        unread={str(key): value for key, value in item.items() if key not in read},
     )
 
 
@@ -120,6 +133,8 @@ def parse_item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[
         ValueError: With the problem, if the labels are missing or do not fit the classes.
     """
     row = _convert_labels(item.labels, class_names)
+    if item.class_name is not None and item.class_name in class_names and len(class_names) > 1:
+        _refuse_other_class_name(item.class_name, row, class_names)
     mask = find_label_mask(item, len(class_names))
     if mask is not None:
         row = np.where(_parse_mask(mask, len(class_names)), row, np.float32(np.nan))
@@ -142,6 +157,44 @@ def _convert_labels(labels: Any, class_names: Sequence[str]) -> NDArray[np.float
     if values.size != classes or values.ndim > 1:
         raise ValueError(f"has labels of shape {values.shape}, and there are {classes} classes.")
     return values.reshape(classes).astype(np.float32)
+
+
+def _refuse_other_class_name(class_name: str, row: NDArray[np.float32], class_names: Sequence[str]) -> None:
+    """Raise ValueError if an item's class number is that of another class than the one that it names.
+
+    The parts of a data set may have been numbered apart.
+    """
+    numbered = [name for name, label in zip(class_names, row, strict=True) if label == 1]
+    if class_name not in numbered:
+        raise ValueError(f'names its class "{class_name}", and its number is that of {quote_names(numbered)}.')
+
+
+def read_class_number(labels: Any) -> int | None:
+    """Return the whole number that is an item's only label; None if its labels are something else, or unknown."""
+    if labels is None or isinstance(labels, str | Mapping):
+        return None
+    try:
+        values = convert_labels_to_array(labels, ()).squeeze()
+    except ValueError:
+        return None
+    return int(values) if values.ndim == 0 and float(values).is_integer() else None
+
+
+def find_names_of_class_numbers(items: Iterable[DatasetItem]) -> tuple[str, ...]:
+    """Return the class names, by number, that stand beside the numbers in the items.
+
+    A number that no item has keeps its number as its name. The result is empty unless each item with a number has a
+    name, and each number one name of its own.
+    """
+    names = dict[int, str]()
+    for item in items:
+        number = read_class_number(item.labels)
+        if number is None:
+            continue
+        if number < 0 or item.class_name is None or names.setdefault(number, item.class_name) != item.class_name:
+            return ()
+    listed = [names.get(number, str(number)) for number in range(max(names, default=-1) + 1)]
+    return tuple(listed) if len(set(listed)) == len(listed) else ()
 
 
 def list_label_names(labels: Any) -> list[str] | None:

@@ -39,6 +39,7 @@ from polyclinic.data.base.splits import (
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import resize_images
 from polyclinic.data.sources.dataset_items import DatasetItem, find_class_names_in_labels, parse_item_labels
+from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE, join_notes_of_parts
 from polyclinic.data.sources.label_array import (
     convert_class_numbers,
     convert_labels_to_array,
@@ -51,10 +52,6 @@ from polyclinic.data.tables.copies import (
     find_repeated_picture_faults,
 )
 
-NOT_REPRODUCIBLE = (
-    "This run is not reproducible: the same seed gives other pictures, because a random transform of the data set "
-    "has a generator that cannot be seeded."
-)
 _DARK = 15
 """Brightest value, of 255, of a data set that is refused as nearly black."""
 
@@ -106,6 +103,37 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the configuration file, and with ``data.options``."""
 
 
+GIVEN_IMAGES = "given_images"
+"""Attribute of a plug-in function that only returns images of this process: these images."""
+
+
+def read_class_names_before_items(spec: PluginDatasetSpec) -> tuple[str, ...]:
+    """Return the class names of images of this process, if they are known without reading an item; else empty.
+
+    Raises:
+        BadInput: If the data sets of a ``ConcatDataset`` have different classes.
+    """
+    if not is_local_plugin_name(spec.name):
+        return ()
+    given = getattr(load_plugin_entry_point(DATASETS, spec.name), GIVEN_IMAGES, None)
+    images = given.get("train") if isinstance(given, Mapping) else given
+    if not isinstance(images, LabelledImages):
+        return ()
+    names: Any = images.class_names
+    if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
+        return ()  # reported with the other faults
+    if len(names):
+        return tuple(map(str, names))
+    labels: Any = images.labels
+    if hasattr(labels, "columns"):
+        return tuple(map(str, labels.columns))
+    if isinstance(images.images, np.ndarray):
+        return ()
+    from polyclinic.data.sources.torch_dataset import read_dataset_class_names  # imports torch
+
+    return read_dataset_class_names(images.images, format_plugin_user_name("dataset", spec.name))
+
+
 def find_plugin_installation_faults(spec: PluginDatasetSpec) -> list[Fault]:
     """Return a fault if the plug-in is not installed, without running its code."""
     try:
@@ -143,11 +171,13 @@ def load_plugin_dataset(
             part_of = np.asarray(given_parts)
             of_parts = {part: everything.patients[part_of == part] for part in PARTS}
             raise_faults(find_shared_patient_faults(where, of_parts))
-        return check_picture_copies(where, divide_images_into_splits(everything, part_of), spec.duplicates)
+        splits = check_picture_copies(where, divide_images_into_splits(everything, part_of), spec.duplicates)
+        return join_notes_of_parts(splits, is_local=is_local_plugin_name(spec.name))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
-    return _join_plugin_parts(spec, returned, where, tell)
+    splits = _join_plugin_parts(spec, returned, where, tell)
+    return join_notes_of_parts(splits, is_local=is_local_plugin_name(spec.name))
 
 
 def _name_patients_for_split(images: ImageSet) -> Names:
@@ -241,9 +271,10 @@ def _make_plugin_image_set(
         BadInput: If a check fails; it lists all faults.
     """
     stored: Any = pictures.images  # somebody else returned it: it may be anything
+    notes: tuple[str, ...] = ()
     is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
     if not is_plain_array or pictures.item is not None:
-        stored, pictures = _open_torch_dataset(spec, pictures, where, tell, other_names)
+        stored, pictures, notes = _open_torch_dataset(spec, pictures, where, tell, other_names)
     elif pictures.labels is not None:
         own_names = () if hasattr(pictures.labels, "columns") else other_names
         pictures = _name_given_labels(pictures, own_names, where, tell)
@@ -258,7 +289,7 @@ def _make_plugin_image_set(
         class_names=tuple(pictures.class_names),
         patients=make_placeholder_patient_names(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
-        notes=() if isinstance(stored, np.ndarray) or stored.reproducible else (NOT_REPRODUCIBLE,),
+        notes=notes,
     )
     if patients is None and pictures.parts is None and spec.duplicates == "fault":
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
@@ -354,7 +385,7 @@ def _open_torch_dataset(
     where: str,
     tell: Callable[[str], object],
     other_names: Sequence[str],
-) -> tuple[LazyPictures, LabelledImages]:
+) -> tuple[LazyPictures, LabelledImages, tuple[str, ...]]:
     """Open the torch data set in ``pictures.images``.
 
     Args:
@@ -363,8 +394,8 @@ def _open_torch_dataset(
         other_names: Class names that count if neither the user nor the data set names the classes.
 
     Returns:
-        The images of the data set, and ``pictures`` with labels, class names, patients and parts filled in from its
-        items where they were None or empty.
+        The images of the data set; ``pictures`` with labels, class names, patients and parts filled in from its
+        items where they were None or empty; and sentences for the user.
 
     Raises:
         BadInput: If the data set is not map-style, or its items cannot be used.
@@ -389,7 +420,8 @@ def _open_torch_dataset(
     elif not len(pictures.class_names):
         pictures = replace(pictures, class_names=own_names)
     stored.class_names = tuple(map(str, pictures.class_names))
-    items = read_all_items(stored, tell, labels=reads_labels)
+    given = {"patients": pictures.patients, "sources": pictures.sources, "parts": pictures.parts}
+    items = read_all_items(stored, tell, given, labels=reads_labels)
     if reads_labels:
         names = pictures.class_names if len(pictures.class_names) else stored.class_names
         pictures = replace(pictures, labels=items.labels, class_names=names)
@@ -399,7 +431,7 @@ def _open_torch_dataset(
             raise_faults(find_repeated_item_faults(where, pictures.images))
     if pictures.parts is None:
         pictures = replace(pictures, parts=items.parts)
-    return stored, pictures
+    return stored, pictures, items.notes if stored.reproducible else (NOT_REPRODUCIBLE, *items.notes)
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:

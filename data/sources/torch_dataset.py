@@ -24,11 +24,11 @@ from polyclinic.data.sources.dataset_items import (
     DatasetItem,
     Item,
     find_class_names_in_labels,
-    find_label_mask,
-    keep_letters_and_digits,
+    find_names_of_class_numbers,
     parse_item,
     parse_item_labels,
 )
+from polyclinic.data.sources.item_notes import describe_partial_cache, describe_unread_entries
 from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array, name_classes_by_number
 from polyclinic.data.sources.plugin import MapStyleDataset
 from polyclinic.data.sources.random_generators import RandomGenerators
@@ -76,6 +76,7 @@ class TorchDatasetPictures(LazyPictures):
         darkest, brightest: The lowest and the highest value of all images that were read at the start, from 0 to 255.
         white_share: Share of the pixels of all images that are white.
         reproducible: False if the same seed gave different pictures of one item at the start.
+        is_augmented: True if another seed gave another picture of one item at the start.
     """
 
     draws = True
@@ -94,6 +95,7 @@ class TorchDatasetPictures(LazyPictures):
         self.darkest, self.brightest, self.white_share = 255.0, 0.0, 0.0
         self.share_outside = 0.0
         self.reproducible = True
+        self.is_augmented = False
         self._first = self.convert_item_image(0, self.read_item(0).image)
         self.shape = (len(dataset), *self._first.shape)
 
@@ -222,7 +224,8 @@ class TorchDatasetPictures(LazyPictures):
     def check_items_repeatable(self) -> None:
         """Read some items again, to check that another seed gives the same labels.
 
-        Where the same seed gives another picture, :attr:`reproducible` becomes False.
+        Where the same seed gives another picture, :attr:`reproducible` becomes False; where another seed does,
+        :attr:`is_augmented` becomes True.
 
         Raises:
             BadInput: If the labels of an item differ.
@@ -232,6 +235,7 @@ class TorchDatasetPictures(LazyPictures):
             # The other draw too: a random size, for instance, would end the run in its first round.
             pictures = [self.convert_item_image(row, item.image) for item in (first, again, other)]
             self.reproducible &= bool(np.array_equal(pictures[0], pictures[1]))
+            self.is_augmented |= not np.array_equal(pictures[0], pictures[2])
             self.note_brightness(pictures[2])  # one draw alone may be black
             self.check_item_labels_unchanged(row, other)
             if self.labels is not None:
@@ -275,6 +279,9 @@ def open_torch_dataset(
     if value_range is not None and not value_range[0] < value_range[1]:
         problem = f"goes from {value_range[0]:g} to {value_range[1]:g}."
         raise BadInput([Fault("value_range", problem, "Name the darker value first.")])
+    if isinstance(dataset, Mapping) and any(isinstance(key, str) for key in dataset):
+        remedy = 'Leave pc.LabelledImages out: dataset={"train": ..., "test": ...}. Each part may be one of its own.'
+        raise BadInput([Fault(name, f"is a dictionary of {quote_names(map(str, dataset))}, not one data set.", remedy)])
     try:
         count = len(dataset)
     except Exception as error:  # somebody else's code: it may raise anything
@@ -333,15 +340,17 @@ class CollectedItems:
         labels: float32 ``(n, classes)``, NaN for unknown.
         patients: Names of the patients; None if the items name none, or patients are given separately.
         parts: ``train``, ``validation`` or ``test`` for each item; None if the items name no part.
+        notes: Sentences for the user about what is not read.
     """
 
     labels: NDArray[np.float32]
     patients: list[str] | None
     parts: list[str] | None
+    notes: tuple[str, ...] = ()
 
 
 def read_all_items(
-    images: TorchDatasetPictures, tell: Callable[[str], object], *, labels: bool = True
+    images: TorchDatasetPictures, tell: Callable[[str], object], given: Mapping[str, Any], *, labels: bool = True
 ) -> CollectedItems:
     """Read each item once to check it, and to collect its labels, its patient and its part.
 
@@ -349,7 +358,8 @@ def read_all_items(
     with another seed, to check that random transforms do not change the labels.
 
     Args:
-        tell: Prints a progress line, and a line about each thing that is not read.
+        tell: Prints a progress line.
+        given: The arguments of the user in place of what items may hold (:func:`describe_unread_entries`).
         labels: True reads the labels; else they are all unknown.
 
     Raises:
@@ -367,7 +377,7 @@ def read_all_items(
             images.white_share += float((pixels == 255).mean()) / len(images)
             if labels and images.class_names:
                 parse_item_labels(item, images.class_names)  # a wrong label stops the reading early
-            items.append(replace(item, image=None))
+            items.append(replace(item, image=None, unread=item.unread if row == 0 else {}))
         except BadInput as bad:
             faults += bad.faults
         except ValueError as error:
@@ -378,13 +388,14 @@ def read_all_items(
     _refuse_unusable_items(images, faults)
     _refuse_wrong_value_range(images)
     if labels and not images.class_names:
-        images.class_names = _name_classes(images, [item.labels for item in items], tell)
+        images.class_names = _name_classes(images, items, tell)
     rows = _parse_all_labels(images, items) if labels else np.full((len(items), len(images.class_names)), np.nan)
-    _name_unread_entries(items[0], tell, len(images.class_names), labels_are_read=labels)
+    unread = describe_unread_entries(items[0], len(images.class_names), given, labels_are_read=labels)
+    notes = tuple(filter(None, (unread, describe_partial_cache(images.dataset))))
     named_patients = _take_for_all_or_none(images.name, [item.patient for item in items], "patient")
     named_splits = _take_for_all_or_none(images.name, [item.split for item in items], "split")
     images.picture_digests = digests
-    collected = CollectedItems(rows.astype(np.float32), named_patients, named_splits)
+    collected = CollectedItems(rows.astype(np.float32), named_patients, named_splits, notes)
     images.labels = collected if labels else None
     images.check_items_repeatable()
     return collected
@@ -398,18 +409,18 @@ def _refuse_unusable_items(images: TorchDatasetPictures, faults: Sequence[Fault]
 
 
 def _name_classes(
-    images: TorchDatasetPictures, labels: Sequence[Any], tell: Callable[[str], object]
+    images: TorchDatasetPictures, items: Sequence[DatasetItem], tell: Callable[[str], object]
 ) -> tuple[str, ...]:
-    """Return the class names in the labels of all items, or else the numbers of the classes.
+    """Return the class names in the labels of all items, or beside them, or else the numbers of the classes.
 
     Raises:
         BadInput: If the labels name no classes, and are no numbers of one shape.
     """
-    names = find_class_names_in_labels(labels)
+    names = find_class_names_in_labels(item.labels for item in items) or find_names_of_class_numbers(items)
     if names:
         return names
     try:
-        rows = np.stack([convert_labels_to_array(item_labels, ()).squeeze() for item_labels in labels])
+        rows = np.stack([convert_labels_to_array(item.labels, ()).squeeze() for item in items])
         if rows.ndim > 2:
             raise ValueError
     except ValueError:
@@ -434,25 +445,6 @@ def _parse_all_labels(images: TorchDatasetPictures, items: Sequence[DatasetItem]
             faults.append(Fault(f"{images.name}[{row}]", str(error)))
     _refuse_unusable_items(images, faults)
     return rows
-
-
-def _name_unread_entries(
-    item: DatasetItem, tell: Callable[[str], object], classes: int, *, labels_are_read: bool
-) -> None:
-    """Print the entries of the items that are not read.
-
-    Args:
-        classes: Number of classes.
-    """
-    mask = find_label_mask(item, classes)
-    is_used = item.possible_mask is not None and mask is item.possible_mask
-    unread = [entry for entry in item.unread if not (is_used and keep_letters_and_digits(entry) == "mask")]
-    if not labels_are_read and mask is not None:
-        unread.append("label mask")
-    if unread:
-        verb = "is" if len(unread) == 1 else "are"
-        keys = 'a patient is called "patient", a mask of known labels "label_mask", a part of the data "split"'
-        tell(f"{quote_names(unread)} of the items {verb} not read: {keys}")
 
 
 def _refuse_wrong_value_range(images: TorchDatasetPictures) -> None:

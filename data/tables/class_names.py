@@ -24,6 +24,22 @@ def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Seq
     return faults
 
 
+def find_numbered_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
+    """Return a fault if the data has numbers in place of class names, and none of ``names`` is one of them.
+
+    Args:
+        where: The configuration key of ``names``.
+        class_names: The classes of the data.
+    """
+    is_numbered = list(class_names) == [str(number) for number in range(len(class_names))]
+    if not is_numbered or not names or set(names) & set(class_names):
+        return []
+    problem = f'names {quote_names(names)}, and the classes of the data have numbers: "0" to "{len(class_names) - 1}".'
+    remedy = "List numbers; or name the classes in the order of their numbers: in Python by "
+    remedy += "pc.LabelledImages(dataset, class_names=[...]), for an npz file by data.classes."
+    return [Fault(where, problem, remedy)]
+
+
 def find_repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
     """Return a fault if names occur more than once.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import monai.data
 import monai.transforms
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.sources import plugin
+from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE
 from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
 
 NAN = float("nan")
@@ -250,19 +252,59 @@ OTHER_ENTRIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("key", "entry"), OTHER_ENTRIES.items())
-def test_other_entries_are_not_read_and_named(opened: Any, key: str, entry: Any) -> None:
-    lines = list[str]()
-    splits = opened(entries(("lines", "bars"), **{key: entry}), DecodedImageStore(tell=lines.append))
+def test_other_entries_are_not_read_and_named(opened: Open, key: str, entry: Any) -> None:
+    splits = opened(entries(("lines", "bars"), **{key: entry}))
     check_labels(splits)
     assert not any(are_all_patients_known(part.patients) for part in splits.parts)
-    (line,) = (line for line in lines if "not read" in line)
-    assert line.startswith(f'"{key}" of the items is not read: a patient is called "patient"')
+    for part in splits.parts:
+        (note,) = part.notes
+        assert note.startswith(f'"{key}" of the items is not read. To use one: pc.LabelledImages(dataset, patients=')
 
 
-def test_entries_of_a_tuple_after_the_labels_are_named(opened: Any) -> None:
-    lines = list[str]()
-    opened(of(lambda row: (*plain(row), row, "a.png")), DecodedImageStore(tell=lines.append))
-    assert [line[:44] for line in lines if "not read" in line] == ['"entry 3", "entry 4" of the items are not re']
+def test_entries_of_a_tuple_after_the_labels_are_named(opened: Open) -> None:
+    splits = opened(of(lambda row: (*plain(row), row, "a.png")))
+    assert [note[:44] for note in splits.train.notes] == ['"entry 3", "entry 4" of the items are not re']
+
+
+def test_what_is_not_read_is_named_once_for_all_parts(opened: Open) -> None:
+    first, second = (
+        Items(lambda row, start=start: {"image": GREY[start + row], "label": LABELS[row], "lesion": "x"}, 30)
+        for start in (0, 30)
+    )
+    splits = opened({"train": LabelledImages(first), "test": LabelledImages(second)})
+    assert [len(part.notes) for part in splits.parts] == [1, 1, 1]
+
+
+def test_an_entry_that_the_user_gives_by_an_argument_is_not_named(opened: Open) -> None:
+    lesions = [f"L{row // 2}" for row in range(COUNT)]
+    images = entries(lesion=lambda row: lesions[row], center="a", given={"patients": lesions})
+    (note,) = opened(images).train.notes
+    assert note.startswith('"center" of the items is not read. To use one: pc.LabelledImages(dataset, sources=[...]')
+    centers = entries(lesion=lambda row: lesions[row], center="a", given={"patients": lesions, "sources": ["a"] * 60})
+    assert opened(centers).train.notes == ()
+
+
+def test_the_remedies_for_what_is_not_read_take_it(opened: Open) -> None:
+    def as_known_keys(x: dict[str, Any]) -> dict[str, Any]:
+        return {"image": x["image"], "label": x["label"], "patient": x["lesion"]}
+
+    items = Items(lambda row: {"image": GREY[row], "label": LABELS[row], "lesion": f"L{row // 2}"})
+    splits = opened(LabelledImages(items, item=as_known_keys))
+    assert splits.train.notes == ()
+    assert splits.train.patients.tolist() == [f"L{row // 2}" for row in splits.train.places]
+
+
+def test_a_cache_of_a_part_of_the_items_is_named(opened: Open) -> None:
+    rows = [{"image": GREY[row], "label": row % 2} for row in range(COUNT)]
+    cached = monai.data.SmartCacheDataset(rows, lambda row: row, cache_num=40, progress=False)
+    splits = opened(LabelledImages(cached, class_names=("a", "b")))
+    assert sum(map(len, splits.parts)) == 40
+    (note,) = splits.train.notes
+    assert note.startswith("SmartCacheDataset: 40 of its 60 items are used")
+    whole = monai.data.CacheDataset(rows, lambda row: row, progress=False)
+    whole_splits = opened(LabelledImages(whole, class_names=("a", "b")))
+    assert whole_splits.train.notes == ()
+    assert sum(map(len, whole_splits.parts)) == COUNT
 
 
 def test_patients_of_the_items_count_where_labels_are_given(opened: Open) -> None:
@@ -451,7 +493,8 @@ def test_a_generator_out_of_reach_is_named_and_the_run_goes_on(opened: Any) -> N
     splits = opened(LabelledImages(Items(shuffled), patients=PAIRS))
     for part in splits.parts:
         assert not part.is_reproducible
-        assert part.notes == (plugin.NOT_REPRODUCIBLE,)
+        assert part.notes[0] == NOT_REPRODUCIBLE
+        assert len(part.notes) == 2  # the other is that test pictures are augmented
     assert opened(LabelledImages(Items(noisy), patients=PAIRS)).train.is_reproducible
 
 
@@ -574,6 +617,80 @@ def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: O
     assert torch.equal(torch.cat(list(pixels.iterate_batches(7))), torch.cat(list(pixels.iterate_batches(9))))
     assert torch.equal(before[0], torch.get_rng_state())
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[union-attr]
+
+
+def third(get: Callable[[int], Any], start: int) -> LabelledImages:
+    return LabelledImages(Items(lambda row: get(start + row), 20), patients=PAIRS[start : start + 20])
+
+
+def test_augmented_validation_and_test_pictures_are_named(opened: Open) -> None:
+    whole = opened(Items(noisy))
+    train = LabelledImages(Items(noisy, 40), patients=[f"a{row}" for row in range(40)])
+    train_and_test = opened({"train": train, "test": third(plain_floats, 40)})
+    starts = [part.notes[0].partition(" are ")[0] for splits in (whole, train_and_test) for part in splits.parts]
+    assert starts == [*["Validation and test pictures"] * 3, *["Validation pictures"] * 3]
+    assert [len(part.notes) for part in (*whole.parts, *train_and_test.parts)] == [1] * 6
+    assert "the test figures" in whole.test.notes[0]
+    assert "the test figures" not in train_and_test.test.notes[0]
+
+
+def test_plain_validation_and_test_pictures_have_no_note(opened: Open) -> None:
+    thirds = {"train": third(noisy, 0), "validation": third(plain_floats, 20), "test": third(plain_floats, 40)}
+    assert opened(thirds).test.notes == ()
+    assert opened(Items(plain)).test.notes == ()
+
+
+def plain_floats(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
+    return torch.from_numpy(GREY[row, None, :4, :4].astype(np.float32) / 255), LABELS[row]
+
+
+NUMBERED = ("AbdomenCT", "CXR", "Hand")
+"""Classes in the form of MONAI's MedNISTDataset: a number, and its name beside it."""
+
+
+def medical_mnist(row: int) -> dict[str, Any]:
+    return {"image": GREY[row], "label": row % 3, "class_name": NUMBERED[row % 3]}
+
+
+@pytest.mark.parametrize("key", ["class_name", "class_names", "label_name"])
+def test_a_name_beside_a_class_number_names_the_class(opened: Open, key: str) -> None:
+    splits = opened(Items(lambda row: {"image": GREY[row], "label": row % 3, key: NUMBERED[row % 3]}, class_names=()))
+    assert splits.class_names == NUMBERED
+    check_labels(splits, np.eye(3, dtype=np.float32)[np.arange(COUNT) % 3])
+    assert splits.train.notes == ()
+
+
+OTHER_NAMES: dict[str, Callable[[int], Any]] = {
+    "two names of a number": lambda row: medical_mnist(row) | {"class_name": f"name {row % 6}"},
+    "one name of two numbers": lambda row: medical_mnist(row) | {"class_name": "diagnosis"},
+    "not all items": lambda row: medical_mnist(row) | {"class_name": "CXR" if row else None},
+    "another key": lambda row: {"image": GREY[row], "label": row % 3, "name": NUMBERED[row % 3]},
+}
+
+
+@pytest.mark.parametrize("get", OTHER_NAMES.values(), ids=OTHER_NAMES)
+def test_names_that_are_not_one_for_each_number_do_not_count(opened: Open, get: Callable[[int], Any]) -> None:
+    assert opened(Items(get, class_names=())).class_names == ("0", "1", "2")
+
+
+def test_a_number_that_no_item_has_is_the_name_of_its_class(opened: Open) -> None:
+    def without_chests(row: int) -> dict[str, Any]:
+        return {**medical_mnist(row % 2 * 2), "image": GREY[row]}
+
+    assert opened(Items(without_chests, class_names=())).class_names == ("AbdomenCT", "1", "Hand")
+
+
+def test_given_class_names_come_before_those_beside_the_numbers(opened: Open) -> None:
+    assert opened(Items(medical_mnist, class_names=("x", "y", "z"))).class_names == ("x", "y", "z")
+
+
+def test_parts_that_number_the_classes_in_another_order_are_refused(opened: Open) -> None:
+    def other(row: int) -> dict[str, Any]:
+        return {"image": GREY[40 + row], "label": 2 - row % 3, "class_name": NUMBERED[row % 3]}
+
+    train, test = Items(medical_mnist, 40, ()), Items(other, 20, ())
+    with pytest.raises(BadInput, match='names its class "AbdomenCT", and its number is that of "Hand"'):
+        opened({"train": LabelledImages(train), "test": LabelledImages(test)})
 
 
 def test_floats_are_not_rounded_for_the_network(opened: Open) -> None:
@@ -708,6 +825,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "patient index": (
         given(SHARED, patients=pd.Series(map(str, range(COUNT)), range(COUNT, 0, -1))),
         "patients must be in the order of the images",
+    ),
+    "crops": (of(lambda row: [{"image": GREY[row], "label": 1}] * 4), "is a list of 4 dictionaries"),
+    "parts as one data set": (
+        LabelledImages({"train": SHARED, "test": SHARED}),  # type: ignore[arg-type]
+        'is a dictionary of "train", "test", not one data set. Leave pc.LabelledImages out',
     ),
     "system exit": (of(leaving), "failed: SystemExit: 0"),
     "length": (Endless(lambda row: row), "has no length: TypeError"),

@@ -155,7 +155,7 @@ def accuracy(scores: Any, labels: Any) -> float:
     [
         (lambda folder: run(folder, pictures(patients=[None] * 120)), "patients must be a name for each image"),
         (lambda folder: run(folder, pc.LabelledImages(pictures().images, LABELS, "ab")), "not 'ab'"),
-        (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("a", "b"))), "list[0]: is no image: int"),
+        (lambda folder: run(folder, pc.LabelledImages([1, 2], LABELS, ("lines", "bars"))), "list[0]: is no image: int"),
         (lambda folder: run(folder, settings={"training.lr": object()}), "which no experiment file can hold"),
         (lambda folder: run(folder, metrics={"mine": accuracy}), "metrics: is dict, not a list of functions"),  # type: ignore
         (lambda folder: run(folder, metrics=accuracy), "metrics: is function, not a list of functions"),
@@ -200,3 +200,47 @@ def test_pictures_of_two_parts_are_dropped_where_asked_and_listed_in_the_run_fol
     assert lines[0] == "part,picture,copy_in_part,copy"
     assert sorted(line.split(",")[1] for line in lines[1:]) == [f"test[{row}]" for row in range(10)]
     assert any("test pictures are in the train part too" in note for note in done.summary["notes"])
+
+
+class Drawn(list[Any]):
+    """Items whose brightness is drawn at each reading, and which count how often they are read."""
+
+    reads = 0
+
+    def __getitem__(self, row: Any) -> Any:
+        self.reads += 1
+        image, labels = super().__getitem__(row)
+        bright = image * (0.5 + 0.5 * np.random.random())
+        return {"image": bright.astype(np.uint8), "label": labels, "ward": row}
+
+
+def drawn_pictures() -> Drawn:
+    given = pictures()
+    return Drawn(zip(given.images, given.labels, strict=True))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda images: images, lambda images: {"train": images, "test": images}], ids=["whole", "parts"]
+)
+def test_a_class_that_the_data_lacks_is_named_before_an_item_is_read(
+    wrap: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    images = drawn_pictures()
+    named = pc.LabelledImages(images, class_names=("lines", "rings"))
+    with pytest.raises(pc.BadInput, match='"bars" is not a class of the data, whose classes are "lines", "rings"'):
+        run(tmp_path / "out", wrap(named))
+    assert images.reads == 0
+
+
+def test_class_names_that_are_no_list_are_reported_with_the_data(tmp_path: Path) -> None:
+    with pytest.raises(pc.BadInput, match="class_names must be a list of texts, not 'lines'"):
+        run(tmp_path / "out", pc.LabelledImages(pictures().images, pictures().labels, "lines"))
+
+
+def test_notes_on_augmented_tests_and_unread_entries_are_printed_and_kept(tmp_path: Path) -> None:
+    finished = run(tmp_path / "out", pc.LabelledImages(drawn_pictures(), class_names=("lines", "bars")))
+    starts = ("Validation and test pictures are augmented", '"ward" of the items is not read')
+    for start in starts:
+        assert [start in note for note in finished.notes].count(True) == 1
+        assert [start in note for note in finished.summary["notes"]].count(True) == 1
+        assert str(finished).count(start) == 1

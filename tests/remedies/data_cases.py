@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from polyclinic.data import LabelledImages
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import CompositesDatasetSpec, FolderDatasetSpec, NpzDatasetSpec, PluginDatasetSpec
 from polyclinic.data.load import load_dataset
+from polyclinic.data.partition.partition import partition_dataset
+from polyclinic.data.partition.spec import ClassListsPartitionSpec
+from polyclinic.own_parts import wrap_as_dataset_plugin
 from tests.remedies.cases import Case, evaluate, read_setting, take
 
 COUNT = 60
@@ -225,7 +229,60 @@ def try_one_list_of_classes(folder: Path, message: str) -> None:
     check_labels(load(ConcatDataset([Items(list(PICTURES[:30])), Items(list(PICTURES[30:]))])))  # type: ignore[list-item]
 
 
+def crops(row: int) -> list[dict[str, Any]]:
+    """Two crops of a picture, as MONAI's RandSpatialCropSamplesd returns them."""
+    return [{"image": PICTURES[row, :, :5], "label": row % 2}, {"image": PICTURES[row, :, 3:], "label": row % 2}]
+
+
+ALL_CROPS: Any = [crops(row) for row in range(COUNT)]
+
+
+def try_first_crop(folder: Path, message: str) -> None:
+    one = evaluate(message, r"pc\.LabelledImages\(.*?\]\)", dataset=ALL_CROPS)
+    splits = load(replace(one, class_names=("a", "b")))
+    check_pictures(splits, PICTURES[:, :, :5])
+    check_labels(splits)
+
+
+def parts_of_pictures() -> dict[str, Any]:
+    return {"train": Items(list(PICTURES[:40])), "test": Items(list(PICTURES[40:]))}
+
+
+def try_dictionary_as_dataset(folder: Path, message: str) -> None:
+    assert 'dataset={"train": ..., "test": ...}' in message
+    splits = load_dataset(
+        PluginDatasetSpec(
+            kind="plugin", name=register_local_plugin(DATASETS, wrap_as_dataset_plugin(parts_of_pictures()))
+        ),
+        Path(),
+    )
+    assert len(splits.test) == 20
+    check_pictures(splits, PICTURES)
+
+
+def load_with_lists(class_names: Sequence[str]) -> DatasetSplits:
+    splits = load(LabelledImages(Nameless(list(PICTURES)), class_names=class_names))
+    lists = {"east": ("nevus", "melanoma"), "north": ("nevus",)}
+    return partition_dataset(splits, ClassListsPartitionSpec(kind="class_lists", lists=lists), 1).splits
+
+
+def try_naming_numbers(folder: Path, message: str) -> None:
+    assert "class_names=[...]" in message
+    assert load_with_lists(["nevus", "melanoma"]).class_names == ("nevus", "melanoma")
+
+
 TORCH_CASES = (
+    Case("data/sources/dataset_items.py parse_item", lambda folder: load(ALL_CROPS), try_first_crop),
+    Case(
+        f"{TORCH} open_torch_dataset",
+        lambda folder: load(LabelledImages(parts_of_pictures())),  # type: ignore[arg-type]
+        try_dictionary_as_dataset,
+    ),
+    Case(
+        "data/tables/class_names.py find_numbered_class_faults",
+        lambda folder: load_with_lists([]),
+        try_naming_numbers,
+    ),
     *shape_cases(),
     Case(f"{TORCH} _scale_pixels_to_255", lambda folder: load(Items(list(DEEP))), try_value_range),
     Case(f"{TORCH} _scale_pixels_to_255", lambda folder: load(Items(WITH_NAN)), try_all_numbers),
