@@ -1,5 +1,6 @@
 """The comparison of runs: methods averaged over seeds, the first method against the others, gains of sites."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,14 @@ from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_rounds,
     join_first_and_count,
+    list_first_and_count_rest,
+)
+from polyclinic.server.reporting.run_claims import (
+    MOST_NAMED,
+    ONE_SCORE_CAUSE,
+    find_undetected_classes,
+    gives_all_images_one_score,
+    is_last_round_best,
 )
 from polyclinic.server.runs.reader import MEASURES, Measure, RunFolderContent
 from polyclinic.studies.statistics import (
@@ -343,8 +352,11 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield "Figures that are known with an error (±) are not compared."
     for label, seeds in by_method.items():
         if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.is_initial_model_tested]:
-            which = f"{format_count_with_noun(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
-            yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
+            which = _count_seeds(untrained, len(seeds))
+            better = "no round was better on validation than before round 1"
+            yield f"{label}: with {which} {better}; the initial model is tested."
+    for label, seeds in by_method.items():
+        yield from _describe_poor_training(label, seeds)
     yield from _describe_absent_sites(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
     counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_metric_or_none("auroc") is not None]
@@ -364,6 +376,33 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield f"{which}: no AUROC for {quote_names(undefined)} in at least one run; the means leave it out."
     for label in others:
         yield from _describe_uneven_runs(label, by_method[label], reference, by_method[reference])
+
+
+def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
+    """Yield cautions on what the runs of a method say of themselves: nothing detected, one score, too few rounds."""
+    runs = [run for _, run in sorted(seeds.items())]
+    if one_score := [run.summary.seed for run in runs if gives_all_images_one_score(run)]:
+        which = _count_seeds(one_score, len(runs))
+        yield f"{label}: with {which} the model gives all test images of every class one score. {ONE_SCORE_CAUSE}"
+    undetected = Counter[str]()
+    for run in runs:
+        found = find_undetected_classes(run.summary.test)
+        undetected.update((*found.includes_chance, *found.below_chance))
+    if undetected:
+        names = [
+            f"“{name}” ({count} of {format_count_with_noun(len(runs), 'run')})" for name, count in undetected.items()
+        ]
+        listed = list_first_and_count_rest(names, MOST_NAMED)
+        interval = "the 95 % interval does not lie above an AUROC of 0.5"
+        yield f"{label}: not detected better than by chance, because {interval}: {listed}."
+    if unfinished := [run.summary.seed for run in runs if is_last_round_best(run.summary)]:
+        which = _count_seeds(unfinished, len(runs))
+        yield f"{label}: with {which} validation was best in the last round: more rounds may give a better model."
+
+
+def _count_seeds(seeds: Sequence[int], of_all: int) -> str:
+    """Return how many seeds these are, with their numbers: ``"2 seeds of 3 (0 and 2)"``."""
+    return f"{format_count_with_noun(len(seeds), 'seed')} of {of_all} ({format_rounds(seeds)})"
 
 
 def _describe_absent_sites(by_method: ByMethod) -> Iterator[str]:
