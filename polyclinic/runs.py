@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
+from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.packages import refuse_missing_packages
-from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.plain_text import format_count_with_noun, format_number
 from polyclinic.own_parts import (
     ClassMetric,
     ImageTransform,
@@ -52,6 +53,21 @@ if TYPE_CHECKING:
 
     from polyclinic.server.reporting.run_claims import RunClaims
     from polyclinic.server.runs.reader import RunFolderContent
+
+
+CLASS_COLUMNS = (
+    "class",
+    "owners",
+    "auroc",
+    "average_precision",
+    "positives",
+    "negatives",
+    "low",
+    "high",
+    "error",
+    "note",
+)
+"""Columns of the table of classes, beside those of the user's own metrics."""
 
 
 def simulate(
@@ -211,19 +227,20 @@ class FinishedRun:
             | {way: line[way] for way in ("bytes_up", "bytes_down")}
             for line in map(json.loads, lines)
         ]
-        return import_pandas().DataFrame(rows).set_index("round")
+        return make_table(rows).set_index("round")
 
     @property
     def classes(self) -> pd.DataFrame:
         """A table with a row per class: AUROC with 95 % interval, average precision, positives, owning sites.
 
         As in the report, a class that was not tested has no figures, and ``note`` says why. ``error`` bounds the error
-        of the AUROC; it is 0 if the AUROC is exact.
+        of the AUROC; it is 0 if the AUROC is exact. A metric of your own has a column with the function's name.
         """
         from polyclinic.server.reporting.run_claims import explain_untested_class
 
         summary = self._content.summary
         test, intervals = summary.test, summary.test.intervals or summary.test.sampled
+        own_metrics = shorten_metric_names(test.mean_more, CLASS_COLUMNS)
         rows = []
         for name in dict.fromkeys((*test.per_class, *summary.classes)):
             note, result = explain_untested_class(summary, name), test.per_class.get(name)
@@ -236,6 +253,7 @@ class FinishedRun:
                     "owners": len(summary.annotating_sites_by_class.get(name, ())),
                     "auroc": shown and shown.auroc,
                     "average_precision": shown and shown.average_precision,
+                    **{short: shown and shown.more.get(metric) for metric, short in own_metrics.items()},
                     "positives": positives,
                     "negatives": negatives,
                     "low": low,
@@ -244,7 +262,13 @@ class FinishedRun:
                     "note": note,
                 }
             )
-        return import_pandas().DataFrame(rows).set_index("class")
+        return make_table(rows).set_index("class")
+
+    @property
+    def own_metrics(self) -> dict[str, float | None]:
+        """Name of each metric of your own -> its mean over the classes for which it is defined."""
+        test = self._content.summary.test
+        return {short: test.mean_more[metric] for metric, short in test.own_metrics.items()}
 
     @property
     def sites(self) -> pd.DataFrame:
@@ -255,7 +279,7 @@ class FinishedRun:
             {"site": name, **{key: site[key] for key in columns}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
             for name, site in self.summary["sites"].items()
         ]
-        return import_pandas().DataFrame(rows).set_index("site")
+        return make_table(rows).set_index("site")
 
     def network(self) -> nn.Module:
         """Return the trained model, which maps pixels 0..255 ``(batch, channels, height, width)`` to logits.
@@ -332,6 +356,12 @@ class FinishedRun:
         axes.set(xlabel="AUROC (test)", ylim=(len(defined) - 0.5, -0.5))
         return axes
 
+    def _describe_own_metrics(self) -> str:
+        """Return a sentence with the means of the user's own metrics; empty without them."""
+        test = self._content.summary.test
+        means = [f"{short} {format_number(test.mean_more[metric])}" for metric, short in test.own_metrics.items()]
+        return f"Metrics of your own, mean over the classes: {', '.join(means)}." if means else ""
+
     def __repr__(self) -> str:
         summary, claims = self._content.summary, self._claims
         counts = format_count_with_noun(summary.rounds, "round"), format_count_with_noun(len(summary.sites), "site")
@@ -347,7 +377,9 @@ class FinishedRun:
     def __str__(self) -> str:
         """Return the result and all limitations, as the report gives them."""
         claims = self._claims
-        lines = [claims.result, *(f"! {caution}" for caution in claims.cautions)]
+        lines = [claims.result]
+        lines += [sentence] if (sentence := self._describe_own_metrics()) else []
+        lines += [f"! {caution}" for caution in claims.cautions]
         lines += ["What this run does not show:"] if claims.limits else []
         lines += [f"- {limit}" for limit in claims.limits]
         return "\n".join([*lines, f"Report: {self.report}"])
@@ -358,7 +390,8 @@ class FinishedRun:
         cautions = "".join(f"<li>{escape(caution)}</li>" for caution in claims.cautions)
         limits = "".join(f"<li>{escape(limit)}</li>" for limit in claims.limits)
         more = f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
-        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(claims.result)}</p>"
+        result = " ".join(filter(None, (claims.result, self._describe_own_metrics())))
+        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(result)}</p>"
         page = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
         return f"{first}{f'<ul>{cautions}</ul>' if cautions else ''}{more}{page}"
 
@@ -378,6 +411,14 @@ def import_pandas() -> Any:
     import pandas
 
     return pandas
+
+
+def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return a pandas DataFrame whose text has all columns, below one another where the width ends."""
+    import_pandas()
+    from polyclinic.whole_table import WholeTable
+
+    return WholeTable(rows, columns=columns)
 
 
 def _make_axes() -> Axes:

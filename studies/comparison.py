@@ -11,6 +11,7 @@ from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
     format_as_json_text,
@@ -77,6 +78,7 @@ class MethodResult:
         intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds; only
             if the coordinator tested one model.
         measures: Metrics of a multi-class task that at least one seed has.
+        more: Metric of a plug-in -> mean and SD over seeds of its mean over the classes.
         auroc_by_seed: Subset of classes -> seed -> mean AUROC over these classes; None if no class has an AUROC.
     """
 
@@ -90,6 +92,7 @@ class MethodResult:
     intervals: dict[str, tuple[float, float]]
     measures: dict[Measure, MeanAndSd]
     auroc_by_seed: dict[Subset, dict[int, float | None]] = field(default_factory=dict)
+    more: dict[str, MeanAndSd] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,11 @@ class MethodComparison:
     def available_metrics(self) -> list[Measure]:
         """Return the multi-class metrics that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
+
+    @property
+    def own_metrics(self) -> dict[str, str]:
+        """Return metric of a plug-in -> its short name for tables."""
+        return shorten_metric_names(dict.fromkeys(name for method in self.methods for name in method.more))
 
     def find_method_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
         """Return the test against one other method; by default the deciding one, over all classes."""
@@ -300,6 +308,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
         for name, interval in (test.intervals.per_class if test.intervals else {}).items():
             ends.setdefault(name, []).append(interval)
     intervals = {name: np.mean(of_class, axis=0) for name, of_class in ends.items()}
+    more_names = dict.fromkeys(name for test in tests.values() for name in test.mean_more)
     measured = [run.summary.available_metrics for run in seeds.values()]
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
@@ -333,6 +342,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
         intervals={name: (float(low), float(high)) for name, (low, high) in intervals.items()},
         measures={name: summarise_over_seeds(values) for name, values in measures.items() if values},
         auroc_by_seed=auroc_by_seed,
+        more={name: summarise_over_seeds([test.mean_more.get(name) for test in tests.values()]) for name in more_names},
     )
 
 

@@ -21,7 +21,13 @@ from polyclinic.common.metrics.measured import ValueWithError, average_values_wi
 from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from polyclinic.common.metrics.score_histograms import THRESHOLD
-from polyclinic.common.plugins import METRICS, PLUGIN, is_local_plugin_name, load_plugin_entry_point
+from polyclinic.common.plugins import (
+    METRICS,
+    PLUGIN,
+    is_local_plugin_name,
+    load_plugin_entry_point,
+    shorten_metric_names,
+)
 
 LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
@@ -223,6 +229,11 @@ class FinalTestSummary:
     sampled: SiteSampleIntervals | None = None
     errors: Mapping[Figure, float] = field(default_factory=dict)
     withheld: str = ""
+
+    @property
+    def own_metrics(self) -> dict[str, str]:
+        """Return metric of a plug-in -> its short name for tables."""
+        return shorten_metric_names(self.mean_more)
 
     def compute_mean_with_error(self, name: Figure) -> ValueWithError | None:
         """Return the mean of a metric over all classes with its error bound; None if undefined.

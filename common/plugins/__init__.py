@@ -11,6 +11,8 @@ import hashlib
 import re
 import shlex
 import sys
+from collections import Counter
+from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NamedTuple
 
@@ -120,6 +122,21 @@ def format_plugin_user_name(argument: str, name: str) -> str:
     """
     name = name.removeprefix(PLUGIN)
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
+
+
+def shorten_metric_names(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Return metric of a plug-in -> its short name for tables: that of the entry point or of the user's function.
+
+    A name that is short for two metrics, or that is taken, stays as it is.
+
+    Args:
+        names: Names of metrics, ``plugin:NAME``.
+        taken: Names of other columns.
+    """
+    plain = {name: name.removeprefix(PLUGIN) for name in names}
+    short = {name: text.split("-")[1] if is_local_plugin_name(name) else text for name, text in plain.items()}
+    counts = Counter(short.values())
+    return {name: text if counts[text] == 1 and text not in taken else name for name, text in short.items()}
 
 
 def is_simulate_argument(where: str) -> bool:

@@ -77,6 +77,28 @@ def test_tables_have_the_figures_of_the_report(compared: pc.ComparedRuns) -> Non
     assert compared.report.is_file()
 
 
+def test_own_metrics_are_in_tables_print_and_page(compared: pc.ComparedRuns) -> None:
+    shares = [run.own_metrics["share_above"] for run in compared.runs.values()]
+    assert list(compared.table["share_above"]) == shares
+    means = compared.table["share_above"].groupby("experiment", sort=False).mean()
+    assert list(compared.methods["share_above"]) == pytest.approx(list(means))
+    for text in (str(compared), compared._repr_html_(), compared.report.read_text(encoding="utf-8")):
+        assert "Metrics of your own" in text
+        assert "share_above" in text
+        assert "own-share_above" not in text
+
+
+def test_one_instance_for_all_seeds_is_named_as_their_common_start(tmp_path: Path) -> None:
+    def notes(out: str, seeds: int, model: Any) -> list[str]:
+        done = pc.compare(experiments("surgical"), dataset=pictures(), model=model, seeds=seeds, out=tmp_path / out)
+        assert set(done.notes) <= {note for note in done.notes if note in done.report.read_text(encoding="utf-8")}
+        return [note for note in done.notes if note in str(done) and "All seeds begin with the weights" in note]
+
+    assert len(notes("instance", 2, tiny(1, 16))) == 1
+    assert notes("function", 2, tiny) == []
+    assert notes("one", 1, tiny(1, 16)) == []
+
+
 def test_a_p_value_that_the_page_does_not_give_is_none_with_the_reason(compared: pc.ComparedRuns) -> None:
     test = compared.tests.set_index(["classes", "pairing"]).loc[("all", "classes")]
     assert np.isnan(test["p"])

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import polyclinic as pc
@@ -150,6 +151,31 @@ def test_a_class_has_the_figures_of_the_page_or_the_reason_why_not(tmp_path: Pat
     assert classes.loc["hernia", "note"] == "no positive test image"
     assert classes.loc["hernia", ["auroc", "average_precision", "low", "high"]].isna().all()
     assert classes.loc["hernia", "negatives"] == 200
+
+
+def test_a_metric_of_ones_own_is_in_the_table_of_classes_and_in_print(tmp_path: Path) -> None:
+    own = "plugin:own-share-0123456789ab"
+    results = {name: replace(result, more={own: result.auroc and 0.25}) for name, result in RESULTS.items()}
+    run = pc.load(write(tmp_path / "run", **of(results)))
+    assert run.classes["share"].dropna().to_dict() == dict.fromkeys((n for n in NAMES if n != "hernia"), 0.25)
+    for text in (str(run), run._repr_html_()):
+        assert "Metrics of your own, mean over the classes: share 0.250." in text
+
+
+def test_two_metrics_of_one_name_and_one_that_is_called_like_a_column_keep_their_full_names(tmp_path: Path) -> None:
+    names = [f"plugin:own-{name}-0123456789ab" for name in ("auroc", "share")] + ["plugin:own-share-ba9876543210"]
+    results = {name: replace(result, more=dict.fromkeys(names, 0.25)) for name, result in RESULTS.items()}
+    run = pc.load(write(tmp_path / "run", **of(results)))
+    assert set(names) <= set(run.classes.columns)
+    assert run.classes.loc["edema", "auroc"] == 0.81
+
+
+def test_a_table_is_printed_with_all_its_columns(tmp_path: Path) -> None:
+    classes = pc.load(write(tmp_path / "run")).classes
+    with pd.option_context("display.max_columns", 4):
+        text = str(classes)
+    assert set(classes.columns) <= set(text.split())
+    assert "..." not in text
 
 
 def test_the_summary_holds_the_same_sentences_for_programs(tmp_path: Path) -> None:
