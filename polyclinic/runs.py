@@ -19,16 +19,14 @@ os.environ.update(
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
 from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.packages import refuse_missing_packages
@@ -44,6 +42,8 @@ from polyclinic.own_parts import (
     TrainingLoss,
     read_python_experiment,
 )
+from polyclinic.prediction import ImagesToPredict
+from polyclinic.saved_network import GivenNetwork
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from polyclinic.common.models.network import SplitNetwork
     from polyclinic.server.reporting.run_claims import RunClaims
     from polyclinic.server.runs.reader import RunFolderContent
 
@@ -150,16 +151,28 @@ def make_python_console(quiet: bool | None) -> Console:
     return console
 
 
-def load(folder: str | Path) -> FinishedRun:
+def load(folder: str | Path, *, model: nn.Module | Network | None = None, head: str | None = None) -> FinishedRun:
     """Read the folder of a finished run that ``simulate``, ``flwr-sim`` or ``flwr-server`` wrote.
 
+    Args:
+        folder: Folder of the run.
+        model: The network of your own that the run was trained with, if another process trained it. Its weights are
+            replaced by those of the run.
+        head: As in :func:`simulate`; the run knows it, so it may be left out.
+
+    Warns:
+        OtherNetworkWarning: If the network is not known to be the one that was trained.
+
     Raises:
-        BadInput: If a file is missing or invalid.
+        BadInput: If a file is missing or invalid, or the network does not fit the weights.
     """
     from polyclinic.server.runs.reader import read_run
 
     read_run(Path(folder))  # every fault at once
-    return FinishedRun(Path(folder))
+    run = FinishedRun(Path(folder), GivenNetwork(model, head))
+    if model is not None:
+        run.network()  # a network that does not fit is refused here
+    return run
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,7 @@ class FinishedRun:
     """
 
     folder: Path
+    _given: GivenNetwork = field(default=GivenNetwork(), repr=False, compare=False)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -287,51 +301,34 @@ class FinishedRun:
         Raises:
             BadInput: If the run has no global model, or its files are damaged.
         """
-        from polyclinic.common.models.saved import load_model
+        return self._load_network()
 
-        return load_model(self.folder)
+    def _load_network(self) -> SplitNetwork:
+        from polyclinic.saved_network import load_given_network
 
-    def predict(self, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
+        return load_given_network(self.folder, self._given)
+
+    def predict(self, images: ImagesToPredict) -> pd.DataFrame:
         """Return probabilities with a row per image and a column per class; NaN for an unreadable picture.
 
         Args:
-            images: uint8 ``(n, height, width[, 3])``; or paths of an npz file, a folder of pictures, or one or more
-                pictures.
+            images: A map-style data set or :class:`LabelledImages`, as for :func:`simulate`, read as in tests; or uint8
+                ``(n, height, width[, 3])``; or paths of an npz file, a folder of pictures, or one or more pictures.
+
+        Warns:
+            FileReadingWarning: If files are read, and the run was trained on a data set of the user's own.
 
         Raises:
             BadInput: If no image is found or readable, or the run has no global model.
         """
-        from polyclinic.common.models.saved import load_model
-        from polyclinic.data.images.bands import scale_values_to_8_bits
-        from polyclinic.server.export.prediction import (
-            choose_model_image_format,
-            compute_picture_probabilities,
-            predict_from_files,
-        )
+        from polyclinic.prediction import predict_images
 
-        network, pandas = load_model(self.folder), import_pandas()
-        columns = list(network.class_names)
-        if isinstance(images, np.ndarray):
-            if not images.size:
-                raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
-            if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-                shapes = "(n, height, width) or (n, height, width, 3)"
-                problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
-                raise BadInput([Fault("images", problem)])
-            if (value_range := choose_model_image_format(self.folder, network).rendering.value_range) is not None:
-                images = scale_values_to_8_bits(images, value_range)
-            index = pandas.RangeIndex(len(images), name="image")
-            return pandas.DataFrame(compute_picture_probabilities(network, images), index=index, columns=columns)
-        files: Sequence[str | Path] = [images] if isinstance(images, str | Path) else images
-        if not (isinstance(files, Sequence) and files and all(isinstance(file, str | Path) for file in files)):
-            paths = "the path of a file or folder, or several paths"
-            raise BadInput([Fault("images", f"must be a uint8 array, or {paths}, not {type(images).__name__}.")])
-        form = choose_model_image_format(self.folder, network)
-        results = [predict_from_files(network, Path(file), form) for file in files]
-        names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
-        unknown = np.full((1, len(columns)), np.nan, np.float32)
-        rows = [part for pictures, scores in results for part in (scores, *[unknown] * len(pictures.unreadable))]
-        return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
+        network, pandas = self._load_network(), import_pandas()
+        names, probabilities = predict_images(self.folder, network, images)
+        index = (
+            pandas.RangeIndex(len(probabilities), name="image") if names is None else pandas.Index(names, name="image")
+        )
+        return pandas.DataFrame(probabilities, index=index, columns=list(network.class_names))
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
         """Plot the validation AUROC by round; return the axes."""
@@ -396,14 +393,22 @@ class FinishedRun:
         return f"{first}{f'<ul>{cautions}</ul>' if cautions else ''}{more}{page}"
 
 
-def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
+def predict(
+    folder: str | Path,
+    images: ImagesToPredict,
+    *,
+    model: nn.Module | Network | None = None,
+    head: str | None = None,
+) -> pd.DataFrame:
     """Return the probabilities of a saved model for images, like :meth:`FinishedRun.predict`.
 
     Args:
         folder: Folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
         images: Images as for :meth:`FinishedRun.predict`.
+        model, head: The network of your own that was trained, as for :func:`load`.
     """
-    return FinishedRun(Path(folder)).predict(images)
+    run = FinishedRun(Path(folder), GivenNetwork(model, head))
+    return run.predict(images)
 
 
 def import_pandas() -> Any:
@@ -413,7 +418,7 @@ def import_pandas() -> Any:
     return pandas
 
 
-def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
+def make_table(rows: Sequence[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Return a pandas DataFrame whose text has all columns, below one another where the width ends."""
     import_pandas()
     from polyclinic.whole_table import WholeTable

@@ -376,7 +376,7 @@ def read_all_items(
             break
         progress.count_decoded_picture()
     _refuse_unusable_items(images, faults)
-    _refuse_wrong_value_range(images)
+    refuse_wrong_value_range(images)
     if labels and not images.class_names:
         images.class_names = _name_classes(images, [item.labels for item in items], tell)
     rows = _parse_all_labels(images, items) if labels else np.full((len(items), len(images.class_names)), np.nan)
@@ -455,7 +455,7 @@ def _name_unread_entries(
         tell(f"{quote_names(unread)} of the items {verb} not read: {keys}")
 
 
-def _refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
+def refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
     """Refuse a data set in which many values are far outside the range, to which they are cut.
 
     Noise of an augmentation is not far outside; numbers that are normalised or have another range are.

@@ -418,13 +418,16 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
     """
     images = "" if test.intervals else " of the test images of all sites that report the class"
     undetected = find_undetected_classes(test)
-    for names, detected, where in (
+    for classes, detected, where in (
         (undetected.includes_chance, "not detected better", "includes"),
         (undetected.below_chance, "detected worse", "lies below"),
     ):
-        if names:
-            verb, interval = _choose_verb_form(names, "is", "are"), f"the 95 % interval{images} {where} an AUROC of 0.5"
-            yield f"{_quote_names(names)} {verb} {detected} than by chance: {interval}."
+        if classes:
+            verb, interval = (
+                _choose_verb_form(classes, "is", "are"),
+                f"the 95 % interval{images} {where} an AUROC of 0.5",
+            )
+            yield f"{_quote_names(classes)} {verb} {detected} than by chance: {interval}."
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
