@@ -25,6 +25,7 @@ from polyclinic.own_parts import (
     copy_tables,
     read_python_experiment,
 )
+from polyclinic.python_words import use_python_words
 from polyclinic.runs import FinishedRun, choose_new_folder, import_pandas, load, make_python_console, make_table
 from polyclinic.studies.trial import Trial, refuse_seed_override
 
@@ -40,6 +41,7 @@ TEXT_WIDTH = 100
 """Columns of the text of a comparison."""
 
 
+@use_python_words()
 def compare(
     experiments: Sequence[PythonExperiment] | Mapping[str, PythonExperiment],
     *,
@@ -90,7 +92,7 @@ def compare(
     own = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
     if own and jobs is not None and jobs > 1:
         sentence = "other processes do not know the objects of this one, so the runs are made one after another."
-        warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=2)
+        warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=3)
     shared = own.make_overrides(settings or {})
     folder = choose_new_folder("compared") if out is None else Path(out)
     trials, files = list[Trial](), _read_all(named, shared, own)

@@ -43,6 +43,7 @@ from polyclinic.own_parts import (
     read_python_experiment,
 )
 from polyclinic.prediction import ImagesToPredict
+from polyclinic.python_words import use_python_words
 from polyclinic.saved_network import GivenNetwork
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ CLASS_COLUMNS = (
 """Columns of the table of classes, beside those of the user's own metrics."""
 
 
+@use_python_words()
 def simulate(
     experiment: str | Path | Mapping[str, Any],
     *,

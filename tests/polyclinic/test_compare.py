@@ -136,6 +136,22 @@ def test_finished_runs_are_kept(tmp_path: Path) -> None:
     assert again.runs["surgical", 0].model_sha256 == first.runs["surgical", 0].model_sha256
 
 
+def test_another_experiment_in_the_folder_is_named_by_the_argument_that_changed(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"dataset": pictures(), "seeds": 1, "out": tmp_path / "out"}
+    pc.compare(experiments("surgical"), model=tiny, **given)
+    edited = type(tiny)(tiny.__code__.replace(co_consts=(*tiny.__code__.co_consts, "edited")), tiny.__globals__, "tiny")
+    for changed, words in (
+        ({"model": edited}, "model=tiny has other code or values than the run began with"),
+        ({"model": tiny, "loss": squared}, 'training.loss was "default", is loss=squared|training.loss was .*squared'),
+        ({"model": tiny, "settings": {"training.lr": 0.5}}, "training.lr was 0.01, is 0.5"),
+        ({"model": tiny, "settings": {"run.rounds": 2}}, "run.rounds was 1, is 2"),
+    ):
+        with pytest.raises(BadInput, match=rf"holds another experiment: ({words})") as refused:
+            pc.compare(experiments("surgical"), **given, **changed)
+        assert "name another out=." in str(refused.value)
+        assert "--" not in str(refused.value)
+
+
 def test_tables_without_own_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:
     digits = {"kind": "class_lists", "lists": {"a": list("01234"), "b": list("456789")}}
     table = {"data": {"kind": "digits"}, "partition": digits, "model": {"architecture": "tiny_cnn", "image_size": 16}}

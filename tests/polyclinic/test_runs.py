@@ -239,6 +239,21 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+def test_refusals_name_arguments_and_no_options(run: pc.FinishedRun) -> None:
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({}, rf"^out={run.folder}: is not empty. .* To go on with the run in it: resume=True\.$"),
+        (
+            {"resume": True, "loss": squared},
+            rf"^resume=True, out={run.folder}: .* the same experiment and settings=, or",
+        ),
+        ({"resume": True, "settings": {"run.rounds": 1}}, rf"^resume=True, out={run.folder}: "),
+    ]
+    for choices, words in calls:
+        with pytest.raises(BadInput, match=words) as refused:
+            simulated(run.folder, **choices)
+        assert "--" not in str(refused.value)
+
+
 def test_a_folder_is_chosen_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folders = [pc.simulate("digits_surgical", settings=ONE_ROUND).folder for _ in range(2)]
