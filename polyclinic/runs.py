@@ -407,7 +407,8 @@ def predict(
     Args:
         folder: Folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
         images: Images as for :meth:`FinishedRun.predict`.
-        model, head: The network of your own that was trained, as for :func:`load`.
+        model: The network of your own that was trained, as for :func:`load`.
+        head: As for :func:`load`.
     """
     run = FinishedRun(Path(folder), GivenNetwork(model, head))
     return run.predict(images)

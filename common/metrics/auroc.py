@@ -92,7 +92,12 @@ def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
 
 
 def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
-    """Return a remedy for a metric that failed, if it works with its two arguments exchanged; else an empty text."""
+    """Return a remedy for a metric that failed: a function, or its two arguments exchanged; else an empty text."""
+    if hasattr(metric, "aggregate"):
+        return (
+            "A metric that gathers batches, such as MONAI's, is no function of scores and labels. Write one: "
+            "lambda scores, labels: monai.metrics.compute_roc_auc(torch.from_numpy(scores), torch.from_numpy(labels))."
+        )
     try:
         _call_metric(metric, labels, scores)
     except (Exception, SystemExit):  # it may raise anything

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import monai
 import numpy as np
 import torch
+from monai.metrics import ROCAUCMetric
 from torch import Tensor, nn
 
 import polyclinic as pc
@@ -305,6 +307,15 @@ def try_function_that_makes_the_class(folder: Path, message: str) -> None:
     train(folder, model=eval(line, {"OfWidth": OfWidth}))
 
 
+def try_function_of_monai(folder: Path, message: str) -> None:
+    assert "y_pred or y must be a list/tuple" in message  # the text of MONAI's error
+    line = take(message, r"(lambda scores, labels: .*\(labels\)\))")
+    done = train(folder, metrics=[eval(line, {"monai": monai, "torch": torch})])
+    (name,) = done.own_metrics
+    defined = done.classes.dropna(subset=["auroc"])
+    np.testing.assert_allclose(defined[name].astype(float), defined["auroc"].astype(float))
+
+
 CASES = (
     Case(f"{REGISTRY} _find_undeclared_head_faults", trains(model=Classifier()), try_head),
     Case(f"{REGISTRY} _detach_network_head", trains(model=Classifier(), head="fd"), try_near_head),
@@ -366,5 +377,6 @@ CASES = (
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_nothing), try_loss_as_called),
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_one), try_loss_as_called),
     Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[mean_score]), try_other_order),
+    Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[ROCAUCMetric()]), try_function_of_monai),
     Case(f"{CALLS} find_plugin_faults", trains(metrics=[lambda scores, labels: "much"]), try_number),
 )
