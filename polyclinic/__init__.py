@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from polyclinic.common.errors import BadInput
     from polyclinic.comparisons import ComparedRuns, compare
     from polyclinic.data.sources.plugin import LabelledImages
+    from polyclinic.prediction import FileReadingWarning
     from polyclinic.runs import FinishedRun, load, predict, simulate
+    from polyclinic.saved_network import OtherNetworkWarning
 
 __all__ = [
     "BadInput",
     "ComparedRuns",
+    "FileReadingWarning",
     "FinishedRun",
     "LabelledImages",
+    "OtherNetworkWarning",
     "__version__",
     "compare",
     "load",
@@ -31,7 +35,9 @@ __all__ = [
 _PLACES = {
     "BadInput": "polyclinic.common.errors",
     "ComparedRuns": "polyclinic.comparisons",
+    "FileReadingWarning": "polyclinic.prediction",
     "LabelledImages": "polyclinic.data",
+    "OtherNetworkWarning": "polyclinic.saved_network",
     "compare": "polyclinic.comparisons",
 }
 

@@ -25,7 +25,8 @@ from polyclinic.own_parts import (
     copy_tables,
     read_python_experiment,
 )
-from polyclinic.runs import FinishedRun, choose_new_folder, import_pandas, load, make_python_console
+from polyclinic.python_words import use_python_words
+from polyclinic.runs import FinishedRun, choose_new_folder, import_pandas, load, make_python_console, make_table
 from polyclinic.studies.trial import Trial, refuse_seed_override
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ TEXT_WIDTH = 100
 """Columns of the text of a comparison."""
 
 
+@use_python_words()
 def compare(
     experiments: Sequence[PythonExperiment] | Mapping[str, PythonExperiment],
     *,
@@ -90,7 +92,7 @@ def compare(
     own = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
     if own and jobs is not None and jobs > 1:
         sentence = "other processes do not know the objects of this one, so the runs are made one after another."
-        warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=2)
+        warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=3)
     shared = own.make_overrides(settings or {})
     folder = choose_new_folder("compared") if out is None else Path(out)
     trials, files = list[Trial](), _read_all(named, shared, own)
@@ -113,7 +115,9 @@ def compare(
         get_cached_networks.cache_clear()
     with permit_listed_hosts(files, allow_hosts, settings or {}):
         console = make_python_console(quiet)
-        comparison, contents = compare_trials(trials, folder, jobs, console, in_this_process=bool(own))
+        comparison, contents = compare_trials(
+            trials, folder, jobs, console, in_this_process=bool(own), cautions=_describe_equal_starts(model, seeds)
+        )
     names = {(trial.label, run.summary.seed): run for trial, run in zip(trials, contents, strict=True)}
     labels = {trial.label: run.summary.table_label for trial, run in zip(trials, contents, strict=True)}
     return ComparedRuns(folder, comparison, {key: load(run.folder) for key, run in names.items()}, labels)
@@ -158,18 +162,19 @@ class ComparedRuns:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A table with a row per run: mean AUROC over all classes, shared and unique ones, and the model's hash."""
+        """A table with a row per run: mean AUROC over all classes, shared and unique ones; own metrics; model hash."""
         methods = {method.label: method for method in self.comparison.methods}
         rows = [
             {
                 "experiment": name,
                 "seed": seed,
                 **{subset: by_seed[seed] for subset, by_seed in methods[self.labels[name]].auroc_by_seed.items()},
+                **run.own_metrics,
                 "model_sha256": run.model_sha256,
             }
             for (name, seed), run in self.runs.items()
         ]
-        return import_pandas().DataFrame(rows).set_index(["experiment", "seed"])
+        return make_table(rows).set_index(["experiment", "seed"])
 
     @property
     def methods(self) -> pd.DataFrame:
@@ -177,15 +182,16 @@ class ComparedRuns:
 
         ``difference`` is that of the reference minus this method. ``p`` is missing with fewer than three seeds.
         """
-        tests = self.tests
+        tests, own = self.tests, self.comparison.own_metrics
         rows = []
         for method in self.comparison.methods:
             row = {"method": method.label, "seeds": len(method.seeds)}
             row |= {subset: figure.mean for subset, figure in method.auroc.items()}
             row |= {"sd": method.auroc["all"].sd, "average_precision": method.average_precision.mean}
             row |= {"balanced_accuracy": method.balanced_accuracy.mean}
+            row |= {short: method.more[name].mean for name, short in own.items() if name in method.more}
             rows.append(row)
-        table = import_pandas().DataFrame(rows).set_index("method")
+        table = make_table(rows).set_index("method")
         if tests.empty:
             return table
         deciding = tests[(tests["classes"] == "all") & (tests["pairing"] == "classes")].set_index("against")
@@ -219,7 +225,7 @@ class ComparedRuns:
             low, high = test.interval or (None, None)
             row = [each.other, each.subset, each.pairing, test.mean_difference, low, high, get_reported_p(test)]
             rows.append([*row, test.pairs, test.seeds, judge_test_outcome(test), explain_missing_p(test)])
-        return import_pandas().DataFrame(rows, columns=columns)
+        return make_table(rows, columns)
 
     def __repr__(self) -> str:
         return f"<{len(self.runs)} runs compared: {self.result} {self.folder}>"
@@ -260,6 +266,17 @@ class _NamedExperiment:
     path: Path
     tables: dict[str, Any] | None
     overrides: tuple[str, ...]
+
+
+def _describe_equal_starts(model: nn.Module | Network | None, seeds: int) -> tuple[str, ...]:
+    """Return a sentence if all seeds begin with the weights of one module, else nothing."""
+    if seeds == 1 or model is None or not hasattr(model, "state_dict"):  # a function makes new weights for each seed
+        return ()
+    return (
+        f"All seeds begin with the weights of model={type(model).__name__}: SD over seeds, intervals and p do not "
+        "contain how far figures move with other initial weights. A function that makes the network, "
+        "model=lambda channels, size: ..., gives each seed its own.",
+    )
 
 
 def _name_experiments(

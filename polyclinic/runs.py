@@ -19,19 +19,18 @@ os.environ.update(
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
+from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.packages import refuse_missing_packages
-from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.plain_text import format_count_with_noun, format_number
 from polyclinic.own_parts import (
     ClassMetric,
     ImageTransform,
@@ -43,6 +42,9 @@ from polyclinic.own_parts import (
     TrainingLoss,
     read_python_experiment,
 )
+from polyclinic.prediction import ImagesToPredict
+from polyclinic.python_words import use_python_words
+from polyclinic.saved_network import GivenNetwork
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,10 +52,27 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from polyclinic.common.models.network import SplitNetwork
     from polyclinic.server.reporting.run_claims import RunClaims
     from polyclinic.server.runs.reader import RunFolderContent
 
 
+CLASS_COLUMNS = (
+    "class",
+    "owners",
+    "auroc",
+    "average_precision",
+    "positives",
+    "negatives",
+    "low",
+    "high",
+    "error",
+    "note",
+)
+"""Columns of the table of classes, beside those of the user's own metrics."""
+
+
+@use_python_words()
 def simulate(
     experiment: str | Path | Mapping[str, Any],
     *,
@@ -134,16 +153,28 @@ def make_python_console(quiet: bool | None) -> Console:
     return console
 
 
-def load(folder: str | Path) -> FinishedRun:
+def load(folder: str | Path, *, model: nn.Module | Network | None = None, head: str | None = None) -> FinishedRun:
     """Read the folder of a finished run that ``simulate``, ``flwr-sim`` or ``flwr-server`` wrote.
 
+    Args:
+        folder: Folder of the run.
+        model: The network of your own that the run was trained with, if another process trained it. Its weights are
+            replaced by those of the run.
+        head: As in :func:`simulate`; the run knows it, so it may be left out.
+
+    Warns:
+        OtherNetworkWarning: If the network is not known to be the one that was trained.
+
     Raises:
-        BadInput: If a file is missing or invalid.
+        BadInput: If a file is missing or invalid, or the network does not fit the weights.
     """
     from polyclinic.server.runs.reader import read_run
 
     read_run(Path(folder))  # every fault at once
-    return FinishedRun(Path(folder))
+    run = FinishedRun(Path(folder), GivenNetwork(model, head))
+    if model is not None:
+        run.network()  # a network that does not fit is refused here
+    return run
 
 
 @dataclass(frozen=True)
@@ -154,6 +185,7 @@ class FinishedRun:
     """
 
     folder: Path
+    _given: GivenNetwork = field(default=GivenNetwork(), repr=False, compare=False)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -211,19 +243,20 @@ class FinishedRun:
             | {way: line[way] for way in ("bytes_up", "bytes_down")}
             for line in map(json.loads, lines)
         ]
-        return import_pandas().DataFrame(rows).set_index("round")
+        return make_table(rows).set_index("round")
 
     @property
     def classes(self) -> pd.DataFrame:
         """A table with a row per class: AUROC with 95 % interval, average precision, positives, owning sites.
 
         As in the report, a class that was not tested has no figures, and ``note`` says why. ``error`` bounds the error
-        of the AUROC; it is 0 if the AUROC is exact.
+        of the AUROC; it is 0 if the AUROC is exact. A metric of your own has a column with the function's name.
         """
         from polyclinic.server.reporting.run_claims import explain_untested_class
 
         summary = self._content.summary
         test, intervals = summary.test, summary.test.intervals or summary.test.sampled
+        own_metrics = shorten_metric_names(test.mean_more, CLASS_COLUMNS)
         rows = []
         for name in dict.fromkeys((*test.per_class, *summary.classes)):
             note, result = explain_untested_class(summary, name), test.per_class.get(name)
@@ -236,6 +269,7 @@ class FinishedRun:
                     "owners": len(summary.annotating_sites_by_class.get(name, ())),
                     "auroc": shown and shown.auroc,
                     "average_precision": shown and shown.average_precision,
+                    **{short: shown and shown.more.get(metric) for metric, short in own_metrics.items()},
                     "positives": positives,
                     "negatives": negatives,
                     "low": low,
@@ -244,7 +278,13 @@ class FinishedRun:
                     "note": note,
                 }
             )
-        return import_pandas().DataFrame(rows).set_index("class")
+        return make_table(rows).set_index("class")
+
+    @property
+    def own_metrics(self) -> dict[str, float | None]:
+        """Name of each metric of your own -> its mean over the classes for which it is defined."""
+        test = self._content.summary.test
+        return {short: test.mean_more[metric] for metric, short in test.own_metrics.items()}
 
     @property
     def sites(self) -> pd.DataFrame:
@@ -255,7 +295,7 @@ class FinishedRun:
             {"site": name, **{key: site[key] for key in columns}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
             for name, site in self.summary["sites"].items()
         ]
-        return import_pandas().DataFrame(rows).set_index("site")
+        return make_table(rows).set_index("site")
 
     def network(self) -> nn.Module:
         """Return the trained model, which maps pixels 0..255 ``(batch, channels, height, width)`` to logits.
@@ -263,51 +303,34 @@ class FinishedRun:
         Raises:
             BadInput: If the run has no global model, or its files are damaged.
         """
-        from polyclinic.common.models.saved import load_model
+        return self._load_network()
 
-        return load_model(self.folder)
+    def _load_network(self) -> SplitNetwork:
+        from polyclinic.saved_network import load_given_network
 
-    def predict(self, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
+        return load_given_network(self.folder, self._given)
+
+    def predict(self, images: ImagesToPredict) -> pd.DataFrame:
         """Return probabilities with a row per image and a column per class; NaN for an unreadable picture.
 
         Args:
-            images: uint8 ``(n, height, width[, 3])``; or paths of an npz file, a folder of pictures, or one or more
-                pictures.
+            images: A map-style data set or :class:`LabelledImages`, as for :func:`simulate`, read as in tests; or uint8
+                ``(n, height, width[, 3])``; or paths of an npz file, a folder of pictures, or one or more pictures.
+
+        Warns:
+            FileReadingWarning: If files are read, and the run was trained on a data set of the user's own.
 
         Raises:
             BadInput: If no image is found or readable, or the run has no global model.
         """
-        from polyclinic.common.models.saved import load_model
-        from polyclinic.data.images.bands import scale_values_to_8_bits
-        from polyclinic.server.export.prediction import (
-            choose_model_image_format,
-            compute_picture_probabilities,
-            predict_from_files,
-        )
+        from polyclinic.prediction import predict_images
 
-        network, pandas = load_model(self.folder), import_pandas()
-        columns = list(network.class_names)
-        if isinstance(images, np.ndarray):
-            if not images.size:
-                raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
-            if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-                shapes = "(n, height, width) or (n, height, width, 3)"
-                problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
-                raise BadInput([Fault("images", problem)])
-            if (value_range := choose_model_image_format(self.folder, network).rendering.value_range) is not None:
-                images = scale_values_to_8_bits(images, value_range)
-            index = pandas.RangeIndex(len(images), name="image")
-            return pandas.DataFrame(compute_picture_probabilities(network, images), index=index, columns=columns)
-        files: Sequence[str | Path] = [images] if isinstance(images, str | Path) else images
-        if not (isinstance(files, Sequence) and files and all(isinstance(file, str | Path) for file in files)):
-            paths = "the path of a file or folder, or several paths"
-            raise BadInput([Fault("images", f"must be a uint8 array, or {paths}, not {type(images).__name__}.")])
-        form = choose_model_image_format(self.folder, network)
-        results = [predict_from_files(network, Path(file), form) for file in files]
-        names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
-        unknown = np.full((1, len(columns)), np.nan, np.float32)
-        rows = [part for pictures, scores in results for part in (scores, *[unknown] * len(pictures.unreadable))]
-        return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
+        network, pandas = self._load_network(), import_pandas()
+        names, probabilities = predict_images(self.folder, network, images)
+        index = (
+            pandas.RangeIndex(len(probabilities), name="image") if names is None else pandas.Index(names, name="image")
+        )
+        return pandas.DataFrame(probabilities, index=index, columns=list(network.class_names))
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
         """Plot the validation AUROC by round; return the axes."""
@@ -332,6 +355,12 @@ class FinishedRun:
         axes.set(xlabel="AUROC (test)", ylim=(len(defined) - 0.5, -0.5))
         return axes
 
+    def _describe_own_metrics(self) -> str:
+        """Return a sentence with the means of the user's own metrics; empty without them."""
+        test = self._content.summary.test
+        means = [f"{short} {format_number(test.mean_more[metric])}" for metric, short in test.own_metrics.items()]
+        return f"Metrics of your own, mean over the classes: {', '.join(means)}." if means else ""
+
     def __repr__(self) -> str:
         summary, claims = self._content.summary, self._claims
         counts = format_count_with_noun(summary.rounds, "round"), format_count_with_noun(len(summary.sites), "site")
@@ -347,7 +376,9 @@ class FinishedRun:
     def __str__(self) -> str:
         """Return the result and all limitations, as the report gives them."""
         claims = self._claims
-        lines = [claims.result, *(f"! {caution}" for caution in claims.cautions)]
+        lines = [claims.result]
+        lines += [sentence] if (sentence := self._describe_own_metrics()) else []
+        lines += [f"! {caution}" for caution in claims.cautions]
         lines += ["What this run does not show:"] if claims.limits else []
         lines += [f"- {limit}" for limit in claims.limits]
         return "\n".join([*lines, f"Report: {self.report}"])
@@ -358,19 +389,29 @@ class FinishedRun:
         cautions = "".join(f"<li>{escape(caution)}</li>" for caution in claims.cautions)
         limits = "".join(f"<li>{escape(limit)}</li>" for limit in claims.limits)
         more = f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
-        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(claims.result)}</p>"
+        result = " ".join(filter(None, (claims.result, self._describe_own_metrics())))
+        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(result)}</p>"
         page = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
         return f"{first}{f'<ul>{cautions}</ul>' if cautions else ''}{more}{page}"
 
 
-def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
+def predict(
+    folder: str | Path,
+    images: ImagesToPredict,
+    *,
+    model: nn.Module | Network | None = None,
+    head: str | None = None,
+) -> pd.DataFrame:
     """Return the probabilities of a saved model for images, like :meth:`FinishedRun.predict`.
 
     Args:
         folder: Folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
         images: Images as for :meth:`FinishedRun.predict`.
+        model: The network of your own that was trained, as for :func:`load`.
+        head: As for :func:`load`.
     """
-    return FinishedRun(Path(folder)).predict(images)
+    run = FinishedRun(Path(folder), GivenNetwork(model, head))
+    return run.predict(images)
 
 
 def import_pandas() -> Any:
@@ -378,6 +419,14 @@ def import_pandas() -> Any:
     import pandas
 
     return pandas
+
+
+def make_table(rows: Sequence[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return a pandas DataFrame whose text has all columns, below one another where the width ends."""
+    import_pandas()
+    from polyclinic.whole_table import WholeTable
+
+    return WholeTable(rows, columns=columns)
 
 
 def _make_axes() -> Axes:

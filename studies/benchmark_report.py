@@ -143,9 +143,8 @@ def list_benchmark_condition_notes(result: BenchmarkResult) -> Iterator[str]:
         yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
         yield (
-            f"{label}: in {format_count_with_noun(runs, 'run')} validation was best before round 1; the initial model "
-            "is "
-            "tested."
+            f"{label}: in {format_count_with_noun(runs, 'run')} no round was better on validation than before round 1; "
+            "the initial model is tested."
         )
     if len(result.codes) > 1:
         versions = join_as_english_list([f"{count} by {code}" for code, count in result.codes.items()])

@@ -421,10 +421,12 @@ def predict_images(
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
-    from polyclinic.server.export.prediction import predict_to_csv
+    from polyclinic.server.export.prediction import describe_other_file_reading, predict_to_csv
 
     pictures = predict_to_csv(folder, data, out, rendering)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
+    if sentence := describe_other_file_reading(folder):
+        console.print(sentence, soft_wrap=True, markup=False)
     if sentence := describe_skipped_images([SkippedImage(*each) for each in pictures.unreadable.items()]):
         console.print(f"{sentence} They have rows without figures.", soft_wrap=True, markup=False)
     if pictures.others:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,11 +77,13 @@ def compare_trials(
     progress: ProgressFormat = ProgressFormat.auto,
     *,
     in_this_process: bool = False,
+    cautions: Sequence[str] = (),
 ) -> "tuple[MethodComparison, list[RunFolderContent]]":
     """Run trials, compare them, and write the report, ``comparison.json`` and ``comparison.md``.
 
     Args:
         in_this_process: As for :func:`polyclinic.studies.runner.run_trials`.
+        cautions: Sentences of the caller that come first among the comparison's own.
 
     Returns:
         The comparison, and the run of each trial.
@@ -117,6 +120,7 @@ def compare_trials(
 
     runs = [read_run(trial.folder) for trial in trials]
     comparison = compare_methods(runs)
+    comparison = replace(comparison, cautions=(*cautions, *comparison.cautions))
     write_comparison(comparison, out / "comparison.json")
     write_comparison_report(comparison, out / REPORT, runs)
     write_atomically(out / "comparison.md", f"{comparison_as_markdown(comparison)}\n".encode())

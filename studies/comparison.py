@@ -1,5 +1,6 @@
 """The comparison of runs: methods averaged over seeds, the first method against the others, gains of sites."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,12 +11,21 @@ from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
     format_as_json_text,
     format_count_with_noun,
     format_rounds,
     join_first_and_count,
+    list_first_and_count_rest,
+)
+from polyclinic.server.reporting.run_claims import (
+    MOST_NAMED,
+    ONE_SCORE_CAUSE,
+    find_undetected_classes,
+    gives_all_images_one_score,
+    is_last_round_best,
 )
 from polyclinic.server.runs.reader import MEASURES, Measure, RunFolderContent
 from polyclinic.studies.statistics import (
@@ -68,6 +78,7 @@ class MethodResult:
         intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds; only
             if the coordinator tested one model.
         measures: Metrics of a multi-class task that at least one seed has.
+        more: Metric of a plug-in -> mean and SD over seeds of its mean over the classes.
         auroc_by_seed: Subset of classes -> seed -> mean AUROC over these classes; None if no class has an AUROC.
     """
 
@@ -81,6 +92,7 @@ class MethodResult:
     intervals: dict[str, tuple[float, float]]
     measures: dict[Measure, MeanAndSd]
     auroc_by_seed: dict[Subset, dict[int, float | None]] = field(default_factory=dict)
+    more: dict[str, MeanAndSd] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,11 @@ class MethodComparison:
     def available_metrics(self) -> list[Measure]:
         """Return the multi-class metrics that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
+
+    @property
+    def own_metrics(self) -> dict[str, str]:
+        """Return metric of a plug-in -> its short name for tables."""
+        return shorten_metric_names(dict.fromkeys(name for method in self.methods for name in method.more))
 
     def find_method_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
         """Return the test against one other method; by default the deciding one, over all classes."""
@@ -291,6 +308,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
         for name, interval in (test.intervals.per_class if test.intervals else {}).items():
             ends.setdefault(name, []).append(interval)
     intervals = {name: np.mean(of_class, axis=0) for name, of_class in ends.items()}
+    more_names = dict.fromkeys(name for test in tests.values() for name in test.mean_more)
     measured = [run.summary.available_metrics for run in seeds.values()]
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
@@ -324,6 +342,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
         intervals={name: (float(low), float(high)) for name, (low, high) in intervals.items()},
         measures={name: summarise_over_seeds(values) for name, values in measures.items() if values},
         auroc_by_seed=auroc_by_seed,
+        more={name: summarise_over_seeds([test.mean_more.get(name) for test in tests.values()]) for name in more_names},
     )
 
 
@@ -343,8 +362,11 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield "Figures that are known with an error (±) are not compared."
     for label, seeds in by_method.items():
         if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.is_initial_model_tested]:
-            which = f"{format_count_with_noun(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
-            yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
+            which = _count_seeds(untrained, len(seeds))
+            better = "no round was better on validation than before round 1"
+            yield f"{label}: with {which} {better}; the initial model is tested."
+    for label, seeds in by_method.items():
+        yield from _describe_poor_training(label, seeds)
     yield from _describe_absent_sites(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
     counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_metric_or_none("auroc") is not None]
@@ -364,6 +386,33 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield f"{which}: no AUROC for {quote_names(undefined)} in at least one run; the means leave it out."
     for label in others:
         yield from _describe_uneven_runs(label, by_method[label], reference, by_method[reference])
+
+
+def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
+    """Yield cautions on what the runs of a method say of themselves: nothing detected, one score, too few rounds."""
+    runs = [run for _, run in sorted(seeds.items())]
+    if one_score := [run.summary.seed for run in runs if gives_all_images_one_score(run)]:
+        which = _count_seeds(one_score, len(runs))
+        yield f"{label}: with {which} the model gives all test images of every class one score. {ONE_SCORE_CAUSE}"
+    undetected = Counter[str]()
+    for run in runs:
+        found = find_undetected_classes(run.summary.test)
+        undetected.update((*found.includes_chance, *found.below_chance))
+    if undetected:
+        names = [
+            f"“{name}” ({count} of {format_count_with_noun(len(runs), 'run')})" for name, count in undetected.items()
+        ]
+        listed = list_first_and_count_rest(names, MOST_NAMED)
+        interval = "the 95 % interval does not lie above an AUROC of 0.5"
+        yield f"{label}: not detected better than by chance, because {interval}: {listed}."
+    if unfinished := [run.summary.seed for run in runs if is_last_round_best(run.summary)]:
+        which = _count_seeds(unfinished, len(runs))
+        yield f"{label}: with {which} validation was best in the last round: more rounds may give a better model."
+
+
+def _count_seeds(seeds: Sequence[int], of_all: int) -> str:
+    """Return how many seeds these are, with their numbers: ``"2 seeds of 3 (0 and 2)"``."""
+    return f"{format_count_with_noun(len(seeds), 'seed')} of {of_all} ({format_rounds(seeds)})"
 
 
 def _describe_absent_sites(by_method: ByMethod) -> Iterator[str]:

@@ -49,6 +49,7 @@ NEAR_CHANCE = 0.7
 """The AUROC axis begins at 0.5 only if a value is below this, so that the markers do not crowd."""
 LANE = 0.5
 """Height of one method's lane, as a share of a row."""
+OWN_METRICS = "Metrics of your own"
 TESTED: tuple[Subset, ...] = ("all", "unique")
 
 
@@ -73,6 +74,7 @@ def write_comparison_report(
         TEMPLATES,
         claims=claims,
         comparison=comparison,
+        own_metrics_title=OWN_METRICS,
         reports={
             key: quote(page.relative_to(folder).as_posix())
             for key, page in pages.items()
@@ -282,6 +284,12 @@ def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
             for method in comparison.methods
         ]
         tables.append(FittedTable(f"One class an image, {over}", ("method", *names), tuple(rows)))
+    if own := comparison.own_metrics:
+        rows = [
+            (method.label, *(format_mean_and_sd(method.more.get(name, MeanAndSd(None, None))) for name in own))
+            for method in comparison.methods
+        ]
+        tables.append(FittedTable(f"{OWN_METRICS}, {over}", ("method", *own.values()), tuple(rows)))
     for table in make_comparison_tables(comparison.external) if comparison.external else ():
         tables.append(replace(table, title=f"External test set: {table.title[0].lower()}{table.title[1:]}"))
     return [table.drop_empty_columns() for table in tables]

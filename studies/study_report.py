@@ -115,7 +115,8 @@ def describe_untrained_results(table: TableResult) -> str:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
     runs = format_count_with_noun(sum(count for *_, count in table.untrained), "run")
-    return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
+    better = "no round was better on validation than before round 1"
+    return f"In {runs} {better}, and the initial model is tested: {'; '.join(named)}."
 
 
 def _format_table_as_markdown(table: TableResult) -> str:

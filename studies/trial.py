@@ -57,6 +57,26 @@ class Trial:
         """Return the folder of the run before it is finished; the next attempt removes what a stopped one left."""
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
+    def _read_finished_experiment(self) -> Experiment | None:
+        """Return the experiment of the finished run in the folder; None if there is none of this release."""
+        summary = self.folder / "summary.json"
+        if not summary.is_file():
+            return None
+        try:
+            return Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
+        except ValidationError:
+            return None
+
+    def describe_changes(self) -> str:
+        """Describe in which settings the finished run in the folder differs from this trial; empty if not known."""
+        from polyclinic.server.federation.checkpoints import describe_experiment_changes  # here: it imports torch
+        from polyclinic.strategies.run_length import complete_earlier_round_settings, complete_round_settings
+
+        if (done := self._read_finished_experiment()) is None:
+            return ""
+        before = complete_earlier_round_settings(done).model_dump(mode="json")
+        return describe_experiment_changes(before, complete_round_settings(self.experiment_file.experiment))
+
     def is_trial_finished(self) -> bool:
         """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
         from polyclinic.strategies.run_length import (  # here: it imports torch
@@ -64,12 +84,7 @@ class Trial:
             complete_round_settings,
         )
 
-        summary = self.folder / "summary.json"
-        if not summary.is_file():
-            return False
-        try:
-            done = Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
-        except ValidationError:
+        if (done := self._read_finished_experiment()) is None:
             return False
         done = complete_earlier_round_settings(done)
         experiment = complete_round_settings(self.experiment_file.experiment)
@@ -107,7 +122,9 @@ def check_trials(trials: Sequence[Trial]) -> None:
         try:
             check_simulation_experiment(trial.experiment_file)
             if trial.folder.exists() and any(trial.folder.iterdir()) and not trial.is_trial_finished():
-                problem = "holds another experiment, and nothing is written over."
+                changed = trial.describe_changes()
+                reason = f": {changed}. Nothing" if changed else ", and nothing"
+                problem = f"holds another experiment{reason} is written over."
                 faults[trial.folder] = [Fault(str(trial.folder), problem, "Remove it, or name another --out.")]
         except BadInput as error:
             faults[trial.folder] = error.faults

@@ -94,6 +94,7 @@ REVIEWED = {
         "client/site/patient_ledger.py: settings.folder / _expand_home(place)",
         "data/base/spec.py: base / spec.labels",
         "data/connections.py: base / spec.labels",
+        "data/tables/files.py: os.path.join(parent, name)",
         "data/tables/files.py: os.path.join(folder, name)",
         "data/tables/presets.py: folder / first",
         "data/tables/presets.py: folder / path",

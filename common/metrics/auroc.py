@@ -21,7 +21,13 @@ from polyclinic.common.metrics.measured import ValueWithError, average_values_wi
 from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from polyclinic.common.metrics.score_histograms import THRESHOLD
-from polyclinic.common.plugins import METRICS, PLUGIN, is_local_plugin_name, load_plugin_entry_point
+from polyclinic.common.plugins import (
+    METRICS,
+    PLUGIN,
+    is_local_plugin_name,
+    load_plugin_entry_point,
+    shorten_metric_names,
+)
 
 LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
@@ -86,7 +92,12 @@ def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
 
 
 def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
-    """Return a remedy for a metric that failed, if it works with its two arguments exchanged; else an empty text."""
+    """Return a remedy for a metric that failed: a function, or its two arguments exchanged; else an empty text."""
+    if hasattr(metric, "aggregate"):
+        return (
+            "A metric that gathers batches, such as MONAI's, is no function of scores and labels. Write one: "
+            "lambda scores, labels: monai.metrics.compute_roc_auc(torch.from_numpy(scores), torch.from_numpy(labels))."
+        )
     try:
         _call_metric(metric, labels, scores)
     except (Exception, SystemExit):  # it may raise anything
@@ -223,6 +234,11 @@ class FinalTestSummary:
     sampled: SiteSampleIntervals | None = None
     errors: Mapping[Figure, float] = field(default_factory=dict)
     withheld: str = ""
+
+    @property
+    def own_metrics(self) -> dict[str, str]:
+        """Return metric of a plug-in -> its short name for tables."""
+        return shorten_metric_names(self.mean_more)
 
     def compute_mean_with_error(self, name: Figure) -> ValueWithError | None:
         """Return the mean of a metric over all classes with its error bound; None if undefined.

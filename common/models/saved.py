@@ -26,7 +26,7 @@ from polyclinic.common.models.state import (
     write_model_state,
 )
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
-from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.plugins import PLUGIN, is_local_plugin_name
 from polyclinic.common.system.files import (
     open_input_file,
     write_atomically,
@@ -153,7 +153,9 @@ def load_model(folder: Path) -> SplitNetwork:
         state = join_tensors_into_state(tensors, layout, saved.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
-        raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
+        is_given = is_local_plugin_name(layout.architecture.removeprefix(PLUGIN))
+        remedy = "Give model= with the arguments that it was trained with." if is_given else _WRITTEN_TOGETHER
+        raise BadInput([Fault(place, problem, remedy)]) from None
     write_model_state(network, state.trunk, state.norm)
     head = make_dense_layer(torch.from_numpy(state.head.weight), torch.from_numpy(state.head.bias))
     return network.with_head(saved.class_names, head).eval()

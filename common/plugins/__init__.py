@@ -7,10 +7,13 @@ rate in ``polyclinic.schedules``. The coordinator never sends code: a plan conta
 and the hash of the package's files. A site runs the package that it installed, if the hash of its files is the same.
 """
 
+import contextlib
 import hashlib
 import re
 import shlex
 import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NamedTuple
 
@@ -76,7 +79,13 @@ def find_plugin_entry_point(group: str, name: str) -> EntryPoint:
     """
     if is_local_plugin_name(name):
         problem = "was given to polyclinic.simulate in another process."
-        raise BadInput([Fault(f"plugin:{name}", problem, "Give it again, or make it a package: docs/experiments.md.")])
+        remedy = "Give it again, or make it a package: docs/experiments.md."
+        if group == MODELS:
+            remedy = (
+                "Give the network again as you gave it there: pc.load(FOLDER, model=...) or "
+                "pc.predict(FOLDER, images, model=...). Or make it a package: docs/experiments.md."
+            )
+        raise BadInput([Fault(f"plugin:{name}", problem, remedy)])
     installed = entry_points(group=group)
     same = [point for point in installed if point.name == name]
     if len(same) == 1:
@@ -100,10 +109,35 @@ def register_local_plugin(group: str, part: Any) -> str:
         group: Entry-point group of the plug-in, such as :data:`MODELS`.
         part: The object to register.
     """
-    plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
-    name = f"own-{plain[:60]}-{hash_python_object(part)[:12]}"
+    name = make_local_plugin_name(part)
     _offered[group, name] = part
     return name
+
+
+def make_local_plugin_name(part: Any) -> str:
+    """Return the name that :func:`register_local_plugin` gives to an object."""
+    plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
+    return f"own-{plain[:60]}-{hash_python_object(part)[:12]}"
+
+
+@contextlib.contextmanager
+def offer_local_plugin_as(group: str, name: str, part: Any) -> Iterator[None]:
+    """Let an object stand for the part that another process registered under this name, inside the ``with`` block.
+
+    Args:
+        group: Entry-point group of the plug-in, such as :data:`MODELS`.
+        name: The name that :func:`register_local_plugin` returned there.
+        part: The object.
+    """
+    before = _offered.get((group, name))
+    _offered[group, name] = part
+    try:
+        yield
+    finally:
+        if before is None:
+            del _offered[group, name]
+        else:
+            _offered[group, name] = before
 
 
 def is_local_plugin_name(name: str) -> bool:
@@ -120,6 +154,21 @@ def format_plugin_user_name(argument: str, name: str) -> str:
     """
     name = name.removeprefix(PLUGIN)
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
+
+
+def shorten_metric_names(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Return metric of a plug-in -> its short name for tables: that of the entry point or of the user's function.
+
+    A name that is short for two metrics, or that is taken, stays as it is.
+
+    Args:
+        names: Names of metrics, ``plugin:NAME``.
+        taken: Names of other columns.
+    """
+    plain = {name: name.removeprefix(PLUGIN) for name in names}
+    short = {name: text.split("-")[1] if is_local_plugin_name(name) else text for name, text in plain.items()}
+    counts = Counter(short.values())
+    return {name: text if counts[text] == 1 and text not in taken else name for name, text in short.items()}
 
 
 def is_simulate_argument(where: str) -> bool:

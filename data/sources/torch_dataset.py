@@ -386,7 +386,7 @@ def read_all_items(
             break
         progress.count_decoded_picture()
     _refuse_unusable_items(images, faults)
-    _refuse_wrong_value_range(images)
+    refuse_wrong_value_range(images)
     if labels and not images.class_names:
         images.class_names = _name_classes(images, items, tell)
     rows = _parse_all_labels(images, items) if labels else np.full((len(items), len(images.class_names)), np.nan)
@@ -447,7 +447,7 @@ def _parse_all_labels(images: TorchDatasetPictures, items: Sequence[DatasetItem]
     return rows
 
 
-def _refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
+def refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
     """Refuse a data set in which many values are far outside the range, to which they are cut.
 
     Noise of an augmentation is not far outside; numbers that are normalised or have another range are.

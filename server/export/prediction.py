@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from polyclinic.common.errors import BadInput, raise_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
@@ -34,7 +35,8 @@ from polyclinic.data.base.spec import (
     Window,
 )
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
-from polyclinic.data.images.reading import DecodedImageFormat
+from polyclinic.data.images.reading import DecodedImageFormat, resize_images
+from polyclinic.data.sources.plugin import LabelledImages
 from polyclinic.server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
 from polyclinic.server.runs.reader import read_run
 
@@ -42,6 +44,8 @@ from polyclinic.server.runs.reader import read_run
 class _RunPictureSettings(BaseModel):
     """The settings in ``[data]`` of a run's experiment by which a file is converted to an image."""
 
+    kind: str = ""
+    image_size: int | None = None
     resize: Resize = "pad"
     frame: Frame | None = None
     axis: Axis = "axial"
@@ -50,6 +54,14 @@ class _RunPictureSettings(BaseModel):
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
     value_range: ValueRange | None = None
+
+
+def _read_run_data_settings(folder: Path) -> _RunPictureSettings:
+    """Return the settings of a run's data; the defaults if the folder has no readable summary."""
+    if is_file(folder / "summary.json"):
+        with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
+            return _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
+    return _RunPictureSettings()
 
 
 def choose_model_image_format(
@@ -64,8 +76,8 @@ def choose_model_image_format(
         rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.
     """
     if (form := read_model_description(folder).pixels) is not None:
-        return _make_trained_image_format(form, rendering, _read_run_picture_settings(folder).largest_mb)
-    shown = _read_run_picture_settings(folder)
+        return _make_trained_image_format(form, rendering, _read_run_data_settings(folder).largest_mb)
+    shown = _read_run_data_settings(folder)
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
     bit_depth = rendering.bit_depth if rendering else None
     shown_as = replace(
@@ -92,13 +104,6 @@ def _make_trained_image_format(
     # The images of a network's own shape alone may be of two sides; files are brought to a square.
     side = max(form.height, form.width)
     return DecodedImageFormat(side, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))
-
-
-def _read_run_picture_settings(folder: Path) -> _RunPictureSettings:
-    if is_file(folder / "summary.json"):
-        with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
-            return _RunPictureSettings.model_validate(read_run(folder).summary.experiment.get("data") or {})
-    return _RunPictureSettings()
 
 
 def predict_to_csv(
@@ -138,6 +143,44 @@ def predict_from_files(
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
         raise_faults([make_unreadable_images_fault(data, name, reason)])
     return pictures, compute_picture_probabilities(network, pictures.images)
+
+
+def predict_from_dataset(folder: Path, network: SplitNetwork, given: LabelledImages) -> NDArray[np.float32]:
+    """Return probabilities ``(n, classes)`` of a user's images, read as a run reads them in tests; labels are not read.
+
+    Args:
+        folder: Folder of the run, whose settings for such data sets hold.
+
+    Raises:
+        BadInput: If the images are no data set, or an image cannot be read.
+    """
+    from polyclinic.data.sources.torch_dataset import open_torch_dataset, refuse_wrong_value_range
+
+    stored: Any = given.images
+    if isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and given.value_range is None and given.item is None:
+        if not stored.size or stored.ndim not in (3, 4) or (stored.ndim == 4 and stored.shape[3] != 3):
+            problem = f"must have the shape (n, height, width) or (n, height, width, 3), not {stored.shape}."
+            raise BadInput([Fault("images", problem)])
+        settings = _read_run_data_settings(folder)
+        image_size = settings.image_size if settings.kind == "plugin" else None
+        return compute_picture_probabilities(network, resize_images(stored, image_size, settings.resize))
+    pictures = open_torch_dataset(stored, type(stored).__name__, given.value_range, given.item)
+    pictures.share_outside = 0.0  # the first image was read when the data set was opened
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pixels = ImageTensors(pictures, None, torch.device(device))
+    probabilities = compute_image_probabilities(move_network_to_device(network, device), pixels)
+    refuse_wrong_value_range(pictures)
+    return probabilities
+
+
+def describe_other_file_reading(folder: Path) -> str:
+    """Return a sentence if a run was trained on a data set of the user's own, which reads files in its own way."""
+    if _read_run_data_settings(folder).kind != "plugin":
+        return ""
+    return (
+        "The run was trained on a data set of your own: files are read by Polyclinic's rules, not by the transforms of "
+        "that data set, so orientation, contrast and size may differ."
+    )
 
 
 def compute_picture_probabilities(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) -> NDArray[np.float32]:

@@ -219,9 +219,21 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
     Args:
         before: The experiment of the run, as JSON.
     """
+    rounds = experiment.run.rounds
+    began = {**before, "run": {**before["run"], "rounds": rounds}}
+    if changed := describe_experiment_changes(began, experiment):
+        problem = f"began with another experiment: {changed}."
+        raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
+
+
+def describe_experiment_changes(before: Mapping[str, Any], experiment: Experiment) -> str:
+    """Describe in which settings an experiment differs from that of a run, apart from its name; empty if in none.
+
+    Args:
+        before: The experiment of the run, as JSON.
+    """
     began, now = dict(before), experiment.model_dump(mode="json")
-    rounds = now["run"]["rounds"]
-    began["run"] = {**began["run"], "rounds": rounds, "name": now["run"]["name"]}
+    began["run"] = {**began["run"], "name": now["run"]["name"]}
     for key in NAMED_BY_THE_RUN:
         if now["model"][key] is None:  # compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
@@ -243,9 +255,7 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
-    if changed:
-        problem = f"began with another experiment: {list_first_and_count_rest(changed, _MOST_CHANGES)}."
-        raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
+    return list_first_and_count_rest(changed, _MOST_CHANGES) if changed else ""
 
 
 def _describe_setting_change(key: str, before: Any, now: Any) -> str:

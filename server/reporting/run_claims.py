@@ -1,5 +1,6 @@
 """Sentences about one run for its report: its result, and the limitations of that result."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,10 @@ from polyclinic.server.runs.reader import RunFolderContent, RunSummary
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
 """AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
+ONE_SCORE_CAUSE = (
+    "A usual cause is batch normalisation after few training steps, because its running statistics do not fit the "
+    'images yet: model.norm = "group" replaces it. Another is a training.lr that is too high.'
+)
 MOST_NAMED = 8
 """Names in one sentence; more are counted."""
 WITHHELD_BY_SITE = "its policy tells no such figures, or no class has both a positive and a negative test image there"
@@ -260,8 +265,12 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
     if summary.is_initial_model_tested:
-        before = f"Validation was best before the first of {format_count_with_noun(summary.rounds, 'round')}"
+        # A tie counts as no improvement, so the sentence must not say that validation was best there.
+        rounds = format_count_with_noun(summary.rounds, "round")
+        before = f"After none of {rounds} was validation better than before the first"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
+    if gives_all_images_one_score(run):
+        limits.append(f"The model gives all test images of every class one score. {ONE_SCORE_CAUSE}")
     choices = describe_site_benefits(run)
     if alone := [each.site for each in choices if each.benefit and each.benefit.recommended_training == "alone"]:
         compared = format_count_with_noun(sum(each.benefit is not None for each in choices), "site")
@@ -285,13 +294,12 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
-    by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if because := summary.last_model_because:
         limits.append(f"No best round was chosen by validation: {because}.")
-    if by_validation and 1 < summary.rounds == summary.best_round:
+    if is_last_round_best(summary):
         limits.append(
             f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model. "
-            "The run goes on with --resume and a larger run.rounds."
+            "The run goes on with a larger run.rounds and --resume, or resume=True in Python."
         )
     return limits
 
@@ -321,7 +329,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
             limits += warn_about_few_images(name, positives, negatives, "test image")
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
-    if few and summary.best_round is not None:
+    if few and summary.best_round is not None and not summary.last_model_because:
         names = list_first_and_count_rest(few, MOST_NAMED)
         limits.append(f"Few validation images chose the round that is tested: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
@@ -420,24 +428,18 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
     only up to an error, this must hold for every shift of the interval by at most the error. The threshold fails if it
     finds no positive test image, or if the balanced accuracy is low although the AUROC is high.
     """
-    if test.intervals:
-        images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
-    else:
-        images = " of the test images of all sites that report the class"
-        bounds = {
-            name: (*each.interval, each.auroc.error)
-            for name, each in (test.pooled.per_class if test.pooled else {}).items()
-            if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
-        }
-    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE <= high - error]
-    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE]
-    for names, detected, where in (
-        (includes, "not detected better", "includes"),
-        (below, "detected worse", "lies below"),
+    images = "" if test.intervals else " of the test images of all sites that report the class"
+    undetected = find_undetected_classes(test)
+    for classes, detected, where in (
+        (undetected.includes_chance, "not detected better", "includes"),
+        (undetected.below_chance, "detected worse", "lies below"),
     ):
-        if names:
-            verb, interval = _choose_verb_form(names, "is", "are"), f"the 95 % interval{images} {where} an AUROC of 0.5"
-            yield f"{_quote_names(names)} {verb} {detected} than by chance: {interval}."
+        if classes:
+            verb, interval = (
+                _choose_verb_form(classes, "is", "are"),
+                f"the 95 % interval{images} {where} an AUROC of 0.5",
+            )
+            yield f"{_quote_names(classes)} {verb} {detected} than by chance: {interval}."
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
@@ -450,6 +452,62 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
     if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
         reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
         yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}."
+
+
+@dataclass(frozen=True)
+class UndetectedClasses:
+    """Classes that a model detects no better than by chance, by the 95 % interval of their AUROC.
+
+    Attributes:
+        includes_chance: Classes whose interval includes 0.5.
+        below_chance: Classes whose interval lies below 0.5.
+    """
+
+    includes_chance: tuple[str, ...]
+    below_chance: tuple[str, ...]
+
+
+def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
+    """Return the classes that a model detects no better than by chance; a class without an interval is left out."""
+    if test.intervals:
+        bounds = {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
+    else:
+        bounds = {
+            name: (*each.interval, each.auroc.error)
+            for name, each in (test.pooled.per_class if test.pooled else {}).items()
+            if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
+        }
+    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE <= high - error]
+    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE]
+    return UndetectedClasses(tuple(includes), tuple(below))
+
+
+def gives_all_images_one_score(run: RunFolderContent) -> bool:
+    """Return True if the figures are those of a model that scores all test images of a class alike, for every class.
+
+    Then the AUROC is exactly 0.5, and the average precision is the share of positive images.
+    """
+    test = run.summary.test
+    if test.note == GLOBAL_MODEL:
+        tested = list(test.per_class.values())
+    else:  # a mean over sites may be 0.5 by accident
+        tested = [metrics for site in run.summary.per_site.values() for metrics in site.per_class.values()]
+    defined = [metrics for metrics in tested if metrics.auroc is not None]
+    return bool(defined) and all(map(_has_figures_of_one_score, defined))
+
+
+def _has_figures_of_one_score(metrics: ClassMetrics) -> bool:
+    if metrics.errors or metrics.auroc != CHANCE or metrics.balanced_accuracy != CHANCE:
+        return False
+    if metrics.average_precision is None or metrics.positives is None or not metrics.images:
+        return False
+    return math.isclose(metrics.average_precision, metrics.positives / metrics.images, abs_tol=1e-6)
+
+
+def is_last_round_best(summary: RunSummary) -> bool:
+    """Return True if validation chose the last of several rounds, so that more rounds may give a better model."""
+    by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
+    return by_validation and not summary.last_model_because and 1 < summary.rounds == summary.best_round
 
 
 def warn_about_few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:

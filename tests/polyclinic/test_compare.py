@@ -77,6 +77,28 @@ def test_tables_have_the_figures_of_the_report(compared: pc.ComparedRuns) -> Non
     assert compared.report.is_file()
 
 
+def test_own_metrics_are_in_tables_print_and_page(compared: pc.ComparedRuns) -> None:
+    shares = [run.own_metrics["share_above"] for run in compared.runs.values()]
+    assert list(compared.table["share_above"]) == shares
+    means = compared.table["share_above"].groupby("experiment", sort=False).mean()
+    assert list(compared.methods["share_above"]) == pytest.approx(list(means))
+    for text in (str(compared), compared._repr_html_(), compared.report.read_text(encoding="utf-8")):
+        assert "Metrics of your own" in text
+        assert "share_above" in text
+        assert "own-share_above" not in text
+
+
+def test_one_instance_for_all_seeds_is_named_as_their_common_start(tmp_path: Path) -> None:
+    def notes(out: str, seeds: int, model: Any) -> list[str]:
+        done = pc.compare(experiments("surgical"), dataset=pictures(), model=model, seeds=seeds, out=tmp_path / out)
+        assert set(done.notes) <= {note for note in done.notes if note in done.report.read_text(encoding="utf-8")}
+        return [note for note in done.notes if note in str(done) and "All seeds begin with the weights" in note]
+
+    assert len(notes("instance", 2, tiny(1, 16))) == 1
+    assert notes("function", 2, tiny) == []
+    assert notes("one", 1, tiny(1, 16)) == []
+
+
 def test_a_p_value_that_the_page_does_not_give_is_none_with_the_reason(compared: pc.ComparedRuns) -> None:
     test = compared.tests.set_index(["classes", "pairing"]).loc[("all", "classes")]
     assert np.isnan(test["p"])
@@ -112,6 +134,22 @@ def test_finished_runs_are_kept(tmp_path: Path) -> None:
     again = pc.compare(experiments(*METHODS), dataset=pictures(), seeds=1, out=tmp_path / "out")
     assert (tmp_path / "out" / "surgical-seed0" / "summary.json").stat().st_mtime_ns == written
     assert again.runs["surgical", 0].model_sha256 == first.runs["surgical", 0].model_sha256
+
+
+def test_another_experiment_in_the_folder_is_named_by_the_argument_that_changed(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"dataset": pictures(), "seeds": 1, "out": tmp_path / "out"}
+    pc.compare(experiments("surgical"), model=tiny, **given)
+    edited = type(tiny)(tiny.__code__.replace(co_consts=(*tiny.__code__.co_consts, "edited")), tiny.__globals__, "tiny")
+    for changed, words in (
+        ({"model": edited}, "model=tiny has other code or values than the run began with"),
+        ({"model": tiny, "loss": squared}, 'training.loss was "default", is loss=squared|training.loss was .*squared'),
+        ({"model": tiny, "settings": {"training.lr": 0.5}}, "training.lr was 0.01, is 0.5"),
+        ({"model": tiny, "settings": {"run.rounds": 2}}, "run.rounds was 1, is 2"),
+    ):
+        with pytest.raises(BadInput, match=rf"holds another experiment: ({words})") as refused:
+            pc.compare(experiments("surgical"), **given, **changed)
+        assert "name another out=." in str(refused.value)
+        assert "--" not in str(refused.value)
 
 
 def test_tables_without_own_parts_run_in_processes_of_their_own(tmp_path: Path) -> None:

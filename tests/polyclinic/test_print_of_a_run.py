@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import polyclinic as pc
@@ -18,6 +19,11 @@ from tests.server.reports import NAMES, RESULTS, SITES, write
 
 FEW = {name: replace(result, positives=9) if result.positives else result for name, result in RESULTS.items()}
 NONE = {name: ClassMetrics(None, None, None, 0, 200) for name in NAMES}
+SAME = {
+    name: replace(result, auroc=0.5, average_precision=(result.positives or 0) / 200, balanced_accuracy=0.5)
+    for name, result in RESULTS.items()
+    if result.positives
+}
 POOR = ScoreQuality({}, {"mass": DecisionCounts(0, 30, 2, 168)})
 
 
@@ -32,6 +38,7 @@ def sites(south: list[str] = SITES["south"], x: list[str] = SITES["<b>x</b>"], *
 
 
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
+    "one score for all images": (of(SAME), "The model gives all test images of every class one score"),
     "the initial model was best": ({"best_round": 0}, "all figures are of the initial model"),
     "no class is both positive and negative": (of(NONE), "none of 5 classes has an AUROC"),
     "few test images": (of(FEW), "no mean AUROC can be given: at most 9 of the test images show a class"),
@@ -113,6 +120,24 @@ def test_a_mean_of_few_images_is_none_with_its_reason(tmp_path: Path) -> None:
     assert "all figures are of the initial model" in run.notes[0]
 
 
+def test_no_sentence_says_that_validation_chose_a_round_where_it_chose_none(tmp_path: Path) -> None:
+    few = sites(validation_samples=4)
+    run = pc.load(write(tmp_path / "run", **few, best_round=3, last_model_because="two sites state figures"))
+    assert [note for note in run.notes if "No best round was chosen by validation" in note]
+    assert not [note for note in run.notes if "chose the round" in note or "Validation was best" in note]
+
+
+def test_a_tie_with_the_initial_model_is_not_called_better(tmp_path: Path) -> None:
+    run = pc.load(write(tmp_path / "run", best_round=0))
+    assert run.notes[0].startswith("After none of 3 rounds was validation better than before the first: all figures")
+
+
+def test_a_model_of_different_scores_with_an_auroc_of_one_half_gives_not_one_score(tmp_path: Path) -> None:
+    mixed = {name: replace(result, average_precision=0.31) for name, result in SAME.items()}
+    run = pc.load(write(tmp_path / "run", **of(mixed)))
+    assert not [note for note in run.notes if "one score" in note]
+
+
 def test_the_mean_of_the_initial_model_is_never_shown_without_that_word(tmp_path: Path) -> None:
     run = pc.load(write(tmp_path / "run", best_round=0))
     assert f"mean AUROC {run.mean_auroc:.3f} of the initial model" in repr(run)
@@ -126,6 +151,31 @@ def test_a_class_has_the_figures_of_the_page_or_the_reason_why_not(tmp_path: Pat
     assert classes.loc["hernia", "note"] == "no positive test image"
     assert classes.loc["hernia", ["auroc", "average_precision", "low", "high"]].isna().all()
     assert classes.loc["hernia", "negatives"] == 200
+
+
+def test_a_metric_of_ones_own_is_in_the_table_of_classes_and_in_print(tmp_path: Path) -> None:
+    own = "plugin:own-share-0123456789ab"
+    results = {name: replace(result, more={own: result.auroc and 0.25}) for name, result in RESULTS.items()}
+    run = pc.load(write(tmp_path / "run", **of(results)))
+    assert run.classes["share"].dropna().to_dict() == dict.fromkeys((n for n in NAMES if n != "hernia"), 0.25)
+    for text in (str(run), run._repr_html_()):
+        assert "Metrics of your own, mean over the classes: share 0.250." in text
+
+
+def test_two_metrics_of_one_name_and_one_that_is_called_like_a_column_keep_their_full_names(tmp_path: Path) -> None:
+    names = [f"plugin:own-{name}-0123456789ab" for name in ("auroc", "share")] + ["plugin:own-share-ba9876543210"]
+    results = {name: replace(result, more=dict.fromkeys(names, 0.25)) for name, result in RESULTS.items()}
+    run = pc.load(write(tmp_path / "run", **of(results)))
+    assert set(names) <= set(run.classes.columns)
+    assert run.classes.loc["edema", "auroc"] == 0.81
+
+
+def test_a_table_is_printed_with_all_its_columns(tmp_path: Path) -> None:
+    classes = pc.load(write(tmp_path / "run")).classes
+    with pd.option_context("display.max_columns", 4):
+        text = str(classes)
+    assert set(classes.columns) <= set(text.split())
+    assert "..." not in text
 
 
 def test_the_summary_holds_the_same_sentences_for_programs(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ TORCH_CASES = (
     Case(f"{TORCH} _scale_pixels_to_255", lambda folder: load(Items(list(DEEP))), try_value_range),
     Case(f"{TORCH} _scale_pixels_to_255", lambda folder: load(Items(WITH_NAN)), try_all_numbers),
     Case(
-        f"{TORCH} _refuse_wrong_value_range",
+        f"{TORCH} refuse_wrong_value_range",
         lambda folder: load(Items(list(PICTURES.astype(np.float32) / 127.5 - 1))),
         try_normalised_range,
     ),

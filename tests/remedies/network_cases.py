@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import monai
 import numpy as np
 import torch
+from monai.metrics import ROCAUCMetric
 from torch import Tensor, nn
 
 import polyclinic as pc
@@ -285,6 +287,35 @@ def try_number(folder: Path, message: str) -> None:
     train(folder, metrics=[lambda scores, labels: float(scores.mean())])
 
 
+class OfWidth(nn.Module):
+    """A network whose class is given instead of a function, as of MONAI."""
+
+    def __init__(self, channels: int, size: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, width), nn.ReLU())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)  # type: ignore[no-any-return]
+
+
+def try_function_that_makes_the_class(folder: Path, message: str) -> None:
+    line = take(message, r"model=(lambda channels, size: OfWidth\(.*\))")
+    values = {"channels=...": "channels=channels", "size=...": "size=size", "width=...": "width=8"}
+    for blank, value in values.items():
+        assert blank in line
+        line = line.replace(blank, value)
+    train(folder, model=eval(line, {"OfWidth": OfWidth}))
+
+
+def try_function_of_monai(folder: Path, message: str) -> None:
+    assert "y_pred or y must be a list/tuple" in message  # the text of MONAI's error
+    line = take(message, r"(lambda scores, labels: .*\(labels\)\))")
+    done = train(folder, metrics=[eval(line, {"monai": monai, "torch": torch})])
+    (name,) = done.own_metrics
+    defined = done.classes.dropna(subset=["auroc"])
+    np.testing.assert_allclose(defined[name].astype(float), defined["auroc"].astype(float))
+
+
 CASES = (
     Case(f"{REGISTRY} _find_undeclared_head_faults", trains(model=Classifier()), try_head),
     Case(f"{REGISTRY} _detach_network_head", trains(model=Classifier(), head="fd"), try_near_head),
@@ -297,6 +328,7 @@ CASES = (
     Case(f"{REGISTRY} build_external_backbone", trains(model=LooksAtItsHead(), head="fc"), try_output_as_it_is),
     Case(f"{REGISTRY} _build_plugin_network", trains(model=3), try_function_of_channels_and_size),
     Case(f"{REGISTRY} _build_plugin_network", trains(model=build_wrongly), try_function_of_channels_and_size),
+    Case(f"{REGISTRY} _build_plugin_network", trains(model=OfWidth), try_function_that_makes_the_class),
     Case(
         f"{REGISTRY} _build_plugin_network",
         trains(model=lambda channels, image_size: with_old_norm(torch.nn.utils.spectral_norm)),
@@ -345,5 +377,6 @@ CASES = (
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_nothing), try_loss_as_called),
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_one), try_loss_as_called),
     Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[mean_score]), try_other_order),
+    Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[ROCAUCMetric()]), try_function_of_monai),
     Case(f"{CALLS} find_plugin_faults", trains(metrics=[lambda scores, labels: "much"]), try_number),
 )

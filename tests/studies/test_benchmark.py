@@ -230,7 +230,9 @@ def test_the_page_names_a_class_with_few_positives_initial_models_and_missing_ru
     chosen = [next(line for line in of_method if line.tuning is tuning) for tuning in (True, False)]
     changed = {line.key: line.model_copy(update={"best_round": 0}) for line in chosen}
     initial = benchmark_as_markdown(result_of({**small_lines(), **changed}))
-    assert "surgical: in 1 run validation was best before round 1" in initial  # not the run that chooses a rate
+    assert (
+        "surgical: in 1 run no round was better on validation than before round 1" in initial
+    )  # not the run that chooses a rate
     assert [text.count("initial model is tested") for text in (initial, markdown)] == [1, 0]
     partial = result_of(dict(list(small_lines().items())[:-3]))
     assert benchmark_as_markdown(partial).splitlines()[2].startswith("**Partial: ")

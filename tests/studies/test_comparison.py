@@ -125,6 +125,29 @@ def test_nothing_and_the_same_method_and_seed_twice_are_refused() -> None:
         compared(TWO_SEEDS[0], TWO_SEEDS[0])
 
 
+def test_a_comparison_says_of_a_method_what_its_runs_say_of_themselves() -> None:
+    contents = [summary("ours", {"mass": 0.8, "edema": 0.7}, seed=seed) for seed in (0, 1)]
+    poor = [summary("theirs", {"mass": 0.5, "edema": 0.6}, seed=seed, best_round=2 - seed) for seed in (0, 1)]
+    for content, (low, high) in zip(poor, ((0.4, 0.6), (0.51, 0.7)), strict=True):
+        content["test"]["intervals"] = {"mean_auroc": None, "per_class": {"mass": (low, high)}, "over": "images"}
+    cautions = [each for each in compared(*contents, *poor).cautions if each.startswith("theirs: ")]
+    assert cautions == [
+        "theirs: not detected better than by chance, because the 95 % interval does not lie above an AUROC of 0.5: "
+        "“mass” (1 of 2 runs).",
+        "theirs: with 1 seed of 2 (0) validation was best in the last round: more rounds may give a better model.",
+    ]
+
+
+def test_a_method_that_scores_all_images_alike_is_named_with_a_cause() -> None:
+    alike = summary("theirs", {"mass": 0.5, "edema": 0.5})
+    for result in alike["test"]["per_class"].values():
+        result["average_precision"] = 5 / 14
+    cautions = compared(summary("ours", {"mass": 0.8, "edema": 0.7}), alike).cautions
+    (caution,) = [each for each in cautions if "one score" in each]
+    assert caution.startswith("theirs: with 1 seed of 1 (0) the model gives all test images of every class one score.")
+    assert "batch normalisation" in caution
+
+
 def test_what_makes_a_comparison_uneven_and_an_initial_model_are_cautions() -> None:
     first = summary("first", {"edema": 0.8, "mass": None}, {"mass"}, contract_hash="a")
     second = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b", best_round=0)

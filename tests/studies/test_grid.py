@@ -316,7 +316,7 @@ def test_a_study_runs_goes_on_with_more_seeds_and_sets_the_papers_numbers_beside
     assert "<script" not in page
     assert "(0.815)" in markdown
     assert "theirs: not tested: 1 pair is too few" in markdown
-    assert "validation was best before round 1" not in markdown + page
+    assert "better on validation than before round 1" not in markdown + page
     assert page.count(">paper<") == 2  # of the five columns of both tables, the paper gives numbers for two
 
     for method in ("ours", "theirs"):  # a second seed, which is there already, of an initial model that is better
@@ -334,7 +334,7 @@ def test_a_study_runs_goes_on_with_more_seeds_and_sets_the_papers_numbers_beside
     assert result["tables"][1]["entries"][0][0][0]["ours"] == {"mean": 1.0, "sd": 0.0}
     for name in ("report.html", "study.md"):
         text = (out / name).read_text(encoding="utf-8")
-        assert "In 1 run validation was best before round 1, and the initial model is tested" in text
+        assert "In 1 run no round was better on validation than before round 1, and the initial model is tested" in text
 
 
 def test_a_study_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
             made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
             problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
+            remedy = _suggest_network_function(made) if isinstance(made, type) else remedy
             raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
     made = getattr(made, "_orig_mod", made)  # of torch.compile, whose graph would keep the head
     if not isinstance(made, nn.Module):
@@ -186,6 +187,16 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
         )
     made.register_forward_hook(_take_logits)
     return made.float()
+
+
+def _suggest_network_function(network: type) -> str:
+    """Return a remedy with a function that makes a network of this class; its arguments without a default are named."""
+    parameters = list(inspect.signature(network).parameters.values())
+    needed = [
+        each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    arguments = ", ".join(f"{name}=..." for name in needed)
+    return f"Give a function that makes it: model=lambda channels, size: {network.__name__}({arguments})."
 
 
 def _copy_network(network: nn.Module, where: str, image: Tensor) -> nn.Module:

@@ -1,0 +1,98 @@
+"""Probabilities of a saved model for images from Python: a data set, an array, or files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.data.sources.plugin import LabelledImages, MapStyleDataset
+
+if TYPE_CHECKING:
+    from polyclinic.common.models.network import SplitNetwork
+
+Files = str | Path | Sequence[str | Path]
+ImagesToPredict = LabelledImages | MapStyleDataset | NDArray[np.uint8] | Files
+"""Images of your own, a uint8 array ``(n, height, width[, 3])``, or paths."""
+_FORMS = "a map-style data set, pc.LabelledImages, a uint8 array, the path of a file or folder, or several paths"
+
+
+class FileReadingWarning(UserWarning):
+    """Files are read in another way than the data set that the model was trained on."""
+
+
+def predict_images(
+    folder: Path, network: SplitNetwork, images: ImagesToPredict
+) -> tuple[list[str] | None, NDArray[np.float32]]:
+    """Return the names of the images, None if they have none; and their probabilities, ``(n, classes)``.
+
+    Args:
+        folder: Folder of the run, whose settings say how files are read.
+        network: The model.
+
+    Warns:
+        FileReadingWarning: If files are read, and the run was trained on a data set of the user's own.
+
+    Raises:
+        BadInput: If there is no image, or none is readable.
+    """
+    from polyclinic.data.sources.shared_items import is_map_style_dataset
+    from polyclinic.server.export.prediction import predict_from_dataset
+
+    if isinstance(images, np.ndarray):
+        return None, _predict_from_array(folder, network, images)
+    if isinstance(images, LabelledImages):
+        return None, predict_from_dataset(folder, network, images)
+    if isinstance(images, str | Path):
+        return _predict_from_paths(folder, network, [images])
+    if isinstance(images, Mapping):
+        problem = "is a dictionary of parts."
+        raise BadInput([Fault("images", problem, 'Give one of them: run.predict(parts["test"]).')])
+    if isinstance(images, Sequence) and images and all(isinstance(file, str | Path) for file in images):
+        return _predict_from_paths(folder, network, images)
+    if not is_map_style_dataset(images) or not len(images):
+        what = "an empty " if is_map_style_dataset(images) else "a "
+        raise BadInput([Fault("images", f"must be {_FORMS}, not {what}{type(images).__name__}.")])
+    return None, predict_from_dataset(folder, network, LabelledImages(images))
+
+
+def _predict_from_array(folder: Path, network: SplitNetwork, images: NDArray[Any]) -> NDArray[np.float32]:
+    from polyclinic.data.images.bands import scale_values_to_8_bits
+    from polyclinic.server.export.prediction import choose_model_image_format, compute_picture_probabilities
+
+    if not images.size:
+        raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        shapes = "(n, height, width) or (n, height, width, 3)"
+        problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
+        remedy = "Name black and white of other numbers: pc.LabelledImages(images, value_range=(a, b))."
+        raise BadInput([Fault("images", problem, remedy if images.dtype != np.uint8 else "")])
+    if (value_range := choose_model_image_format(folder, network).rendering.value_range) is not None:
+        images = scale_values_to_8_bits(images, value_range)
+    return compute_picture_probabilities(network, images)
+
+
+def _predict_from_paths(
+    folder: Path, network: SplitNetwork, files: Sequence[str | Path]
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Predict pictures in files; a picture that is unreadable has NaN."""
+    from polyclinic.server.export.prediction import (
+        choose_model_image_format,
+        describe_other_file_reading,
+        predict_from_files,
+    )
+
+    if sentence := describe_other_file_reading(folder):
+        remedy = "run.predict(dataset) reads as in training."
+        warnings.warn(f"{sentence} {remedy}", FileReadingWarning, stacklevel=4)
+    form = choose_model_image_format(folder, network)
+    results = [predict_from_files(network, Path(file), form) for file in files]
+    names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
+    unknown = np.full((1, len(network.class_names)), np.nan, np.float32)
+    rows = [part for pictures, scores in results for part in (scores, *[unknown] * len(pictures.unreadable))]
+    return names, np.concatenate(rows)
