@@ -132,7 +132,9 @@ def test_a_run_ends_with_it_in_summary_report_and_tensorboard_and_in_the_same_mo
     assert all(0 <= value <= 1 for value in defined)
     for site in summary["per_site"].values():
         assert all(set(metrics["more"]) == {YOUDEN} for metrics in site["per_class"].values())
-    assert f'<th scope="col">{YOUDEN}</th>' in (tmp_path / "measured" / "report.html").read_text()
+    assert (
+        f'<th scope="col">{YOUDEN.removeprefix("plugin:")}</th>' in (tmp_path / "measured" / "report.html").read_text()
+    )
 
 
 def request_rule(rule: str, policy: SitePolicy, work: RequestedWork) -> str:

@@ -66,10 +66,10 @@ def write_png(tmp_path: Path) -> Callable[[str], None]:
 
 
 def image_set(labels: NDArray[np.float32], patients: list[str], sources: list[str] | None = None) -> ImageSet:
-    """Blank images with the labels and patients given; classes are called "a", "b", ..."""
+    """Images of one grey with the labels and patients given; classes are called "a", "b", ..."""
     count, classes = labels.shape
     return ImageSet(
-        stored=np.zeros((count, 2, 2), dtype=np.uint8),
+        stored=np.full((count, 2, 2), 90, dtype=np.uint8),
         labels=labels.astype(np.float32),
         class_names=tuple("abcdefghijklmnopqrstuvwxyz"[:classes]),
         patients=np.array(patients),
