@@ -152,6 +152,10 @@ def init_experiment_from_table(
         str | None,
         typer.Option("--source-column", help='Column of hospitals, each of which becomes a site; "" for none.'),
     ] = None,
+    reader_column: Annotated[
+        str | None,
+        typer.Option("--reader-column", help="Column of readers, where a picture has a line for each of them."),
+    ] = None,
     findings: Annotated[
         list[str],
         typer.Option("--findings", help="Column of findings, or of labels of one; may be given several times."),
@@ -187,6 +191,7 @@ def init_experiment_from_table(
         image=image_column,
         patient=patient_column,
         source=source_column,
+        reader=reader_column,
         findings=tuple(findings),
         separator=separator,
         no_finding=tuple(no_finding),

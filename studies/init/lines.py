@@ -57,7 +57,7 @@ def find_patient_in_path(path: str) -> str:
 
 def find_reader_column(roles: ColumnRoles) -> str | None:
     """Return the column that says who read the picture of a line; None if there is none."""
-    return next(iter(list_columns_by_heading(roles.unused, READER_HEADINGS)), None)
+    return roles.reader or next(iter(list_columns_by_heading(roles.unused, READER_HEADINGS)), None)
 
 
 def must_join_lines(columns: CsvTable, roles: ColumnRoles) -> bool:
@@ -183,7 +183,7 @@ def _join_lines(
     if contradictions:
         problem = "lines of one picture name a finding, and say that there is none: "
         problem += f"{list_first_and_count_rest(contradictions, _LISTED)}."
-        remedy = "Correct these lines. If they are of several readers, call the column that names the reader: reader."
+        remedy = "Correct these lines. If they are of several readers, name their column: --reader-column."
         raise BadInput([Fault("labels", problem, remedy)])
     if reader:
         return labels, f"a picture shows what more than half of its readers ({reader}) mark; a tie is unknown"

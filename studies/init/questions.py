@@ -25,6 +25,7 @@ class ColumnHints:
         image: Column of the names of pictures.
         patient: Column of patients; empty text if each picture is a patient of its own.
         source: Column of hospitals; empty text if there is none.
+        reader: Column of the readers of the pictures.
         findings: The label columns, or the one column of findings.
         separator: Text between the names in the column of findings.
         no_finding: Names in the column of findings that say that nothing was found.
@@ -36,6 +37,7 @@ class ColumnHints:
     image: str | None = None
     patient: str | None = None
     source: str | None = None
+    reader: str | None = None
     findings: tuple[str, ...] = ()
     separator: str | None = None
     no_finding: tuple[str, ...] = ()
@@ -108,6 +110,7 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
         words += ["--images", str(hints.images)]
     words += ["--out", str(out)]
     named = {"--image-column": hints.image, "--patient-column": hints.patient, "--source-column": hints.source}
+    named["--reader-column"] = hints.reader
     for option, value in named.items():
         words += [] if value is None else [option, value]
     for name in hints.findings:

@@ -43,6 +43,7 @@ _SIGNS_IN_NAMES = (",", "/")
 _JOINING_SIGNS = re.compile(r"[|;,/+&\n\t\uff0c]")
 _WORD = re.compile(r"[^\W_]+")
 _LISTED = 5
+_YES_AND_NO = "Words for yes and no, other than yes, no, true and false, have to become 1 and 0 in the table first."
 MOST_SHARED_PATIENTS = 0.1
 """Fraction of patients with pictures of several hospitals above which a column of hospitals is a question."""
 _FEWEST_HOSPITALS, _MOST_HOSPITALS = 2, 50
@@ -62,6 +63,7 @@ class ColumnRoles:
         split: The column of training, validation and test part; None if there is none.
         label_columns: The columns with labels, one per class; empty if ``finding`` is used.
         finding: The column with names of findings; None if ``label_columns`` are used.
+        reader: The column of readers that the user named; None if the rules are to find it.
         rules: For each role, what was taken, and the rule by which.
         has_folders: Whether the cells of ``image`` name folders.
         unread_splits: Columns with the heading of a split whose cells are other words than train, val and test.
@@ -75,6 +77,7 @@ class ColumnRoles:
     label_columns: tuple[str, ...]
     finding: str | None
     rules: Mapping[str, str]
+    reader: str | None = None
     has_folders: bool = False
     unread_splits: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -111,7 +114,7 @@ def assign_column_roles(
     image, has_folders = _assign_image(columns, search, hints, known, labels, questions, rules)
     patient = _assign_patient(columns, hints, known, rules, questions)
     source = _assign_source(columns, patient, hints, rules, questions)
-    taken = [name for name in (image, patient, source) if name]
+    taken = [name for name in (image, patient, source, hints.reader) if name]
     split, unread_splits = _assign_split(columns, [*taken, *hints.findings], rules)
     taken += [split] if split else []
     label_columns, finding = _assign_findings(columns, [*taken, *unread_splits], hints, known, image, rules, questions)
@@ -124,6 +127,7 @@ def assign_column_roles(
         label_columns=label_columns,
         finding=finding,
         rules=rules,
+        reader=hints.reader,
         has_folders=has_folders,
         unread_splits=unread_splits,
         unused=tuple(unused),
@@ -380,7 +384,9 @@ def _assign_findings(
     others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
     others = [name for name in others if name != image and contains_repeated_words(columns.get_column(name))]
     if labels and (named or others):
-        text = "Which columns say what a picture shows? Either columns of 0 and 1, or one column of names."
+        text = (
+            f"Which columns say what a picture shows? Either columns of 0 and 1, or one column of names. {_YES_AND_NO}"
+        )
         offered = [name for name in rest if name in (*labels, *named, *others)]
         choices = list(_offer_columns(columns, offered))
         if len(labels) > 1:
@@ -393,7 +399,7 @@ def _assign_findings(
     if len(named) == 1:
         rules["findings"] = f"{named[0]}: a well-known heading of findings"
         return (), named[0]
-    text = "Which columns say what a picture shows?"
+    text = f"Which columns say what a picture shows? {_YES_AND_NO}"
     words = [name for name in rest if name not in (*labels, *named, image)]
     words = [name for name in words if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
     choices = list(_offer_columns(columns, named or words or [name for name in rest if name != image]))

@@ -262,6 +262,7 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
     """
     required = {"--image-column": hints.image}
     required |= {"--patient-column": hints.patient or None, "--source-column": hints.source or None}
+    required |= {"--reader-column": hints.reader}
     if hints.separator == "":
         faults = [Fault("--separator", "it is empty.", "Write the sign between the names, such as ','.")]
         raise_faults(faults)
@@ -286,6 +287,7 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         image=normalize(hints.image),
         patient=normalize(hints.patient),
         source=normalize(hints.source),
+        reader=normalize(hints.reader),
         findings=tuple(map(normalize_name, hints.findings)),
         separator=None if hints.separator is None else hints.separator.replace("\\n", "\n").replace("\\t", "\t"),
         no_finding=tuple(map(normalize_name, hints.no_finding)),

@@ -353,3 +353,16 @@ def test_no_line_is_wider_than_the_terminal_but_a_command_or_a_path(own: Path) -
     wide = [line for line in ended.out.splitlines() if len(line) > 160 and "flwr-sim" not in line]
     assert wide == []
     assert "flwr-sim compare" in ended.out
+
+
+def test_a_column_of_readers_has_any_name_if_the_user_says_so(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    marks = ("Mass", "Scar", "No finding")
+    rows = [f"{n:03}.png,p{n},{who},{marks[n % 3]}" for n in range(40) for who in ("Ada", "Ben")]
+    path = write(tmp_path / "t.csv", "file,patient,befunder,finding", *rows, "000.png,p0,Eva,No finding")
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert (ended.code, "--reader-column" in ended.err) == (2, True)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", "--reader-column", "befunder")
+    assert ended.code == 0, ended.err
+    images = images_of(tmp_path / "mine.toml")
+    assert (images.labels == 1).sum(axis=0).tolist() == [14, 13]
