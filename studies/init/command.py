@@ -61,7 +61,7 @@ def _write_own_experiment(examination: TableExamination, out: Path, tell: partia
     """
     new_table = out.with_suffix(".csv")
     if new_table.resolve() == examination.table.resolve():
-        new_table = out.with_name(f"{out.stem}_pictures.csv")
+        new_table = out.with_suffix(".pictures.csv")
     was_there = new_table.exists()
     try:
         data = complete_dataset(examination, new_table)
