@@ -12,6 +12,7 @@ from polyclinic.studies.init.questions import (
     ColumnHints,
     ask_questions,
     is_dialogue_possible,
+    join_broken_lines,
     refuse_open_questions,
     wrap_line,
 )
@@ -45,7 +46,7 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
         undecided = list[str]()
     else:
         lines, undecided = _write_own_experiment(examination, out, tell)
-    for line in (*lines, describe_next_command(undecided, out)):
+    for line in (*join_broken_lines(lines), describe_next_command(undecided, out)):
         show(line)
 
 

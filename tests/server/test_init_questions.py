@@ -16,6 +16,7 @@ from polyclinic.common.config import read_experiment
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.load import load_dataset
 from polyclinic.strategies.registry import find_method_faults
+from polyclinic.studies.init.questions import join_broken_lines, wrap_line
 from tests.network.real import flwr_sim
 
 
@@ -366,3 +367,13 @@ def test_a_column_of_readers_has_any_name_if_the_user_says_so(tmp_path: Path) ->
     assert ended.code == 0, ended.err
     images = images_of(tmp_path / "mine.toml")
     assert (images.labels == 1).sum(axis=0).tolist() == [14, 13]
+
+
+def test_sentences_are_wrapped_anew_and_rows_of_tables_are_not() -> None:
+    rows = ["    north  1  20", "    south  2  20"]
+    joined = join_broken_lines(["images: column a, in b", "    one two", "    three.", "    four.", *rows])
+    assert joined == ["images: column a, in b", "    one two three.", "    four.", *rows]
+    assert wrap_line("    one two three four five six seven eight nine ten", 40) == [
+        "    one two three four five six seven",
+        "        eight nine ten",
+    ]
