@@ -144,15 +144,28 @@ def init_experiment_from_table(
     image_column: Annotated[str | None, typer.Option("--image-column", help="Column that names the pictures.")] = None,
     patient_column: Annotated[
         str | None,
-        typer.Option("--patient-column", help='Column of patients; "": each picture is a patient of its own.'),
+        typer.Option(
+            "--patient-column", help='Column of patients; "": each picture is one; /1: first folder of each path.'
+        ),
     ] = None,
     source_column: Annotated[
         str | None,
         typer.Option("--source-column", help='Column of hospitals, each of which becomes a site; "" for none.'),
     ] = None,
+    reader_column: Annotated[
+        str | None,
+        typer.Option("--reader-column", help="Column of readers, where a picture has a line for each of them."),
+    ] = None,
     findings: Annotated[
         list[str],
         typer.Option("--findings", help="Column of findings, or of labels of one; may be given several times."),
+    ] = [],  # noqa: B006
+    separator: Annotated[
+        str | None, typer.Option("--separator", help='Text between the names in the column of findings, such as ",".')
+    ] = None,
+    no_finding: Annotated[
+        list[str],
+        typer.Option("--no-finding", help="Name that says that nothing was found; may be given several times."),
     ] = [],  # noqa: B006
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
@@ -178,7 +191,10 @@ def init_experiment_from_table(
         image=image_column,
         patient=patient_column,
         source=source_column,
+        reader=reader_column,
         findings=tuple(findings),
+        separator=separator,
+        no_finding=tuple(no_finding),
         join_patients=join_patients,
         ignore_missing=ignore_missing,
     )

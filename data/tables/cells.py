@@ -48,6 +48,11 @@ _SHORTEST_PART = 4
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _MOST_FAULTS = 20
+WRITE_LABELS = (
+    "Write 1 for present and 0 for absent in the table. If these are names of findings, write all of a picture into "
+    "one column, with | between them."
+)
+"""The remedy for cells of a label column that are no labels."""
 
 
 def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
@@ -83,7 +88,7 @@ def parse_label_columns(
         meanings = [interpret_label_cell(cell) for cell in column.cells]
         if foreign := [number for number, meaning in enumerate(meanings) if meaning is None]:
             problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected 1, 0, -1 or nothing.'
-            faults.append(Fault(where, problem))
+            faults.append(Fault(where, problem, WRITE_LABELS))
         matrix[:, place] = np.array([value_of[meaning] for meaning in meanings], dtype=np.float32)[column.places]
     raise_faults(faults)
     return matrix

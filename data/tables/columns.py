@@ -41,7 +41,11 @@ NO_FINDING_HEADINGS = _split_into_words(
 """Headings of columns of 0 and 1 that are about the person, the view, the split, or say that nothing was found."""
 MOSTLY = 0.9
 """Fraction of labels among the filled cells of a column above which the other cells are typing errors."""
+TEXT_WORDS = 8
+"""Words of a name from which it is a sentence of a report."""
 _LISTED_COLUMNS = 5
+_MOST_WORDS = 30
+"""Number of different cells up to which a column of words may be one of findings."""
 _SHOWN_LETTERS = 20
 
 
@@ -80,6 +84,24 @@ def names_findings(column: CsvColumn) -> bool:
     filled = [cell for cell in column.cells if not is_blank_cell(cell)]
     has_letters = any(any(map(str.isalpha, cell)) for cell in filled)
     return has_letters and not all(interpret_label_cell(cell) for cell in filled)
+
+
+def contains_repeated_words(column: CsvColumn) -> bool:
+    """Return True if the cells are words that may be findings.
+
+    There are at most 30 different ones, each stands in two rows on average, one has three letters, and most are no
+    sentences; or there is one word, and else blank cells.
+    """
+    counts = column.count_rows_per_cell()
+    filled = {cell: count for cell, count in zip(column.cells, counts.tolist(), strict=True) if not is_blank_cell(cell)}
+    if not any(map(str.isalpha, "".join(filled))):
+        return False
+    if len(filled) == 1:
+        return bool(sum(filled.values()) < len(column.places))
+    if 2 * sum(len(cell.split()) >= TEXT_WORDS for cell in filled) > len(filled):
+        return False
+    is_repeated = len(filled) <= _MOST_WORDS and sum(filled.values()) >= 2 * len(filled)
+    return is_repeated and any(re.search(r"[^\W\d_]{3}", cell) for cell in filled)
 
 
 def contains_picture_endings(column: CsvColumn) -> bool:

@@ -12,7 +12,9 @@ from polyclinic.studies.init.questions import (
     ColumnHints,
     ask_questions,
     is_dialogue_possible,
+    join_broken_lines,
     refuse_open_questions,
+    wrap_line,
 )
 from polyclinic.studies.init.table import TableExamination, complete_dataset, examine_label_table
 
@@ -23,7 +25,12 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
     Raises:
         BadInput: If something is open and nobody can be asked, or a run would refuse the data.
     """
-    show = partial(console.print, markup=False, soft_wrap=True, highlight=False)
+
+    def show(line: str) -> None:
+        # A command stays on one line, so that it can be pasted.
+        for shown in [line] if "flwr-sim " in line else wrap_line(line, console.width):
+            console.print(shown, markup=False, soft_wrap=True, highlight=False)
+
     examination = _examine(table, hints)
     for line in examination.describe_rules(console.width):
         show(line)
@@ -39,7 +46,7 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
         undecided = list[str]()
     else:
         lines, undecided = _write_own_experiment(examination, out, tell)
-    for line in (*lines, describe_next_command(undecided, out)):
+    for line in (*join_broken_lines(lines), describe_next_command(undecided, out)):
         show(line)
 
 
@@ -54,6 +61,8 @@ def _write_own_experiment(examination: TableExamination, out: Path, tell: partia
         Lines for the user, and the settings that a person has to decide on.
     """
     new_table = out.with_suffix(".csv")
+    if new_table.resolve() == examination.table.resolve():
+        new_table = out.with_suffix(".pictures.csv")
     was_there = new_table.exists()
     try:
         data = complete_dataset(examination, new_table)

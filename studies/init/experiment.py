@@ -115,7 +115,9 @@ def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -
 def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
     """Return a line for the user with the next command, and the decisions to make before it."""
     first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
-    return f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
+    run = f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
+    compare = f"flwr-sim compare {quote(str(out))} OTHER.toml --out {quote(f'runs/{out.stem}_methods')}"
+    return f"{run}\nTo compare methods, copy the file, write another method in the copy, and: {compare}"
 
 
 def format_experiment_text(
@@ -239,7 +241,7 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
             "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
         )
     if data.spec.missing_files == "ignore":
-        lines.append('missing_files = "ignore"        # rows without a picture are left out, as you said')
+        lines.append('missing_files = "ignore"        # lines without a picture are left out, as you said')
     return lines
 
 

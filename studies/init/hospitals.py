@@ -17,6 +17,8 @@ from polyclinic.studies.init.roles import ColumnRoles
 
 MOST_HOSPITALS, MOST_COLUMNS = 30, 10
 """Lines and columns of the table for the terminal."""
+WIDEST = 76
+"""Characters of a row up to which the hospitals are the rows; of a wider table, the narrower direction is shown."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ class HospitalsInTable:
             ]
             patients = [] if self.patients is None else [str(self.patients[place])]
             rows.append([self.names[place], *cells, str(self.images[place]), *patients])
-        if len(rows[0]) > MOST_COLUMNS and len(rows) <= MOST_COLUMNS:
-            rows = [list(column) for column in zip(*rows, strict=True)]
+        turned = [list(column) for column in zip(*rows, strict=True)]
+        if _measure_width(rows) > WIDEST and _measure_width(turned) < _measure_width(rows):
+            rows = turned
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *cells in rows:
             right = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
@@ -135,6 +138,11 @@ class HospitalsInTable:
             )
             lines.append("    If every hospital gives numbers of its own, write the hospital in front of them.")
         return lines
+
+
+def _measure_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return the number of characters of a row of the table in the terminal."""
+    return sum(2 + max(map(len, column)) for column in zip(*rows, strict=True))
 
 
 def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> HospitalsInTable | None:

@@ -57,7 +57,7 @@ def find_patient_in_path(path: str) -> str:
 
 def find_reader_column(roles: ColumnRoles) -> str | None:
     """Return the column that says who read the picture of a line; None if there is none."""
-    return next(iter(list_columns_by_heading(roles.unused, READER_HEADINGS)), None)
+    return roles.reader or next(iter(list_columns_by_heading(roles.unused, READER_HEADINGS)), None)
 
 
 def must_join_lines(columns: CsvTable, roles: ColumnRoles) -> bool:
@@ -78,14 +78,19 @@ def must_join_lines(columns: CsvTable, roles: ColumnRoles) -> bool:
 
 
 def make_picture_table(
-    columns: CsvTable, roles: ColumnRoles, names: FindingNames | None, lines: PictureLines, *, patients_in_paths: bool
+    columns: CsvTable,
+    roles: ColumnRoles,
+    names: FindingNames | None,
+    lines: PictureLines,
+    *,
+    patients_in_paths: Mapping[str, str],
 ) -> PictureTable:
     """Return a table with one line a picture, and only the columns that have a role.
 
     Args:
         names: The names in the column of findings; None for label columns.
         lines: The pictures of each line.
-        patients_in_paths: True to write a column of the patients in the folders' names.
+        patients_in_paths: Path -> patient, to write a column of the patients in the folders' names; else empty.
 
     Raises:
         BadInput: If lines of one picture disagree on its patient, hospital or part, or on what nobody can decide.
@@ -110,7 +115,7 @@ def make_picture_table(
     image = PICTURE_HEADING if roles.has_folders else roles.image
     written: dict[str, list[str]] = {image: [path for path, _ in pairs]}
     if patients_in_paths:
-        written[PATIENT_HEADING] = [find_patient_in_path(path) for path, _ in pairs]
+        written[PATIENT_HEADING] = [patients_in_paths[path] for path, _ in pairs]
         new = replace(new, patient=PATIENT_HEADING)
     elif roles.patient:
         # A column of pictures may be that of patients, too, and holds paths in the new table.
@@ -178,7 +183,8 @@ def _join_lines(
     if contradictions:
         problem = "lines of one picture name a finding, and say that there is none: "
         problem += f"{list_first_and_count_rest(contradictions, _LISTED)}."
-        raise BadInput([Fault("labels", problem, "Correct these lines.")])
+        remedy = "Correct these lines. If they are of several readers, name their column: --reader-column."
+        raise BadInput([Fault("labels", problem, remedy)])
     if reader:
         return labels, f"a picture shows what more than half of its readers ({reader}) mark; a tie is unknown"
     return labels, "a picture shows every finding that one of its lines names"

@@ -126,8 +126,8 @@ def recognise_public_dataset(table: Path, hints: ColumnHints) -> PublicDataset |
     head = read_first_rows(table, HEAD_ROWS) if is_file(table) else []
     headings = set(head[0]) if head else set()
     kind = next((kind for kind in _KINDS if kind.headings <= headings), None)
-    names_columns = any(value is not None for value in (hints.image, hints.patient, hints.source))
-    if kind is None or names_columns or hints.findings:
+    names_columns = any(value is not None for value in (hints.image, hints.patient, hints.source, hints.reader))
+    if kind is None or names_columns or hints.findings or hints.separator or hints.no_finding:
         return None
     folder = hints.images or table.parent
     settings: dict[str, object] = {"images": str(folder.resolve()), "labels": str(table.resolve())}

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,10 @@ from shlex import quote
 
 from polyclinic.common.errors import BadInput, Fault
 
+LONGEST_LINE, SHORTEST_LINE = 160, 40
 PROGRAM = "flwr-sim init"
+PLACEHOLDER = "???"
+"""Stands in the command to paste for a value that only the user knows; the command refuses it."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,10 @@ class ColumnHints:
         image: Column of the names of pictures.
         patient: Column of patients; empty text if each picture is a patient of its own.
         source: Column of hospitals; empty text if there is none.
+        reader: Column of the readers of the pictures.
         findings: The label columns, or the one column of findings.
+        separator: Text between the names in the column of findings.
+        no_finding: Names in the column of findings that say that nothing was found.
         join_patients: Whether patients with similar names count as one patient.
         ignore_missing: Whether rows without a picture are left out.
     """
@@ -30,7 +37,10 @@ class ColumnHints:
     image: str | None = None
     patient: str | None = None
     source: str | None = None
+    reader: str | None = None
     findings: tuple[str, ...] = ()
+    separator: str | None = None
+    no_finding: tuple[str, ...] = ()
     join_patients: bool = False
     ignore_missing: bool = False
 
@@ -42,10 +52,17 @@ class Choice:
     Attributes:
         value: The text behind the option.
         note: Explanation for the user, such as some cells of a column.
+        more: Further values of the same answer.
     """
 
     value: str
     note: str = ""
+    more: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """All values of the answer."""
+        return (self.value, *self.more)
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,7 @@ class Question:
         """Return all answers as options, each with its note, one a line."""
         if self.is_yes_or_no:
             return f"    {self.option}"
-        options = [self.format_option([choice.value]) for choice in self.choices]
+        options = [self.format_option(choice.values) for choice in self.choices]
         width = min(max(map(len, options), default=0), 44)
         lines = [
             f"    {option.ljust(width)}  {choice.note}".rstrip()
@@ -93,10 +110,14 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
         words += ["--images", str(hints.images)]
     words += ["--out", str(out)]
     named = {"--image-column": hints.image, "--patient-column": hints.patient, "--source-column": hints.source}
+    named["--reader-column"] = hints.reader
     for option, value in named.items():
         words += [] if value is None else [option, value]
     for name in hints.findings:
         words += ["--findings", name]
+    words += [] if hints.separator is None else ["--separator", hints.separator]
+    for name in hints.no_finding:
+        words += ["--no-finding", name]
     words += ["--join-patients"] if hints.join_patients else []
     words += ["--ignore-missing-files"] if hints.ignore_missing else []
     return " ".join(quote(word) for word in words)
@@ -110,7 +131,7 @@ def is_dialogue_possible() -> bool:
 def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path, hints: ColumnHints) -> None:
     """Refuse a table about which something is open, with the options for all of it and one command to paste.
 
-    The command answers each question with its first choice, which the user may change.
+    The command answers the questions that have one answer only, and has a placeholder for each other value.
 
     Raises:
         BadInput: With one fault a question; none if there are no questions.
@@ -120,10 +141,12 @@ def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path,
     faults = [Fault(question.option, f"{question.text}\n{question.format_alternatives()}") for question in questions]
     answered = hints
     for question in questions:
-        answered = add_answer(answered, question, [choice.value for choice in question.choices[:1]])
+        only = question.choices[0].values if len(question.choices) == 1 else (PLACEHOLDER,)
+        answered = add_answer(answered, question, only)
     command = format_command(table, out, answered)
-    noun = "first answer to each of these" if len(questions) > 1 else "first answer"
-    paste = f"With the {noun}, if it is right, the command is:\n    {command}"
+    paste = f"The command with these options:\n    {command}"
+    if PLACEHOLDER in command:
+        paste = f"Replace each {PLACEHOLDER} by an answer from above:\n    {command}"
     raise BadInput([*faults[:-1], replace(faults[-1], problem=f"{faults[-1].problem}\n{paste}")])
 
 
@@ -150,7 +173,8 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
     if question.is_yes_or_no:
         show("    Type yes or no.")
     for place, choice in enumerate(question.choices, start=1):
-        show(f"    {place}  {choice.value or 'none'}  {choice.note}".rstrip())
+        shown = ", ".join(choice.values) if choice.more else choice.value or "none"
+        show(f"    {place}  {shown}  {choice.note}".rstrip())
     hint = "numbers, with spaces between them" if question.several else "a number"
     if question.choices:
         enter = "" if question.default is None else f"; Enter for {question.default + 1}"
@@ -168,13 +192,17 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
             show("    Type yes or no.")
             continue
         if not line and question.default is not None:
-            return [question.choices[question.default].value]
+            return list(question.choices[question.default].values)
+        named = [choice for choice in question.choices if line and choice.value == line and not choice.more]
+        if named:
+            return [named[0].value]
         places = line.replace(",", " ").split()
         is_valid = bool(places) and all(
             place.isdecimal() and 1 <= int(place) <= len(question.choices) for place in places
         )
         if is_valid and (question.several or len(places) == 1):
-            return [question.choices[int(place) - 1].value for place in dict.fromkeys(places)]
+            values = [value for place in places for value in question.choices[int(place) - 1].values]
+            return list(dict.fromkeys(values))
         show(f"    That is no answer. Type {hint}, from 1 to {len(question.choices)}.")
 
 
@@ -185,8 +213,10 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
         "--patient-column": "patient",
         "--source-column": "source",
     }
-    if question.is_yes_or_no:
+    if question.option == "--ignore-missing-files":
         return replace(hints, ignore_missing=True)
+    if question.option == "--join-patients":
+        return replace(hints, join_patients=True)
     if question.option == "--findings":
         return replace(hints, findings=tuple(values))
     if not values:
@@ -194,6 +224,39 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
     if question.option == "--images":
         return replace(hints, images=Path(values[0]))
     return replace(hints, **{fields[question.option]: values[0]})  # type: ignore[arg-type]
+
+
+def wrap_line(line: str, width: int) -> list[str]:
+    """Return a line as lines of at most ``width`` characters, the further ones indented by four more.
+
+    Lines are at most 160 characters, and break between words; a word that is longer is a line of its own.
+    """
+    indent = line[: len(line) - len(line.lstrip())]
+    wrapped = textwrap.wrap(
+        line.strip(),
+        max(min(width, LONGEST_LINE), SHORTEST_LINE),
+        initial_indent=indent,
+        subsequent_indent=indent + "    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapped if len(line) > min(width, LONGEST_LINE) else [line]
+
+
+def join_broken_lines(lines: Sequence[str]) -> list[str]:
+    """Return the lines with each indented sentence on one line, so that it can be wrapped anew.
+
+    Rows of tables, which have two spaces between their cells, stay as they are.
+    """
+    joined = list[str]()
+    for line in lines:
+        pair = (joined[-1] if joined else "", line)
+        are_texts = all(text.startswith("    ") and "  " not in text.strip() for text in pair)
+        if are_texts and not pair[0].endswith((".", ":")):
+            joined[-1] = f"{pair[0]} {line.strip()}"
+        else:
+            joined.append(line)
+    return joined
 
 
 def cut_to_terminal(line: str, width: int) -> str:

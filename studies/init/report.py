@@ -12,7 +12,7 @@ from polyclinic.data.base.image_set import PARTS, DatasetSplits, SkippedImage, a
 from polyclinic.data.images.reading import describe_png_conversion
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
-from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros
+from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros, list_possible_hospital_columns
 from polyclinic.studies.init.table import LOOKED_AT, InspectedDataset
 
 FEWEST_POSITIVES = 10
@@ -25,7 +25,9 @@ def describe_pictures(data: InspectedDataset, splits: DatasetSplits) -> list[str
     skipped = [skip for part in splits.parts for skip in part.skipped]
     lines = [f"images: column {data.roles.image}, in {data.images}"]
     if data.table != data.own_table:
-        lines.append(f"    {data.table} is a new table with one line a picture, made of {data.own_table.name}.")
+        lines.append(
+            f"    {data.table} is a new table, made from {data.own_table.name}. It has one line for each picture."
+        )
     if data.folders:
         folders = list_first_and_count_rest(data.folders, 3)
         lines.append(f"    They lie in {format_count_with_noun(len(data.folders), 'folder')}: {folders}.")
@@ -72,9 +74,9 @@ def _describe_what_is_left_out(data: InspectedDataset, skipped: Sequence[Skipped
     """Return lines for the user on rows without a picture, pictures without a row, and pictures that cannot be read."""
     lines = list[str]()
     if data.left_out:
-        nouns = "row names a picture that is", "rows name pictures that are"
+        nouns = "line names a picture that is not there; it is", "lines name pictures that are not there; they are"
         lost = format_count_with_noun(data.left_out, *nouns)
-        lines.append(f"    of {data.rows}, {lost} not there, and left out: {data.absent}.")
+        lines.append(f"    of {data.rows} lines, {lost} left out: {data.absent}.")
     if data.unnamed:
         lines.append(
             f"    {format_count_with_noun(len(data.unnamed), 'picture')} of the folder that no line names: "
@@ -82,7 +84,7 @@ def _describe_what_is_left_out(data: InspectedDataset, skipped: Sequence[Skipped
         )
     if data.checked.repeated:
         lines.append(
-            f"    {format_count_with_noun(data.checked.repeated, 'row')} said the same as an earlier one; "
+            f"    {format_count_with_noun(data.checked.repeated, 'line')} said the same as an earlier one; "
             "each counts once."
         )
     for skip in skipped[:MOST_NAMED]:
@@ -136,10 +138,17 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
     if data.hospitals is None:
         return [
             *lines,
-            "hospitals: no column names them; patients are divided over simulated hospitals. To name one:",
-            "    --source-column",
+            "hospitals: no column names them; patients are divided over simulated hospitals.",
+            *_describe_possible_hospitals(data),
         ]
     return [*lines, *data.hospitals.describe_hospitals()]
+
+
+def _describe_possible_hospitals(data: InspectedDataset) -> list[str]:
+    possible = list_possible_hospital_columns(data.own_columns, data.roles.unused)
+    if not possible:
+        return []
+    return [f"    If a column names them, add --source-column. It may be: {list_first_and_count_rest(possible, 5)}."]
 
 
 def _describe_class_names(data: InspectedDataset) -> list[str]:
@@ -152,8 +161,15 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
         )
     else:
         lines += [
-            f"    These are the words of column {roles.finding}. Move a word that says that nothing was found from",
+            f'    These are the words of column "{roles.finding}". Move a word that says that nothing was found from',
             "    classes to no_finding, and one of a doubtful or past finding to other_findings or not_assessed.",
+        ]
+    if data.names_in_names:
+        pairs = (f'"{longer}" contains "{shorter}"' for longer, shorter in data.names_in_names.items())
+        lines += [
+            f"    names in names: {list_first_and_count_rest(list(pairs), 5)}. An image of the longer name counts as",
+            "    without the shorter. If that is wrong, correct the cells, or move the longer name from classes to",
+            "    no_finding, other_findings or not_assessed.",
         ]
     if data.names is not None and data.names.not_assessed:
         words = ", ".join(f"{name} {count}" for name, count in data.names.not_assessed.items())
@@ -169,7 +185,8 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
         ]
     if is_open and data.has_only_findings_or_blanks:
         lines += [
-            "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others have a blank cell, which says that nobody looked.",
+            "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others have a cell that counts as blank, so their",
+            f"    labels are unknown: {data.describe_blank_findings()}.",
             '    If it says that nothing was found, remove the # before blank = "negative".',
         ]
     if zeros := list_columns_of_zeros(data.own_columns, roles.unused):

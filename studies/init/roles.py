@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.base.vocabulary import PART_NAMES
-from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_finding, split_finding_names
+from polyclinic.data.tables.cells import WRITE_LABELS, interpret_label_cell, is_placeholder_finding, split_finding_names
 from polyclinic.data.tables.columns import (
     FINDING_HEADINGS,
     HOSPITAL_HEADINGS,
     NO_FINDING_HEADINGS,
     PATIENT_HEADINGS,
+    READER_HEADINGS,
     SPLIT_HEADINGS,
+    TEXT_WORDS,
     contains_picture_endings,
+    contains_repeated_words,
     describe_some_cells,
     find_wrong_label_cells,
     group_rows_alike,
@@ -38,9 +41,12 @@ SEPARATORS = ("\n", "\t", "|", ";", "\uff0c", ",", "/")
 _SIGNS_IN_NAMES = (",", "/")
 """Separators that names of findings contain, too."""
 _JOINING_SIGNS = re.compile(r"[|;,/+&\n\t\uff0c]")
-_TEXT_WORDS = 8
-"""Words of a name from which it is a sentence of a report."""
+_WORD = re.compile(r"[^\W_]+")
 _LISTED = 5
+_YES_AND_NO = "Words for yes and no, other than yes, no, true and false, have to become 1 and 0 in the table first."
+MOST_SHARED_PATIENTS = 0.1
+"""Fraction of patients with pictures of several hospitals above which a column of hospitals is a question."""
+_FEWEST_HOSPITALS, _MOST_HOSPITALS = 2, 50
 _NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
 EACH_PICTURE = "each picture is a patient of its own; wrong if one patient has several"
 
@@ -57,6 +63,7 @@ class ColumnRoles:
         split: The column of training, validation and test part; None if there is none.
         label_columns: The columns with labels, one per class; empty if ``finding`` is used.
         finding: The column with names of findings; None if ``label_columns`` are used.
+        reader: The column of readers that the user named; None if the rules are to find it.
         rules: For each role, what was taken, and the rule by which.
         has_folders: Whether the cells of ``image`` name folders.
         unread_splits: Columns with the heading of a split whose cells are other words than train, val and test.
@@ -70,6 +77,7 @@ class ColumnRoles:
     label_columns: tuple[str, ...]
     finding: str | None
     rules: Mapping[str, str]
+    reader: str | None = None
     has_folders: bool = False
     unread_splits: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -105,8 +113,8 @@ def assign_column_roles(
     labels = [name for name in columns if is_label_column(columns.get_column(name))]
     image, has_folders = _assign_image(columns, search, hints, known, labels, questions, rules)
     patient = _assign_patient(columns, hints, known, rules, questions)
-    source = _assign_source(columns, hints, rules, questions)
-    taken = [name for name in (image, patient, source) if name]
+    source = _assign_source(columns, patient, hints, rules, questions)
+    taken = [name for name in (image, patient, source, hints.reader) if name]
     split, unread_splits = _assign_split(columns, [*taken, *hints.findings], rules)
     taken += [split] if split else []
     label_columns, finding = _assign_findings(columns, [*taken, *unread_splits], hints, known, image, rules, questions)
@@ -119,6 +127,7 @@ def assign_column_roles(
         label_columns=label_columns,
         finding=finding,
         rules=rules,
+        reader=hints.reader,
         has_folders=has_folders,
         unread_splits=unread_splits,
         unused=tuple(unused),
@@ -237,8 +246,12 @@ def _assign_patient(
     return None
 
 
-def ask_for_patients(columns: CsvTable, roles: ColumnRoles) -> Question:
-    """Return the question for the column of patients, for a table that has no well-known heading of them."""
+def ask_for_patients(columns: CsvTable, roles: ColumnRoles, folders: Sequence[Choice]) -> Question:
+    """Return the question for the column of patients, for a table that has no well-known heading of them.
+
+    Args:
+        folders: Folders in the paths of the pictures that may be the patients, as answers.
+    """
     candidates = list[str]()
     for name in roles.unused:
         column = columns.get_column(name)
@@ -247,13 +260,33 @@ def ask_for_patients(columns: CsvTable, roles: ColumnRoles) -> Question:
             candidates.append(name)
     # The more groups a column makes, the more it looks like one of patients.
     candidates.sort(key=lambda name: -len(columns.get_column(name).cells))
-    choices = [*_offer_columns(columns, candidates[:_LISTED]), Choice("", EACH_PICTURE)]
+    offered = [name for name in roles.unused if name in candidates[:_LISTED]]
+    choices = [*_offer_columns(columns, offered), *folders, Choice("", EACH_PICTURE)]
     text = "Which column names the patients? A patient must not stand in training and in test."
     return Question("--patient-column", text, tuple(choices))
 
 
+def list_possible_hospital_columns(columns: CsvTable, names: Sequence[str]) -> list[str]:
+    """Return the columns with 2 to 50 different cells, each in two rows on average, that are no labels."""
+    possible = list[str]()
+    for name in names:
+        filled = _list_filled(columns, name)
+        is_repeated = 2 * len(filled) <= len(columns.lines)
+        if _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS and is_repeated:
+            possible += [] if is_label_column(columns.get_column(name)) else [name]
+    return possible
+
+
+def _count_patients_of_several_hospitals(columns: CsvTable, patient: str, source: str) -> tuple[int, int]:
+    """Return the number of patients with pictures of several hospitals, and the number of all patients."""
+    people, hospitals = columns.get_column(patient), columns.get_column(source)
+    pairs = set(zip(people.places.tolist(), hospitals.places.tolist(), strict=True))
+    counts = Counter(person for person, _ in pairs)
+    return sum(count > 1 for count in counts.values()), len(counts)
+
+
 def _assign_source(
-    columns: CsvTable, hints: ColumnHints, rules: dict[str, str], questions: list[Question]
+    columns: CsvTable, patient: str | None, hints: ColumnHints, rules: dict[str, str], questions: list[Question]
 ) -> str | None:
     if hints.source is not None:
         rules["hospitals"] = f"{hints.source}: you named it" if hints.source else "none, as you said"
@@ -261,6 +294,11 @@ def _assign_source(
     names = list_columns_by_heading(columns, HOSPITAL_HEADINGS)
     several = [name for name in names if len(_list_filled(columns, name)) > 1]
     if len(several) == 1 or (several and group_rows_alike(columns, several)):
+        shared, count = _count_patients_of_several_hospitals(columns, patient, several[0]) if patient else (0, 0)
+        if shared > MOST_SHARED_PATIENTS * count:
+            text = f"Does {several[0]} name hospitals? {shared} of {count} patients have pictures of several."
+            questions.append(Question("--source-column", text, _offer_hospitals(columns, several[:1])))
+            return None
         rules["hospitals"] = f"{several[0]}: a well-known heading of hospitals"
         return several[0]
     rules["hospitals"] = "no column: patients are divided over simulated hospitals"
@@ -268,10 +306,14 @@ def _assign_source(
         rules["hospitals"] = f"{names[0]} names one hospital only: patients are divided over simulated hospitals"
     if several:
         text = "Which column names the hospitals? Each hospital becomes a site."
-        choices = (*_offer_columns(columns, several), Choice("", "patients are divided over simulated hospitals"))
+        choices = _offer_hospitals(columns, several)
         # Simulated hospitals are no wrong model: the answer is safe.
         questions.append(Question("--source-column", text, choices, default=len(choices) - 1))
     return None
+
+
+def _offer_hospitals(columns: CsvTable, names: Sequence[str]) -> tuple[Choice, ...]:
+    return (*_offer_columns(columns, names), Choice("", "patients are divided over simulated hospitals"))
 
 
 def _assign_split(columns: CsvTable, taken: Sequence[str], rules: dict[str, str]) -> tuple[str | None, tuple[str, ...]]:
@@ -282,7 +324,10 @@ def _assign_split(columns: CsvTable, taken: Sequence[str], rules: dict[str, str]
     if read:
         rules["split"] = f"{read[0]}: a well-known heading, and cells that are train, val or test"
         return read[0], unread
-    rules["split"] = "no column: patients are divided into training, validation and test, 70/10/20"
+    divided = "patients are divided into training, validation and test, 70/10/20"
+    rules["split"] = f"no column: {divided}"
+    if unread:
+        rules["split"] = f"{unread[0]} is not used, because its cells are not train, val and test: {divided}"
     return None, unread
 
 
@@ -305,6 +350,8 @@ def _assign_findings(
     """Return the label columns, and the column of names of findings; one of both is empty."""
     if hints.findings:
         rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
+        if len(hints.findings) > 1:
+            _refuse_words_in_label_columns(columns, hints.findings)
         column = columns.get_column(hints.findings[0])
         if len(hints.findings) > 1 or is_label_column(column) or find_wrong_label_cells(column):
             return tuple(name for name in columns if name in hints.findings), None
@@ -333,44 +380,77 @@ def _assign_findings(
         text += " Which columns are the findings, if these are none?"
         questions.append(Question("--findings", text, _offer_columns(columns, [*labels, *named]), several=True))
         return (), None
-    if labels and not named:
+    headings = PATIENT_HEADINGS | HOSPITAL_HEADINGS | SPLIT_HEADINGS | READER_HEADINGS | NO_FINDING_HEADINGS
+    others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
+    others = [name for name in others if name != image and contains_repeated_words(columns.get_column(name))]
+    if labels and (named or others):
+        text = (
+            f"Which columns say what a picture shows? Either columns of 0 and 1, or one column of names. {_YES_AND_NO}"
+        )
+        offered = [name for name in rest if name in (*labels, *named, *others)]
+        choices = list(_offer_columns(columns, offered))
+        if len(labels) > 1:
+            choices.append(Choice(labels[0], "all columns of 0 and 1", more=tuple(labels[1:])))
+        questions.append(Question("--findings", text, tuple(choices), several=True))
+        return (), None
+    if labels:
         rules["findings"] = f"{', '.join(labels)}: cells are 1, 0, -1 or blank"
         return tuple(labels), None
-    if len(named) == 1 and not labels:
+    if len(named) == 1:
         rules["findings"] = f"{named[0]}: a well-known heading of findings"
         return (), named[0]
-    text = "Which columns say what a picture shows?"
-    if labels or named:
-        text = "Which columns say what a picture shows? One column of names, or columns of 0 and 1, can be the labels."
+    text = f"Which columns say what a picture shows? {_YES_AND_NO}"
     words = [name for name in rest if name not in (*labels, *named, image)]
     words = [name for name in words if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
-    questions.append(
-        Question("--findings", text, _offer_columns(columns, [*named, *labels] or words or rest), several=True)
-    )
+    choices = list(_offer_columns(columns, named or words or [name for name in rest if name != image]))
+    if not choices:
+        problem = f"no column is left that can say what a picture shows. The headings are: {quote_names(columns)}."
+        raise BadInput([Fault("labels", problem, "If lines stand above the headings, delete them.")])
+    questions.append(Question("--findings", text, tuple(choices), several=True))
     return (), None
+
+
+def _refuse_words_in_label_columns(columns: CsvTable, names: Sequence[str]) -> None:
+    """Refuse several columns of findings of which one holds words: only columns of 0 and 1 can be several."""
+    faults = list[Fault]()
+    for name in names:
+        column = columns.get_column(name)
+        wrong = [place for place, cell in enumerate(column.cells) if interpret_label_cell(cell) is None]
+        if wrong and not find_wrong_label_cells(column):
+            problem = f'column "{name}" holds {column.describe_cell_lines(wrong, 3)}; expected 1, 0, -1 or nothing.'
+            faults.append(Fault("--findings", problem, WRITE_LABELS))
+    raise_faults(faults)
 
 
 def _offer_columns(columns: CsvTable, names: Sequence[str]) -> tuple[Choice, ...]:
     return tuple(Choice(name, describe_some_cells(columns.get_column(name))) for name in names)
 
 
-def read_finding_names(columns: CsvTable, name: str, known: KnownTable | None = None) -> FindingNames:
+def read_finding_names(
+    columns: CsvTable, name: str, hints: ColumnHints, known: KnownTable | None = None
+) -> FindingNames:
     """Return the names in a column of findings; spellings that differ only in case count as one name.
 
     Raises:
         BadInput: If the column names no finding, holds sentences, or has names that are composed of its other names.
     """
     column = columns.get_column(name, with_line_ends=True)
-    separator = _choose_separator(column)
+    separator = _choose_separator(column) if hints.separator is None else hints.separator
     counts, spellings = Counter[str](), dict[str, str]()
     for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
         parts = {part.casefold(): part for part in _split_cell(cell, separator)}
         counts.update(dict.fromkeys(parts, rows))
         spellings = parts | spellings
-    no_finding = known.no_finding if known is not None else ()
+    no_finding = (*(known.no_finding if known is not None else ()), *hints.no_finding)
+    absent = [word for word in hints.no_finding if word.casefold() not in counts]
+    if absent:
+        problem = (
+            f'column "{name}" holds no name {quote_names(absent)}. Its names: {quote_names(spellings.values(), 20)}.'
+        )
+        raise BadInput([Fault("--no-finding", problem, "Write the name as the column has it.")])
     own_words = {word.casefold() for word in no_finding}
     unassessed = {word.casefold() for word in (known.not_assessed if known is not None else ())}
-    unassessed = {key for key in counts if key in unassessed or is_placeholder_finding(key)}
+    unassessed = {key for key in counts if key in unassessed or is_placeholder_finding(key)} - own_words
     normal = _NO_FINDING | own_words
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in unassessed | normal}
     if not classes:
@@ -408,7 +488,7 @@ def _choose_separator(column: CsvColumn) -> str:
 
 
 def _refuse_sentences(name: str, names: Sequence[str]) -> None:
-    long = [text for text in names if len(text.split()) >= _TEXT_WORDS]
+    long = [text for text in names if len(text.split()) >= TEXT_WORDS]
     if 2 * len(long) > len(names):
         problem = f'column "{name}" holds texts ("{shorten_cell(long[0])}"), and no names of findings.'
         remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."
@@ -426,8 +506,25 @@ def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts:
     if composed:
         problem = f'column "{name}" holds {column.describe_cell_part_lines(composed)}, '
         problem += "which consists of names of the column."
-        remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
+        remedy = (
+            "If a sign stands between all names, add it: --separator ','. Else write the same separator between all "
+        )
+        remedy += "names, such as |, or give the finding a name of its own."
         raise BadInput([Fault("labels", problem, remedy)])
+
+
+def list_names_in_names(names: Sequence[str]) -> dict[str, str]:
+    """Return class name -> another class name that it contains as whole words.
+
+    "Effusion" in "no Effusion" is one: images of the longer name count as without the shorter.
+    """
+    words = {name: f" {' '.join(re.findall(_WORD, name.casefold()))} " for name in names}
+    containing = dict[str, str]()
+    for name in names:
+        for other in names:
+            if words[other].strip() and words[other] != words[name] and words[other] in words[name]:
+                containing.setdefault(name, other)
+    return containing
 
 
 def list_columns_of_zeros(columns: CsvTable, names: Sequence[str]) -> list[str]:

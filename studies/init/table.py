@@ -17,9 +17,9 @@ from polyclinic.common.system.files import (
     make_missing_input_fault,
     write_atomically,
 )
-from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import find_placeholder_patients
-from polyclinic.data.base.names import normalize_name
+from polyclinic.data.base.names import find_similar_names, is_blank_cell, normalize_name
 from polyclinic.data.base.spec import NO_FINDING, FolderDatasetSpec
 from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.reading import (
@@ -47,12 +47,20 @@ from polyclinic.studies.init.lines import (
     must_join_lines,
 )
 from polyclinic.studies.init.mimic import MIMIC_COLUMNS, join_mimic_tables
-from polyclinic.studies.init.questions import Choice, ColumnHints, Question, describe_head, make_path_for_command
+from polyclinic.studies.init.questions import (
+    PLACEHOLDER,
+    Choice,
+    ColumnHints,
+    Question,
+    describe_head,
+    make_path_for_command,
+)
 from polyclinic.studies.init.roles import (
     ColumnRoles,
     FindingNames,
     ask_for_patients,
     assign_column_roles,
+    list_names_in_names,
     read_finding_names,
 )
 
@@ -64,6 +72,8 @@ LOOKED_AT = 50
 """Number of pictures, spread over the table, that are read to guess the settings."""
 DEPTHS = (8, 10, 12, 14, 16)
 HEAD_ROWS = 4
+_FOLDER_LEVEL = re.compile(r"/[1-9]")
+"""The option's value for patients that the first, second, ... folder in the path of each picture names."""
 _LISTED = 3
 _OFFERED = 5
 
@@ -113,7 +123,7 @@ class TableExamination:
         known: The public table with these headings; None for any other.
         roles: The roles of the columns, as far as they are settled.
         pictures: The pictures; None while the column of pictures is a question.
-        patients_in_paths: True if the patient is a folder's name in the path of each picture.
+        patients_in_paths: Path of each picture -> its patient, if a folder's name in the path is the patient.
         questions: What the user must say before an experiment can be written.
     """
 
@@ -125,7 +135,7 @@ class TableExamination:
     known: KnownTable | None
     roles: ColumnRoles
     pictures: FoundPictures | None
-    patients_in_paths: bool
+    patients_in_paths: Mapping[str, str]
     questions: tuple[Question, ...]
 
     def describe_rules(self, width: int) -> list[str]:
@@ -157,23 +167,32 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
     known = recognise_table(columns)
     roles, questions = assign_column_roles(columns, search, hints, known)
     pictures = None
-    patients_in_paths = False
+    patients = list[str]()
     if roles.image:
         pictures, open_questions = _find_pictures(table, columns, roles, search, hints)
         questions += open_questions
-    if roles.patient is None and not any(question.option == "--patient-column" for question in questions):
+    # Only folders below that of the pictures count: one above would be the same patient for all.
+    paths = [] if pictures is None else [path for of_row in pictures.lines.paths for path in of_row]
+    if roles.patient is not None and _FOLDER_LEVEL.fullmatch(roles.patient):
+        patients = _list_folders_of_level(paths, int(roles.patient[1:]))
+        roles = replace(roles, patient=None)
+        if not all(patients):
+            problem = "not every picture lies in such a folder."
+            raise BadInput([Fault(f"--patient-column {hints.patient}", problem, "Name a column, or another folder.")])
+    elif roles.patient is None and not any(question.option == "--patient-column" for question in questions):
         files = [] if pictures is None else pictures.list_files()
-        # Only folders below that of the pictures count: one above would be the same patient for all.
-        paths = [] if pictures is None else [path for of_row in pictures.lines.paths for path in of_row]
-        patients_in_paths = bool(paths) and all(map(find_patient_in_path, paths))
+        in_paths = [find_patient_in_path(path) for path in paths]
         rules = dict(roles.rules)
         if _name_dicom_patients(files):
             rules["patients"] = "PatientID of the DICOM files, because no column has a well-known heading"
-        elif patients_in_paths:
-            rules["patients"] = f"the folder in each path, such as {find_patient_in_path(paths[0])}"
+        elif in_paths and all(in_paths):
+            patients = in_paths
+            rules["patients"] = f"the folder in each path, such as {patients[0]}"
         else:
-            questions.append(ask_for_patients(columns, roles))
+            questions.append(ask_for_patients(columns, roles, _offer_folders(paths)))
         roles = replace(roles, rules=rules)
+    if roles.patient and not hints.join_patients:
+        questions += _ask_about_similar_patients(columns.get_column(roles.patient))
     return TableExamination(
         table=table,
         hints=hints,
@@ -183,9 +202,43 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
         known=known,
         roles=roles,
         pictures=pictures,
-        patients_in_paths=patients_in_paths,
+        patients_in_paths=dict(zip(paths, patients, strict=True)) if patients else {},
         questions=tuple(questions),
     )
+
+
+def _list_folders_of_level(paths: Sequence[str], level: int) -> list[str]:
+    """Return the first, second, ... folder of each path; empty for a path that has fewer."""
+    folders = [path.split("/")[:-1] for path in paths]
+    return [of_path[level - 1] if len(of_path) >= level else "" for of_path in folders]
+
+
+def _offer_folders(paths: Sequence[str]) -> list[Choice]:
+    """Return the folders of the paths as answers to who the patient is: each level with two names or more."""
+    choices = list[Choice]()
+    for level, of_level in enumerate(("first", "second", "third"), start=1):
+        folders = _list_folders_of_level(paths, level)
+        names = list(dict.fromkeys(folders))
+        if all(folders) and len(names) > 1:
+            note = f"the {of_level} folder of each path: {list_first_and_count_rest(names, _LISTED)}"
+            choices.append(Choice(f"/{level}", note))
+    return choices
+
+
+def _ask_about_similar_patients(column: CsvColumn) -> list[Question]:
+    """Return a question if some patients have similar names, such as P-007 and p7."""
+    similar = find_similar_names(list(column.cells))
+    if not similar:
+        return []
+
+    def describe(name: str) -> str:
+        return f'"{name}" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})'
+
+    described = [f"{describe(other)} and {describe(name)}" for name, other in similar.items()]
+    pairs = list_first_and_count_rest(described, _LISTED)
+    text = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: {pairs}. Does each pair count as "
+    text += "one? That is right for the split also if they are two. If not, write each patient in one way in the table."
+    return [Question("--join-patients", text, is_yes_or_no=True)]
 
 
 def _read_head(table: Path, search: PictureSearch) -> tuple[bool, list[list[str]]]:
@@ -209,6 +262,18 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
     """
     required = {"--image-column": hints.image}
     required |= {"--patient-column": hints.patient or None, "--source-column": hints.source or None}
+    required |= {"--reader-column": hints.reader}
+    if hints.separator == "":
+        faults = [Fault("--separator", "it is empty.", "Write the sign between the names, such as ','.")]
+        raise_faults(faults)
+    if _FOLDER_LEVEL.fullmatch(hints.patient or ""):
+        required["--patient-column"] = None
+    roles = {
+        "--images": None if hints.images is None else str(hints.images),
+        **required,
+        **{f"--findings {name}": name for name in hints.findings},
+    }
+    _refuse_placeholders_and_shared_columns(roles)
     faults = find_missing_column_faults(table.name, columns, required)
     for name in hints.findings:
         faults += find_missing_column_faults(table.name, columns, {"--findings": name})
@@ -222,8 +287,32 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         image=normalize(hints.image),
         patient=normalize(hints.patient),
         source=normalize(hints.source),
+        reader=normalize(hints.reader),
         findings=tuple(map(normalize_name, hints.findings)),
+        separator=None if hints.separator is None else hints.separator.replace("\\n", "\n").replace("\\t", "\t"),
+        no_finding=tuple(map(normalize_name, hints.no_finding)),
     )
+
+
+def _refuse_placeholders_and_shared_columns(columns: Mapping[str, str | None]) -> None:
+    """Refuse placeholders that were not replaced, and one column for two roles.
+
+    Only the column of pictures may be that of patients, too.
+
+    Args:
+        columns: Column by option.
+    """
+    named = {option.split()[0]: name for option, name in columns.items() if name == PLACEHOLDER}
+    faults = [Fault(option, f"{PLACEHOLDER} stands for an answer.", "Write the answer.") for option in named]
+    places = {option: name for option, name in columns.items() if name and name != PLACEHOLDER}
+    for option, name in places.items():
+        for other, same in places.items():
+            if other == option:
+                break
+            if same == name and (other, option) != ("--image-column", "--patient-column"):
+                problem = f'column "{name}" is named for {other.split()[0]}, too.'
+                faults.append(Fault(option.split()[0], problem, "Name another column for one of both."))
+    raise_faults(faults)
 
 
 def _find_pictures(
@@ -388,11 +477,17 @@ class InspectedDataset:
         keys = ["patient_column"] if self.checked.patient_with_too_many_images else []
         keys += ["split_column"] if self.roles.unread_splits and self.roles.split is None else []
         keys += ["synonyms"] if self.synonyms else []
+        keys += ["classes"] if self.names_in_names else []
         has_no_negative = len(self.classes_without_negatives) == len(self.checked.class_names)
         is_open = self.spec.blank == "unknown"
         if is_open and ((self.roles.label_columns and has_no_negative) or self.has_only_findings_or_blanks):
             keys.append("blank")
         return keys
+
+    @cached_property
+    def names_in_names(self) -> dict[str, str]:
+        """Class name -> another class name that it contains as whole words; empty for label columns."""
+        return {} if self.names is None or self.known is not None else list_names_in_names(self.checked.class_names)
 
     @property
     def unlabelled_count(self) -> int:
@@ -411,6 +506,12 @@ class InspectedDataset:
         has_blanks = self.columns.get_column(self.roles.finding).find_blank_rows().any()
         labels = self.checked.labels[~np.isnan(self.checked.labels).all(axis=1)]
         return bool(has_blanks) and bool((labels == 1).any(axis=1).all())
+
+    def describe_blank_findings(self) -> str:
+        """Return the blank cells of the column of findings with their numbers of rows, such as ``empty 3, n/a 2``."""
+        column = self.columns.get_column(str(self.roles.finding))
+        counts = zip(column.cells, column.count_rows_per_cell().tolist(), strict=True)
+        return ", ".join(f"{cell or 'empty'} {count}" for cell, count in counts if is_blank_cell(cell))
 
     @cached_property
     def patient_source_and_count(self) -> tuple[str, int] | None:
@@ -438,7 +539,15 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
     is_present = pictures.is_present
     columns = examination.columns if is_present.all() else examination.columns.select_rows(is_present)
     # A run reads the cells of all rows, also of those without a picture.
-    names = read_finding_names(examination.columns, roles.finding, examination.known) if roles.finding else None
+    names = (
+        read_finding_names(examination.columns, roles.finding, examination.hints, examination.known)
+        if roles.finding
+        else None
+    )
+    hints = examination.hints
+    if names is None and (hints.separator is not None or hints.no_finding):
+        problem = "these are options for a column of names, and the labels are columns of 0 and 1."
+        raise BadInput([Fault("--separator, --no-finding", problem, "Leave them out, or add --findings.")])
     table, joining_rule = examination.table, ""
     one_line_each = pictures.names_lead_there and not must_join_lines(columns, roles)
     if not (examination.has_headings and one_line_each) or examination.patients_in_paths or pictures.lines.parts:

@@ -117,7 +117,7 @@ def findings(folder: Path, *cells: str) -> CsvTable:
 def test_a_comma_separates_only_names_that_stand_alone_too(
     cells: str, separator: str, classes: str, tmp_path: Path
 ) -> None:
-    names = read_finding_names(findings(tmp_path, *cells.split(";") * 3), "finding")
+    names = read_finding_names(findings(tmp_path, *cells.split(";") * 3), "finding", ColumnHints())
     assert (names.separator, set(names.classes)) == (separator, set(classes.split(";")))
 
 
@@ -126,7 +126,7 @@ def test_a_comma_separates_only_names_that_stand_alone_too(
 )
 def test_a_name_that_consists_of_other_names_is_refused(cells: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="which consists of names of the column"):
-        read_finding_names(findings(tmp_path, *cells.split(";")), "finding")
+        read_finding_names(findings(tmp_path, *cells.split(";")), "finding", ColumnHints())
 
 
 @pytest.mark.parametrize("flag", ["sex", "Gender", "view", "lateral", "split", "No Finding", "fold"])

@@ -16,6 +16,7 @@ from polyclinic.common.config import read_experiment
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.load import load_dataset
 from polyclinic.strategies.registry import find_method_faults
+from polyclinic.studies.init.questions import join_broken_lines, wrap_line
 from tests.network.real import flwr_sim
 
 
@@ -103,6 +104,10 @@ def test_without_a_terminal_all_questions_come_at_once_with_a_command_that_runs(
     assert open_options == ["--findings:", "--ignore-missing-files:", "--patient-column:"]
     command = shlex.split(ended.err.splitlines()[-1])
     assert command[:2] == ["flwr-sim", "init"]
+    unchanged = flwr_sim(*command[1:])
+    assert (unchanged.code, out.exists(), unchanged.err.count("??? stands for an answer")) == (2, False, 2)
+    first, second = (place for place, word in enumerate(command) if word == "???")
+    command[first], command[second] = "Fall Nr", "Was's zu sehen ist"
     ended_again = flwr_sim(*command[1:])
     assert ended_again.code == 0, ended_again.err
     out.unlink()
@@ -227,3 +232,148 @@ def test_lines_of_one_picture_without_readers_name_all_that_it_shows(tmp_path: P
     write(path, "image,patient,class_name", *rows, "001.png,p1,Mass")
     ended = flwr_sim("init", path, "--out", tmp_path / "again.toml")
     assert (ended.code, "name a finding, and say that there is none" in ended.err) == (2, True)
+
+
+def files_and_patients(folder: Path, header: str, cells: Sequence[str]) -> Path:
+    """Write a table of forty pictures, one a patient, whose further cells repeat."""
+    pictures(folder / "scans", *(f"{n:03}.png" for n in range(40)))
+    return write(folder / "t.csv", header, *(f"{n:03}.png,p{n},{cells[n % len(cells)]}" for n in range(40)))
+
+
+def test_columns_of_words_beside_those_of_0_and_1_are_a_question(tmp_path: Path) -> None:
+    cells = ("1,0,Mass,nein", "0,1,Mass,ja", "1,1,Nodule,nein", "0,0,Effusion,ja")
+    path = files_and_patients(tmp_path, "file,patient,smoker,quality,Primary finding,Erguss", cells)
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert (ended.code, ended.err.count("error --findings: Which columns")) == (2, 1)
+    assert "--findings smoker --findings quality" in ended.err
+    words = flwr_sim("init", path, "--out", out, "--findings", "smoker", "--findings", "Erguss")
+    assert (words.code, "Write 1 for present and 0 for absent" in words.err) == (2, True)
+    code, text = talked(["Primary finding"], "init", path, "--out", out)
+    assert code == 0, text
+    assert images_of(out).class_names == ("Mass", "Nodule", "Effusion")
+
+
+def test_a_name_that_contains_another_name_is_a_decision_before_the_run(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,finding", ("Mass", "Effusion", "no Effusion", "Massive scar"))
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    said = " ".join(ended.out.split())
+    assert 'names in names: "no Effusion" contains "Effusion".' in said
+    assert "first decide on classes in" in said
+
+
+def test_a_site_that_most_patients_share_is_a_question(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n // 2},{('back', 'face')[n % 2]},{n // 2 % 2}" for n in range(40)]
+    path = write(tmp_path / "t.csv", "file,patient,site,Mass", *rows)
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert ended.code == 2
+    assert "Does site name hospitals? 20 of 20 patients have pictures of several." in ended.err
+    assert flwr_sim("init", path, "--out", out, "--source-column", "site").code == 0
+
+
+def test_one_column_for_two_roles_is_refused(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,Fall,Befund", ("Mass", "Scar"))
+    options = ("--patient-column", "Befund", "--findings", "Befund")
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", *options)
+    assert (ended.code, 'column "Befund" is named for --patient-column, too.' in ended.err) == (2, True)
+
+
+def test_a_title_above_the_headings_is_no_question(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    lines = [
+        "Befunde 2024;;",
+        "file;patient;finding",
+        *(f"{n:03}.png;p{n};{('Mass', 'Scar')[n % 2]}" for n in range(40)),
+    ]
+    ended = flwr_sim("init", write(tmp_path / "t.csv", *lines), "--out", tmp_path / "mine.toml")
+    assert (ended.code, "If lines stand above the headings, delete them." in ended.err) == (2, True)
+
+
+def test_the_new_table_never_has_the_name_of_the_users_own(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n},{name}" for n in range(40) for name in (("Mass", "Scar"), ("No finding",))[n % 2]]
+    path = write(tmp_path / "long.csv", "file,patient,finding", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "long.toml")
+    assert ended.code == 0, ended.err
+    assert path.read_text(encoding="utf-8").splitlines()[1] == rows[0]
+    assert len(images_of(tmp_path / "long.toml")) == 40
+
+
+def test_the_user_may_say_the_separator_and_the_word_for_no_finding(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,finding", ("Mass+Scar", "o.B.", "Edema+Scar", "Edema+Mass"))
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out, "--separator", "+", "--no-finding", "o.B.")
+    assert ended.code == 0, ended.err
+    images = images_of(out)
+    assert sorted(images.class_names) == ["Edema", "Mass", "Scar"]
+    assert [float(count) for count in (images.labels == 1).sum(axis=0)] == [20, 20, 20]
+    assert int((images.labels.sum(axis=1) == 0).sum()) == 10
+    wrong = flwr_sim("init", path, "--out", tmp_path / "other.toml", "--no-finding", "normal lung")
+    assert (wrong.code, 'holds no name "normal lung"' in wrong.err) == (2, True)
+
+
+def test_patients_of_similar_names_are_a_question(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,{'P-007' if n == 7 else f'p{n // 2}'},{n // 2 % 2}" for n in range(40)]
+    path = write(tmp_path / "t.csv", "file,patient,Mass", *rows, "")
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert (ended.code, ended.err.splitlines()[-1].endswith("--join-patients")) == (2, True)
+    code, text = talked(["yes"], "init", path, "--out", out)
+    assert code == 0, text
+    assert len(set(images_of(out).patients)) == 20
+
+
+def test_a_folder_of_each_picture_is_offered_as_the_patient(tmp_path: Path) -> None:
+    names = [f"P{n // 2:04}/{n:03}.png" for n in range(40)]
+    pictures(tmp_path / "scans", *names)
+    path = write(tmp_path / "t.csv", "file,Mass", *(f"{name},{n // 2 % 2}" for n, name in enumerate(names)))
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert (ended.code, "the first folder of each path: P0000, P0001" in ended.err) == (2, True)
+    ended = flwr_sim("init", path, "--out", out, "--patient-column", "/1")
+    assert ended.code == 0, ended.err
+    assert len(set(images_of(out).patients)) == 20
+
+
+def test_columns_that_may_name_hospitals_are_named_at_the_end(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Klinik,finding", ("Bonn,Mass", "Ulm,Scar"))
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert "add --source-column. It may be: Klinik." in " ".join(ended.out.split())
+
+
+def test_no_line_is_wider_than_the_terminal_but_a_command_or_a_path(own: Path) -> None:
+    names = [f"Class number {n}" for n in range(30)]
+    pictures(own.parent / "wide", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png,p{n},{'|'.join(names[n % 10 :: 10])}" for n in range(40)]
+    path = write(own.parent / "wide.csv", "file,patient,finding", *rows)
+    ended = flwr_sim("init", path, "--out", own.parent / "wide.toml", "--images", own.parent / "wide")
+    assert ended.code == 0, ended.err
+    wide = [line for line in ended.out.splitlines() if len(line) > 160 and "flwr-sim" not in line]
+    assert wide == []
+    assert "flwr-sim compare" in ended.out
+
+
+def test_a_column_of_readers_has_any_name_if_the_user_says_so(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    marks = ("Mass", "Scar", "No finding")
+    rows = [f"{n:03}.png,p{n},{who},{marks[n % 3]}" for n in range(40) for who in ("Ada", "Ben")]
+    path = write(tmp_path / "t.csv", "file,patient,befunder,finding", *rows, "000.png,p0,Eva,No finding")
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert (ended.code, "--reader-column" in ended.err) == (2, True)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", "--reader-column", "befunder")
+    assert ended.code == 0, ended.err
+    images = images_of(tmp_path / "mine.toml")
+    assert (images.labels == 1).sum(axis=0).tolist() == [14, 13]
+
+
+def test_sentences_are_wrapped_anew_and_rows_of_tables_are_not() -> None:
+    rows = ["    north  1  20", "    south  2  20"]
+    joined = join_broken_lines(["images: column a, in b", "    one two", "    three.", "    four.", *rows])
+    assert joined == ["images: column a, in b", "    one two three.", "    four.", *rows]
+    assert wrap_line("    one two three four five six seven eight nine ten", 40) == [
+        "    one two three four five six seven",
+        "        eight nine ten",
+    ]

@@ -70,7 +70,7 @@ TABLES = {
         separator=";",
         encoding="utf-8-sig",
         twice=7,
-        notes=("7 rows said the same as an earlier one", "patients: column Patient ID"),
+        notes=("7 lines said the same as an earlier one", "patients: column Patient ID"),
     ),
     "findings in one column": Messy(
         {"": ("Effusion", "Mass", "Nodule")},

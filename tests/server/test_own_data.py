@@ -154,7 +154,9 @@ def test_rows_without_a_picture_are_left_out_only_if_the_user_says_so(tmp_path: 
     path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"), *lost)
     not_there = 'Of 42 lines, 2 lines name a picture that is not there: "lost1.png" in line 42, "lost2.png" in line 43.'
     refused(path, says=[not_there, "--ignore-missing-files"])
-    left_out = 'of 42, 2 rows name pictures that are not there, and left out: "lost1.png" in line 42, "lost2.png"'
+    left_out = (
+        'of 42 lines, 2 lines name pictures that are not there; they are left out: "lost1.png" in line 42, "lost2.png"'
+    )
     made(path, "--ignore-missing-files", says=[left_out, "Fluid 20"], missing_files="ignore")
     path.write_text(path.read_text().partition("lost1")[0])
     made(path, missing_files="fault")
@@ -246,9 +248,14 @@ DOUBLE = "file,patient,Fluid,Mass"
             DOUBLE,
             [*rows(40, "{a},{b}"), "040.png,P-03,1,0"],
             (),
-            "each pair counts as one patient and stays on one side",
+            "That is right for the split also if they are two.",
         ),
-        (DOUBLE, [*rows(40, "{a},{b}"), "040.png,P-03,1,0"], (), "Or add --join-patients"),
+        (
+            DOUBLE,
+            [*rows(40, "{a},{b}"), "040.png,P-03,1,0"],
+            (),
+            "write each patient in one way in the table. --join-patients",
+        ),
     ],
 )
 def test_a_table_that_is_not_understood_or_that_a_run_would_refuse_is_refused_with_a_remedy(
@@ -260,7 +267,7 @@ def test_a_table_that_is_not_understood_or_that_a_run_would_refuse_is_refused_wi
 def test_a_table_of_another_program_is_read_and_repeated_rows_count_once(tmp_path: Path) -> None:
     path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"), "007.png,p3,1,0")
     path.write_bytes(path.read_text().replace(",", ";").replace("p3;", "p\u00e4\u00a0;").encode("latin-1"))
-    made(path, says=["patients: column patient, 20 of them", "1 row said the same as an earlier one"])
+    made(path, says=["patients: column patient, 20 of them", "1 line said the same as an earlier one"])
     assert len(images_of(path)) == 40
 
 
@@ -395,7 +402,7 @@ PLACES = ("St. Mary", "Ulm", "Univ. South")
     [
         pytest.param(
             "file,patient,Hospital,Fluid,Mass",
-            [f"{n:03}.png,p{n // 2},{PLACES[n % 3]},{n // 3 % 2 * (n % 3 > 0)},{n // 3 % 2}" for n in range(60)],
+            [f"{n:03}.png,p{n},{PLACES[n % 3]},{n // 3 % 2 * (n % 3 > 0)},{n // 3 % 2}" for n in range(60)],
             ["only 0 there, though others have 1: St. Mary Fluid."],
             ["without a label"],
             id="zeros alone at one hospital",
@@ -485,6 +492,10 @@ def test_a_hospital_whose_labels_are_words_is_told_which_cells(tmp_path: Path) -
     cells = '"Erguss" (ja and nein) and "Herd" (k.A. and nein)'
     refused(
         table(tmp_path, "file,patient,Hospital,Fluid,Mass,Erguss,Herd", *own, *foreign),
+        "--findings",
+        "Fluid",
+        "--findings",
+        "Mass",
         says=['"South" of column Hospital has no label: its cells of "Fluid", "Mass" are blank.', cells],
         lacks=["Remove these lines"],
     )
@@ -571,7 +582,7 @@ def test_two_columns_that_name_the_same_pictures_are_no_question(other: str, tmp
 
 def test_blank_findings_wait_for_their_meaning_where_no_image_is_without_a_finding(tmp_path: Path) -> None:
     path = findings(tmp_path, "Mass", "Mass|Fluid", "", "Fluid")
-    every = "EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others have a blank cell"
+    every = "EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others have a cell that counts as blank"
     made(path, says=[every, "Next: first decide on blank"])
     confirm(path, "blank")
     assert counts_of(path) == [[20, 20], [20, 20]]

@@ -254,7 +254,7 @@ def test_rsna_has_several_boxes_a_patient_and_one_picture(tmp_path: Path) -> Non
     data, images, said = made(write(tmp_path / "stage_2_train_labels.csv", "patientId,x,y,width,height,Target", rows))
     assert (data.image_column, data.patient_column, data.label_columns) == ("patientId", "patientId", ("Target",))
     assert (len(images), positives(images), len(set(images.patients))) == (60, {"Target": 30}, 60)
-    assert "30 rows said the same as an earlier one" in said
+    assert "30 lines said the same as an earlier one" in said
 
 
 def test_mura_has_no_headings_and_a_line_a_folder(tmp_path: Path) -> None:
