@@ -21,6 +21,7 @@ from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
     LazyPictures,
+    find_placeholder_patients,
     make_placeholder_patient_names,
 )
 from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
@@ -29,12 +30,15 @@ from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.base.splits import (
     VALIDATION,
     Names,
+    assign_images_to_parts,
     assign_patients_by_name,
     divide_images_into_splits,
     find_patient_name_faults,
+    find_positive_images,
     find_shared_patient_faults,
+    hold_out_patients,
     hold_out_patients_by_name,
-    name_unknown_patients,
+    split_patients,
 )
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import resize_images
@@ -166,7 +170,7 @@ def load_plugin_dataset(
         everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if given_parts is None:
-            part_of = assign_patients_by_name(_name_patients_for_split(everything), spec.split_seed)
+            part_of = _draw_parts(everything, spec.split_seed)
         else:
             part_of = np.asarray(given_parts)
             of_parts = {part: everything.patients[part_of == part] for part in PARTS}
@@ -180,14 +184,22 @@ def load_plugin_dataset(
     return join_notes_of_parts(splits, is_local=is_local_plugin_name(spec.name))
 
 
-def _name_patients_for_split(images: ImageSet) -> Names:
-    """Return a name for the patient of each image, ``(n,)``; an image without a patient is known by its pixels.
+def _draw_parts(images: ImageSet, seed: int) -> Names:
+    """Return the part of each image, ``(n,)``; where nobody knows the patients, nobody can follow one over a change.
 
-    Where these are others at each start, its place in the data set is all that is known of it.
+    So images without patients are drawn as the surgical aggregation paper draws patients, which balances the parts.
     """
-    if isinstance(images.stored, LazyPictures) and not images.stored.reproducible:
-        return images.patients
-    return name_unknown_patients(images.patients, images.picture_digests.astype(np.str_))
+    if not find_placeholder_patients(images.patients).all():
+        return assign_patients_by_name(images.patients, seed)
+    split = split_patients(images.patients, find_positive_images(images.labels), seed)
+    return assign_images_to_parts(images.patients, split)
+
+
+def _hold_out_images(images: ImageSet, seed: int) -> NDArray[np.bool_]:
+    """Return a mask ``(n,)`` of the training images that are for validation, drawn as by :func:`_draw_parts`."""
+    if not find_placeholder_patients(images.patients).all():
+        return hold_out_patients_by_name(images.patients, VALIDATION, seed)
+    return hold_out_patients(images.patients, find_positive_images(images.labels), VALIDATION, seed)
 
 
 def _join_plugin_parts(
@@ -242,7 +254,7 @@ def _join_plugin_parts(
     )
     if "validation" not in opened:
         train = opened["train"]
-        held_out = hold_out_patients_by_name(_name_patients_for_split(train), VALIDATION, spec.split_seed)
+        held_out = _hold_out_images(train, spec.split_seed)
         opened["train"] = train.select_rows(np.flatnonzero(~held_out))
         opened["validation"] = train.select_rows(np.flatnonzero(held_out))
     return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)), spec.duplicates)
