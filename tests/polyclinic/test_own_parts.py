@@ -180,7 +180,7 @@ def test_a_number_of_numpys_is_a_number_and_half_precision_layers_are_made_singl
     )
     assert all(value.dtype == torch.float32 for value in half.network().parameters())
     for images in (None, [1, 2], np.zeros((0, 16, 16), np.uint8)):
-        with pytest.raises(pc.BadInput, match="images"):
+        with pytest.raises(pc.BadInput, match="image"):
             half.predict(images)
 
 
