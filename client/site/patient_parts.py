@@ -8,22 +8,22 @@ fingerprints of the patients' names, and no name. A patient without a name is kn
 
 import contextlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from polyclinic.client.site.patients import fingerprint_patient_names
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun
-from polyclinic.data.base.image_set import PARTS, DatasetSplits
-from polyclinic.data.base.names import make_name_similarity_key
+from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet
 from polyclinic.data.base.splits import Names, divide_splits_again, name_unknown_patients
 
 FILE = "patient-parts"
@@ -104,36 +104,37 @@ class PatientPartMemory:
             BadInput: If the hospital's own parts move a patient into the test part or out of it, or if the file is
                 damaged.
         """
-        known = self._read_file()
-        names, drawn = _list_patients_with_parts(splits)
-        fingerprints = _fingerprint_names(names, known.key)  # (patients,)
-        place = np.searchsorted(known.fingerprints, fingerprints)
-        place[place == len(known.fingerprints)] = 0
+        stored = self._read_file()
+        names_by_part = name_patients_of_splits(splits)
+        names, drawn = _list_patients_with_parts(names_by_part)
+        fingerprints = fingerprint_patient_names(names, stored.key)  # (patients,)
+        place = np.searchsorted(stored.fingerprints, fingerprints)
+        place[place == len(stored.fingerprints)] = 0
         is_known = (
-            known.fingerprints[place] == fingerprints
-            if len(known.fingerprints)
+            stored.fingerprints[place] == fingerprints
+            if len(stored.fingerprints)
             else np.zeros(len(names), dtype=np.bool_)
         )
         remembered = drawn.copy()
-        remembered[is_known] = known.parts[place[is_known]]
+        remembered[is_known] = stored.parts[place[is_known]]
         has_moved = remembered != drawn
         if given_by:
             self._refuse_moved_test_patients(given_by, remembered, drawn)
             remembered, has_moved = drawn, np.zeros(len(names), dtype=np.bool_)
-        was_present = np.zeros(len(known.fingerprints), dtype=np.bool_)
-        was_present[place[is_known]] = True
+        is_present = np.zeros(len(stored.fingerprints), dtype=np.bool_)
+        is_present[place[is_known]] = True
         changes = PatientChanges(
-            new=int((~is_known).sum()) if len(known.fingerprints) else 0,
-            gone=int((known.present & ~was_present).sum()),
+            new=int((~is_known).sum()) if len(stored.fingerprints) else 0,
+            gone=int((stored.present & ~is_present).sum()),
             kept=int(has_moved.sum()),
         )
         if store:
-            self._write_file(_merge_known_parts(known, fingerprints, remembered))
+            self._write_file(_merge_known_parts(stored, fingerprints, remembered))
         if has_moved.any():
             part_of_patient = dict(zip(names, (PARTS[part] for part in remembered.tolist()), strict=True))
             parts = [
-                np.array([part_of_patient[name] for name in named.tolist()], dtype=np.str_)
-                for named in name_patients_of_splits(splits)
+                np.array([part_of_patient[name] for name in of_part.tolist()], dtype=np.str_)
+                for of_part in names_by_part
             ]
             splits = divide_splits_again(splits, parts)
         return splits, changes
@@ -194,34 +195,31 @@ class PatientPartMemory:
 
 def name_patients_of_splits(splits: DatasetSplits) -> tuple[Names, ...]:
     """Return a name for the patient of each image of each part, ``(n,)``; an unknown one is named by the picture."""
-    named = []
-    for images in splits.parts:
-        named.append(name_unknown_patients(images.patients, images.picture_digests.astype(np.str_)))
-    return tuple(named)
+    return tuple(
+        name_unknown_patients(images.patients, partial(_read_picture_names, images)) for images in splits.parts
+    )
 
 
-def _list_patients_with_parts(splits: DatasetSplits) -> tuple[list[str], NDArray[np.uint8]]:
+def _read_picture_names(images: ImageSet) -> Names:
+    return images.picture_digests.astype(np.str_)
+
+
+def _list_patients_with_parts(names_by_part: Sequence[Names]) -> tuple[list[str], NDArray[np.uint8]]:
     """Return each patient once with the part, ``(patients,)``, as an index into :data:`PARTS`."""
     parts = dict[str, int]()
     # The test part last: of two equal pictures without a patient, the one in the test part counts.
-    for place, names in enumerate(name_patients_of_splits(splits)):
+    for place, names in enumerate(names_by_part):
         parts |= dict.fromkeys(names.tolist(), place)
     return list(parts), np.array(list(parts.values()), dtype=np.uint8)
 
 
-def _fingerprint_names(names: Iterable[str], key: bytes) -> NDArray[np.uint64]:
-    keys = (make_name_similarity_key(name).encode() for name in names)
-    hashed = b"".join(blake3(name, key=key).digest(8) for name in keys)
-    return np.frombuffer(hashed, ">u8").astype(np.uint64)
-
-
-def _merge_known_parts(known: _KnownParts, fingerprints: NDArray[np.uint64], parts: NDArray[np.uint8]) -> _KnownParts:
+def _merge_known_parts(stored: _KnownParts, fingerprints: NDArray[np.uint64], parts: NDArray[np.uint8]) -> _KnownParts:
     """Return the known patients and those that the site has now, whose parts count."""
-    joined = dict(zip(known.fingerprints.tolist(), known.parts.tolist(), strict=True))
+    joined = dict(zip(stored.fingerprints.tolist(), stored.parts.tolist(), strict=True))
     joined |= dict(zip(fingerprints.tolist(), parts.tolist(), strict=True))
     ordered = np.array(sorted(joined), dtype=np.uint64)
     return _KnownParts(
-        known.key,
+        stored.key,
         ordered,
         np.array([joined[value] for value in ordered.tolist()], dtype=np.uint8),
         np.isin(ordered, fingerprints),

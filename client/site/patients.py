@@ -86,9 +86,7 @@ class PatientFingerprinter:
             np.concatenate([images.patients for images in parts]), return_inverse=True
         )
         named_rows = np.flatnonzero(~find_placeholder_patients(distinct))
-        of_names = self._fingerprint(
-            "patient", (make_name_similarity_key(distinct[row]).encode() for row in named_rows)
-        )
+        of_names = fingerprint_patient_names((distinct[row] for row in named_rows), self.key)
         # Any hospital may have a picture that is one grey all over, so such a picture identifies nobody.
         telling = np.concatenate([images.picture_digests for images in parts]) >= GREY_DIGESTS
         of_pictures = np.concatenate([self._fingerprint_pictures(images) for images in parts])
@@ -99,16 +97,12 @@ class PatientFingerprinter:
             names=len(named_rows),
         )
 
-    def _fingerprint(self, kind: str, contents: Iterable[bytes]) -> NDArray[np.uint64]:
-        prefix = f"{kind}\0".encode()
-        hashed = b"".join(blake3(prefix + content, key=self.key).digest(FINGERPRINT_BYTES) for content in contents)
-        return np.frombuffer(hashed, ">u8").astype(np.uint64)
-
     def _fingerprint_pictures(self, images: ImageSet) -> NDArray[np.uint64]:
         """Return the fingerprint of each picture, ``(n,)``, which depends on its pixels and the ledger's key alone."""
         digests, first, inverse = np.unique(images.picture_digests, return_index=True, return_inverse=True)
         if not isinstance(images.stored, EncryptedPictures):
-            return self._fingerprint("picture", (digest.to_bytes(8) for digest in digests.tolist()))[inverse]
+            contents = (digest.to_bytes(8) for digest in digests.tolist())
+            return _compute_fingerprints("picture", contents, self.key)[inverse]
         # These digests are keyed by the site's own key, and so differ between folders: hash the decrypted pictures.
         stored, rows = images.stored, first if images.places is None else images.places[first]
         fingerprints_by_digest = self._read_cached_fingerprints()
@@ -118,7 +112,8 @@ class PatientFingerprinter:
 
         def decrypt_and_fingerprint(places: NDArray[np.intp]) -> list[int]:
             plain = (compute_picture_digest(picture) for picture in stored.read_pictures(rows[places]))
-            fingerprints: list[int] = self._fingerprint("picture", (digest.to_bytes(8) for digest in plain)).tolist()
+            contents = (digest.to_bytes(8) for digest in plain)
+            fingerprints: list[int] = _compute_fingerprints("picture", contents, self.key).tolist()
             return fingerprints
 
         blocks = np.array_split(new, range(DECRYPTED_AT_A_TIME, len(new), DECRYPTED_AT_A_TIME))
@@ -157,3 +152,18 @@ class PatientFingerprinter:
     def _ledger_name(self) -> str:
         """Text that identifies the ledger's key without disclosing it."""
         return blake3(b"ledger", key=self.key).hexdigest()
+
+
+def fingerprint_patient_names(names: Iterable[str], key: bytes) -> NDArray[np.uint64]:
+    """Return a fingerprint of each patient's name, ``(n,)``; names that are alike have the same one.
+
+    Args:
+        key: 32 secret bytes.
+    """
+    return _compute_fingerprints("patient", (make_name_similarity_key(name).encode() for name in names), key)
+
+
+def _compute_fingerprints(kind: str, contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
+    prefix = f"{kind}\0".encode()
+    hashed = b"".join(blake3(prefix + content, key=key).digest(FINGERPRINT_BYTES) for content in contents)
+    return np.frombuffer(hashed, ">u8").astype(np.uint64)

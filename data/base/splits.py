@@ -11,7 +11,7 @@ patients; with one image per patient the result is the same.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -105,23 +105,25 @@ def choose_balanced_split_seed(patients: Names, labels: NDArray[np.float32], see
     return faults.index(min(faults))
 
 
-def name_unknown_patients(patients: Names, own_names: Names) -> Names:
+def name_unknown_patients(patients: Names, read_own_names: Callable[[], Names]) -> Names:
     """Return the patient of each image, ``(n,)``, with a lasting name for an image whose patient is unknown.
 
     The placeholder of such an image is its place in the data, which changes when an image before it is taken out.
 
     Args:
         patients: ``(n,)`` patient of each image.
-        own_names: ``(n,)`` name of each image itself, such as its file. Of several images with one name, each is a
-            patient of its own.
+        read_own_names: Returns the name of each image itself, ``(n,)``, such as its file; called only if a patient is
+            unknown. Of several images with one name, each is a patient of its own.
     """
     is_numbered = [
         name.startswith(UNKNOWN_PATIENT) and name.removeprefix(UNKNOWN_PATIENT).isdecimal()
         for name in patients.tolist()
     ]
+    if not any(is_numbered):
+        return patients
     counts = Counter[str]()
     distinct = list[str]()
-    for name in own_names.tolist():
+    for name in read_own_names().tolist():
         counts[name] += 1
         distinct.append(f"{name}\0{counts[name]}" if counts[name] > 1 else name)
     return np.where(is_numbered, np.array(distinct, dtype=np.str_), patients)

@@ -608,7 +608,7 @@ def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
 
     If a column gives the parts, they stay; only if it names no validation part, training patients are held out for it.
     """
-    patients = name_unknown_patients(table.patients, table.files.names.astype(np.str_))
+    patients = name_unknown_patients(table.patients, lambda: table.files.names.astype(np.str_))
     if spec.split_column is None:
         return replace(table, parts=assign_patients_by_name(patients, spec.split_seed))
     if "validation" in table.parts:

@@ -459,7 +459,7 @@ class InspectedDataset:
     @cached_property
     def split_seed(self) -> int:
         """The seed that divides the patients best over training, validation and test."""
-        patients = name_unknown_patients(self.checked.patients, self.checked.files.names.astype(np.str_))
+        patients = name_unknown_patients(self.checked.patients, lambda: self.checked.files.names.astype(np.str_))
         # Of many patients any seed makes balanced parts, and each try takes its time.
         seeds = min(MOST_SPLIT_SEEDS, max(1, MOST_HASHED_NAMES // len(patients)))
         return choose_balanced_split_seed(patients, self.checked.labels, seeds)

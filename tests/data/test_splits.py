@@ -225,7 +225,7 @@ def test_patients_held_out_of_given_training_patients_stay_held_out() -> None:
 def test_an_image_without_a_patient_is_known_by_its_own_name() -> None:
     patients = np.array(["unknown#0", "P1", "unknown#1.2.3", "unknown#3", "unknown#4"])
     own = np.array(["a", "b", "c", "d", "d"])
-    assert name_unknown_patients(patients, own).tolist() == ["a", "P1", "unknown#1.2.3", "d", "d\0" + "2"]
+    assert name_unknown_patients(patients, lambda: own).tolist() == ["a", "P1", "unknown#1.2.3", "d", "d\0" + "2"]
 
 
 @pytest.mark.parametrize("count", [20, 100, 900])
