@@ -89,13 +89,13 @@ def compare(
     named = _name_experiments(experiments)
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    own = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
-    if own and jobs is not None and jobs > 1:
+    own_parts = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
+    if own_parts and jobs is not None and jobs > 1:
         sentence = "other processes do not know the objects of this one, so the runs are made one after another."
         warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=3)
-    shared = own.make_overrides(settings or {})
+    shared = own_parts.make_overrides(settings or {})
     folder = choose_new_folder("compared") if out is None else Path(out)
-    trials, files = list[Trial](), _read_all(named, shared, own)
+    trials, files = list[Trial](), _read_all(named, shared, own_parts)
     for each in named:
         overrides = (*shared, *each.overrides)
         refuse_seed_override(overrides)
@@ -116,7 +116,12 @@ def compare(
     with permit_listed_hosts(files, allow_hosts, settings or {}):
         console = make_python_console(quiet)
         comparison, contents = compare_trials(
-            trials, folder, jobs, console, in_this_process=bool(own), cautions=_describe_equal_starts(model, seeds)
+            trials,
+            folder,
+            jobs,
+            console,
+            in_this_process=bool(own_parts),
+            cautions=_describe_equal_starts(model, seeds),
         )
     names = {(trial.label, run.summary.seed): run for trial, run in zip(trials, contents, strict=True)}
     labels = {trial.label: run.summary.table_label for trial, run in zip(trials, contents, strict=True)}
@@ -182,14 +187,14 @@ class ComparedRuns:
 
         ``difference`` is that of the reference minus this method. ``p`` is missing with fewer than three seeds.
         """
-        tests, own = self.tests, self.comparison.own_metrics
+        tests, own_metrics = self.tests, self.comparison.own_metrics
         rows = []
         for method in self.comparison.methods:
             row = {"method": method.label, "seeds": len(method.seeds)}
             row |= {subset: figure.mean for subset, figure in method.auroc.items()}
             row |= {"sd": method.auroc["all"].sd, "average_precision": method.average_precision.mean}
             row |= {"balanced_accuracy": method.balanced_accuracy.mean}
-            row |= {short: method.more[name].mean for name, short in own.items() if name in method.more}
+            row |= {short: method.more[name].mean for name, short in own_metrics.items() if name in method.more}
             rows.append(row)
         table = make_table(rows).set_index("method")
         if tests.empty:
@@ -320,7 +325,7 @@ def _make_stem(label: str, others: Collection[str]) -> str:
     return next(name for name in numbered if name not in others)
 
 
-def _read_all(named: Sequence[_NamedExperiment], shared: Sequence[str], own: OwnParts) -> list[ExperimentFile]:
+def _read_all(named: Sequence[_NamedExperiment], shared: Sequence[str], own_parts: OwnParts) -> list[ExperimentFile]:
     """Read all experiments.
 
     Raises:
@@ -331,7 +336,7 @@ def _read_all(named: Sequence[_NamedExperiment], shared: Sequence[str], own: Own
         try:
             source = each.path if each.tables is None else each.tables
             file = read_python_experiment(source, (*shared, *each.overrides), each.label)
-            own.refuse_other_processes(file)
+            own_parts.refuse_other_processes(file)
             files.append(file)
         except BadInput as error:
             faults += error.faults

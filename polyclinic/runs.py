@@ -123,9 +123,9 @@ def simulate(
     from polyclinic.server.outbound_hosts import permit_listed_hosts
     from polyclinic.server.simulation.simulate import simulate as run
 
-    own = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
-    file = read_python_experiment(experiment, own.make_overrides(settings or {}))
-    own.refuse_other_processes(file)
+    own_parts = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
+    file = read_python_experiment(experiment, own_parts.make_overrides(settings or {}))
+    own_parts.refuse_other_processes(file)
     if out is None:
         out = choose_new_folder(file.experiment.run.name or file.experiment.run.method)
     folder = Path(out)

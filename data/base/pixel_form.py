@@ -151,8 +151,8 @@ def check_pixel_table(table: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: With every fault.
     """
     given, faults = {key: value for key, value in table.items() if key != OWN}, list[str]()
-    own = table.get(OWN, [])
-    if not isinstance(own, list | tuple) or any(key not in RENDERING_KEYS for key in own):
+    free_keys = table.get(OWN, [])
+    if not isinstance(free_keys, list | tuple) or any(key not in RENDERING_KEYS for key in free_keys):
         faults.append(f"{OWN} must be a list of keys in which hospitals may differ: {', '.join(RENDERING_KEYS)}")
     if unknown := sorted(given.keys() - set(KEYS)):
         faults.append(f"has no key {', '.join(unknown)}; its keys are {', '.join((*KEYS, OWN))}")
@@ -163,8 +163,8 @@ def check_pixel_table(table: Mapping[str, Any]) -> dict[str, Any]:
         checked = {key: values[key] for key in KEYS if key in given}
     except ValidationError as error:
         faults += [f"{'.'.join(map(str, fault['loc'][:1]))}: {fault['msg']}" for fault in error.errors()]
-    if not faults and (both := sorted(set(own) & checked.keys())):
+    if not faults and (both := sorted(set(free_keys) & checked.keys())):
         faults.append(f"{', '.join(both)}: either all hospitals have one value, or each has its {OWN}")
     if faults:
         raise ValueError("; ".join(faults))
-    return {**checked, **({OWN: sorted(own)} if own else {})}
+    return {**checked, **({OWN: sorted(free_keys)} if free_keys else {})}

@@ -104,9 +104,9 @@ def settle_shared_pictures(
     if duplicates == "drop_from_training":
         for place, part in enumerate(PARTS[:-1]):
             later = np.concatenate([parts[other].digests for other in PARTS[place + 1 :]])
-            own = parts[part].digests
-            kept = (own < GREY_DIGESTS) | ~np.isin(own, later)
-            sets[place] = sets[place].select_rows(np.flatnonzero(kept))
+            digests = parts[part].digests
+            is_kept = (digests < GREY_DIGESTS) | ~np.isin(digests, later)
+            sets[place] = sets[place].select_rows(np.flatnonzero(is_kept))
     shared = tuple(copy for copies in pairs for copy in copies)
     return DatasetSplits(*(replace(images, notes=(*images.notes, *notes), shared=shared) for images in sets))
 

@@ -112,13 +112,13 @@ class PictureSearch:
         if self._files is None:
             self._files = defaultdict(list)
             stems, folders = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-            seen = set[str]()
+            indexed = set[str]()
             for below, name in self.finder.list_files_recursively(self.root):
                 path = name if below == "." else f"{below}/{name}"
                 self._files[fold_name_case(name)].append(path)
                 stems[make_extensionless_name_key(name)].append(path)
-                while below not in ("", ".") and below not in seen:
-                    seen.add(below)
+                while below not in ("", ".") and below not in indexed:
+                    indexed.add(below)
                     folders[fold_name_case(below.rpartition("/")[2])].append(below)
                     below = below.rpartition("/")[0]
             self._stems, self._folders = stems, folders

@@ -144,8 +144,8 @@ def _find_own_pixel_faults(experiment: Experiment, setting: RunContext, coordina
     terms, faults = coordinator.sites.pixel_terms, list[Fault]()
     if setting.registered is None or terms.begun is None:
         return []
-    own = None if setting.own is None else setting.own.train
-    for table, images in {"server_data": own, "external_test": setting.external}.items():
+    server_images = None if setting.own is None else setting.own.train
+    for table, images in {"server_data": server_images, "external_test": setting.external}.items():
         if images is not None and len(images):
             shape, drops_color = images.stored.shape[1:], images.drops_color
             form = make_pixel_form(getattr(experiment, table), shape, drops_color=drops_color)

@@ -73,12 +73,12 @@ class NotebookRunProgress(SilentRunProgress):
 
     def _show(self, details: Sequence[str], *, ended: bool = False) -> None:
         passed = format_hours_minutes_seconds(time.monotonic() - self._opened)
-        left = ""
+        remaining = ""
         if not ended and self.seconds_left is not None:
-            left = (
+            remaining = (
                 ", testing"
                 if self.round == self.rounds
                 else f", {format_hours_minutes_seconds(self.seconds_left)} left"
             )
-        title = f"{self.title}: round {self.round} of {self.rounds}, {passed}{left}"
+        title = f"{self.title}: round {self.round} of {self.rounds}, {passed}{remaining}"
         self._bar.show_bar(self.round, self.rounds, title, details, now=ended or self.round in (0, self.rounds))
