@@ -104,11 +104,19 @@ export @VARIABLE@="${1:-}"
 exec @COMMAND@
 """
 _KEEPING = """
+program=
+again=
+stopped=
+stop() {
+    stopped=yes
+    if [ -n "$program" ]; then kill -TERM "$program"; fi
+}
+trap 'again=yes; stop' USR1  # the time limit is near
+trap stop TERM
 @COMMAND@ &
 program=$!
-again=
-trap 'again=yes; kill -TERM "$program"' USR1  # the time limit is near
-trap 'kill -TERM "$program"' TERM
+# A signal that came before the program had a number
+if [ -n "$stopped" ]; then stop; fi
 wait "$program"
 code=$?
 while kill -0 "$program" 2>/dev/null; do  # a signal ended the wait, not the program
