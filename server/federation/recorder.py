@@ -48,6 +48,7 @@ _SUMS = (
     *("bytes_down", "bytes_up"),
 )
 """Attributes of :class:`RunTotals` that a checkpoint holds as they are."""
+NO_ANSWER = "it is admitted, and has not answered the roll call"
 
 
 @dataclass
@@ -229,6 +230,7 @@ class RunRecorder(RunCallbacks):
         for site, member in sorted(sites.members.items()):
             self.ledger.record_enrolment(setting.resumed.state.round if setting.resumed else 0, site, member)
         self._record_left_out_sites("roll call")
+        self._record_absent_sites()
         self._record_site_versions(sites.members)
         for watcher in self.watchers:
             watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds)
@@ -296,6 +298,13 @@ class RunRecorder(RunCallbacks):
             self.setting.folder.append_event("left_out", round=when, site=site, reason=reason)
             for watcher in self.watchers:
                 watcher.show_left_out_site(site, reason)
+
+    def _record_absent_sites(self) -> None:
+        """Record the admitted sites that have not answered the roll call."""
+        if absent := self.coordinator.sites.absent_sites:
+            self.on_absent_sites("roll call", dict.fromkeys(absent, NO_ANSWER))
+            for watcher in self.watchers:
+                watcher.show_absent_sites(absent)
 
     def _record_refused_calls(self) -> None:
         """Record an event for each newly refused call: the site that called, and the other site if it was about one."""

@@ -200,6 +200,8 @@ def _make_run_summary(
         "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
         "excluded": dict(coordinator.state.excluded),
+        "left_out": coordinator.sites.left_out_sites,
+        "absent": list(coordinator.sites.absent_sites),
         "statistics": _summarize_counting_statistics(coordinator),
         "classes": list(coordinator.sites.contract.class_names),
         "sites": {

@@ -59,6 +59,9 @@ class SilentRunProgress:
     def show_left_out_site(self, site: str, reason: str) -> None:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
+    def show_absent_sites(self, sites: Sequence[str]) -> None:
+        """Do nothing, because every site of a simulation answers the roll call."""
+
     def show_rollback(self, rolled_back: RollbackEvent) -> None:
         self.show_note(rolled_back.rollback_sentence)
 

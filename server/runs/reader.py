@@ -175,6 +175,8 @@ class RunSummary(_LenientRunFileModel):
         external: Results on external test images; None without them.
         drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty if not requested.
+        left_out: Site -> why it could not take part, though it is admitted and was connected.
+        absent: Admitted sites that have not answered the roll call, up to the end of the run.
         pixels: How the sites' images became pixels, and the sites of which this is not known.
     """
 
@@ -202,6 +204,8 @@ class RunSummary(_LenientRunFileModel):
     external: FinalTestSummary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)
+    left_out: dict[str, str] = Field(default_factory=dict)
+    absent: tuple[str, ...] = ()
     statistics: CountingStatistics = CountingStatistics()
     learned: FinalMethodStatistics = FinalMethodStatistics()
     privacy: PrivacyBudgetSpent | None = None
