@@ -25,6 +25,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.server.runs.unlearned import NO_POSITIVE
 
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
@@ -289,9 +290,13 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
         verb, few = _choose_verb_form(names, "was", "were"), "fewer hospitals than smallest_cohort sent it"
         limits.append(f"{_quote_names(names)} {verb} not learned: {rows}, because {few}.")
+    if names := [name for name, reason in summary.unlearned.items() if reason == NO_POSITIVE]:
+        verb, them = _choose_verb_form(names, "was", "were"), _choose_verb_form(names, "it", "them")
+        limits.append(f"{_quote_names(names)} {verb} not learned: no training image of the run shows {them}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     limits += _describe_unlike_pixels(summary)
+    limits += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in summary.start]
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]

@@ -68,6 +68,9 @@ class SilentRunProgress:
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self.show_note(describe_site_exclusion(server_round, site, reason))
 
+    def show_warm_start(self, sentence: str) -> None:
+        self.show_note(sentence)
+
     def show_note(self, sentence: str) -> None:
         """Show a sentence about an event of the run; this class shows nothing."""
 

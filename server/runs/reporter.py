@@ -116,6 +116,9 @@ class RunReporter(SilentRunProgress):
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
         super().show_excluded_site(server_round, site, reason)
 
+    def show_warm_start(self, sentence: str) -> None:
+        self._tell(sentence)  # it is no error
+
     def show_note(self, sentence: str) -> None:
         self._store_last_error(sentence)
         self._tell(sentence)
