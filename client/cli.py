@@ -261,7 +261,8 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")
         if torn := record_process_start(site):
-            tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
+            lost = f"the audit's last line was torn by {torn.cause} ({torn.bytes} bytes)"
+            tell(f"{lost}; that is written down, and it goes on")
         if text := data.changes.describe():
             tell(text)
             record_patients(site, **asdict(data.changes))

@@ -41,6 +41,7 @@ class RunSection(TomlSection):
     """The ``[run]`` table: method, rounds, seed.
 
     Attributes:
+        name: The run's title in lists, reports and at the hospitals; empty for that of its experiment file.
         keep_updates: The coordinator stores every update that it aggregated, so that ``flwr-server verify`` can
             repeat the aggregation; the sites see this setting in the plan.
     """
@@ -437,6 +438,17 @@ class ExperimentFile:
     @property
     def base_folder(self) -> Path:
         return self.path.parent
+
+    def with_run_name(self, begun: Mapping[str, Any] | None = None) -> "ExperimentFile":
+        """Return the experiment with a name for its run: its own, or that of the file.
+
+        Args:
+            begun: Experiment of the run that is resumed, as JSON, whose name stays; None for a new run.
+        """
+        run = self.experiment.run
+        default = self.path.stem if begun is None else str(begun.get("run", {}).get("name", ""))
+        named = run.model_copy(update={"name": run.name or default})
+        return replace(self, experiment=self.experiment.model_copy(update={"run": named}))
 
 
 FindFaults = Callable[[Mapping[str, Any]], Sequence[Fault]]

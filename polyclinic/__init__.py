@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyclinic.common.errors import BadInput
     from polyclinic.comparisons import ComparedRuns, compare
     from polyclinic.data.sources.plugin import LabelledImages
-    from polyclinic.prediction import FileReadingWarning
+    from polyclinic.prediction import FileReadingWarning, UnlearnedClassWarning
     from polyclinic.runs import FinishedRun, load, predict, simulate
     from polyclinic.saved_network import OtherNetworkWarning
 
@@ -25,6 +25,7 @@ __all__ = [
     "FinishedRun",
     "LabelledImages",
     "OtherNetworkWarning",
+    "UnlearnedClassWarning",
     "__version__",
     "compare",
     "load",
@@ -38,6 +39,7 @@ _PLACES = {
     "FileReadingWarning": "polyclinic.prediction",
     "LabelledImages": "polyclinic.data",
     "OtherNetworkWarning": "polyclinic.saved_network",
+    "UnlearnedClassWarning": "polyclinic.prediction",
     "compare": "polyclinic.comparisons",
 }
 

@@ -26,6 +26,10 @@ class FileReadingWarning(UserWarning):
     """Files are read in another way than the data set that the model was trained on."""
 
 
+class UnlearnedClassWarning(UserWarning):
+    """The model has not learned a class, which is left out of its predictions."""
+
+
 def predict_images(
     folder: Path, network: SplitNetwork, images: ImagesToPredict
 ) -> tuple[list[str] | None, NDArray[np.float32]]:

@@ -18,6 +18,7 @@ os.environ.update(
 
 import itertools
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -313,24 +314,33 @@ class FinishedRun:
     def predict(self, images: ImagesToPredict) -> pd.DataFrame:
         """Return probabilities with a row per image and a column per class; NaN for an unreadable picture.
 
+        A class that the model has not learned has no column.
+
         Args:
             images: A map-style data set or :class:`LabelledImages`, as for :func:`simulate`, read as in tests; or uint8
                 ``(n, height, width[, 3])``; or paths of an npz file, a folder of pictures, or one or more pictures.
 
         Warns:
             FileReadingWarning: If files are read, and the run was trained on a data set of the user's own.
+            UnlearnedClassWarning: If the model has not learned a class.
 
         Raises:
             BadInput: If no image is found or readable, or the run has no global model.
         """
-        from polyclinic.prediction import predict_images
+        from polyclinic.prediction import UnlearnedClassWarning, predict_images
+        from polyclinic.server.export.prediction import select_learned_classes
+        from polyclinic.server.runs.unlearned import describe_unlearned_classes, read_unlearned_classes
 
         network, pandas = self._load_network(), import_pandas()
         names, probabilities = predict_images(self.folder, network, images)
         index = (
             pandas.RangeIndex(len(probabilities), name="image") if names is None else pandas.Index(names, name="image")
         )
-        return pandas.DataFrame(probabilities, index=index, columns=list(network.class_names))
+        table = pandas.DataFrame(probabilities, index=index, columns=list(network.class_names))
+        if unlearned := read_unlearned_classes(self.folder):
+            table = table[select_learned_classes(network.class_names, unlearned)]
+            warnings.warn(describe_unlearned_classes(unlearned), UnlearnedClassWarning, stacklevel=2)
+        return table
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
         """Plot the validation AUROC by round; return the axes."""

@@ -39,6 +39,7 @@ from polyclinic.common.system.terminal import (
     Restarted,
     make_command_line_program,
     make_event_printer,
+    make_name_override,
     run_command_line_program,
 )
 from polyclinic.server.cli_service import service_app
@@ -157,6 +158,7 @@ def run_on_hospitals(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
     ] = [],  # noqa: B006
+    name: Annotated[str, typer.Option("--name", help="The run's title; the experiment file's name by default.")] = "",
     track: Annotated[
         TrackingService | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
     ] = None,
@@ -182,6 +184,7 @@ def run_on_hospitals(
     Exit codes: 0 done, 1 stopped because it cannot go on, 2 a fault in the input, 3 stopped on request, 70 the process
     died repeatedly.
     """
+    overrides = [*overrides, *make_name_override(name)]
     arguments = [
         *("run", str(folder), str(experiment), "--out", str(out)),
         *(("--sites", str(sites)) if sites else ()),

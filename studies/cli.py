@@ -41,6 +41,7 @@ from polyclinic.common.system.terminal import (
     ProgressFormat,
     choose_progress_format,
     make_command_line_program,
+    make_name_override,
     run_command_line_program,
 )
 from polyclinic.server.runs.tracking import TrackingService
@@ -87,6 +88,7 @@ def run_simulated_experiment(
     experiment: ExperimentPath,
     out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
     overrides: Overrides = [],  # noqa: B006 - typer copies it
+    name: Annotated[str, typer.Option("--name", help="The run's title; the experiment file's name by default.")] = "",
     backend: Backend = None,
     track: TrackTo = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
@@ -102,6 +104,7 @@ def run_simulated_experiment(
     After a kill or a crash, repeat the same command with --resume: the result is the same model.
     """
     form = choose_progress_format(progress, console)
+    overrides = [*overrides, *make_name_override(name)]
     from polyclinic.common.system.preflight import find_folder_write_faults, find_port_faults
     from polyclinic.server.runs.folder import find_new_run_folder_faults, find_resumed_run_folder_faults
     from polyclinic.strategies.method_list import read_experiment_without_torch
@@ -122,8 +125,10 @@ def run_simulated_experiment(
         start_ray_driver(file.experiment) as ray,  # starts while this process imports torch
     ):
         with exclude_imports_from_gc():
+            from polyclinic.server.federation.set_up import read_begun_experiment
             from polyclinic.server.simulation.simulate import simulate
 
+        file = file.with_run_name(read_begun_experiment(out) if resume else None)
         view = port if web else None
         simulate(file, out, console, track, resume=resume, web_port=view, progress=form, ray_process=ray)
     from polyclinic.server.reporting.tables import format_run_result
@@ -438,11 +443,13 @@ def predict_images(
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
     from polyclinic.server.export.prediction import describe_other_file_reading, predict_to_csv
+    from polyclinic.server.runs.unlearned import describe_unlearned_classes, read_unlearned_classes
 
     pictures = predict_to_csv(folder, data, out, rendering)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
-    if sentence := describe_other_file_reading(folder):
-        console.print(sentence, soft_wrap=True, markup=False)
+    for sentence in (describe_unlearned_classes(read_unlearned_classes(folder)), describe_other_file_reading(folder)):
+        if sentence:
+            console.print(sentence, soft_wrap=True, markup=False)
     if sentence := describe_skipped_images([SkippedImage(*each) for each in pictures.unreadable.items()]):
         console.print(f"{sentence} They have rows without figures.", soft_wrap=True, markup=False)
     if pictures.others:

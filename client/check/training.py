@@ -20,7 +20,7 @@ from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_dev
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
 from polyclinic.common.models.state import read_model_state
 from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.system.plain_text import format_bytes, make_printable_line
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import ModelGroups, TrainReply
 from polyclinic.data.base.image_set import ImageSet
@@ -155,9 +155,10 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     transfer = (down + up) * 8 / LINE_MBIT
     model = f"{plan.model.architecture}, {plan.model.image_size} pixels, batches of {plan.training.batch_size}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
+    name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     area.passed += [
-        f"{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
+        f"{name}{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
         f"a round: about {_format_seconds_or_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
         f" ({_format_seconds_or_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
         f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",

@@ -97,7 +97,7 @@ REMEDY_FOR_LABELS = (
 )
 SET_ASIDE, FAILED = "set aside", "message"
 """Rules in the audit: of a message that ended the program before, and of one at which the program failed."""
-LONGEST_PHASE = 60
+LONGEST_PHASE, LONGEST_NAME = 60, 120
 READS_IMAGES = frozenset(
     {MessageType.TRAIN, MessageType.EVALUATE, f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit"}
 )
@@ -518,11 +518,20 @@ class HospitalMessageLoop:
                 done = server_round - first_round
                 status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
+    def _describe_run_name(self, message: Message) -> str:
+        """Return the run's name in brackets if a message is a roll call; empty if the coordinator gave none."""
+        if self.status.phase != "roll call":
+            return ""
+        with contextlib.suppress(PlanRefused, TypeError, ValueError):
+            plan = read_plan(_read_message_scalar_fields(message).get("plan"), self.site.policy.maximum_plan_kb)
+            return f" ({make_printable_line(plan.run.name, LONGEST_NAME)})" if plan.run.name else ""
+        return ""
+
     def _record_and_print_work_result(self, message: Message, reply: Message, seconds: float) -> None:
         status, fields = self.status, _read_message_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
-            self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
+            self.tell(f"{where}{self._describe_run_name(message)}: {status.phase} answered in {seconds:.1f} s")
             if status.phase == "roll call" and status.coordinator_release not in ("", __version__):
                 self.tell(
                     f"{where}: the coordinator runs release {status.coordinator_release}, this site {__version__}"

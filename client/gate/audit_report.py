@@ -168,7 +168,8 @@ def describe_audit_entry(entry: AuditEntry) -> str:
         event = f"patients: {', '.join(f'{entry[key]} {word}' for key, word in words.items() if key in entry)}"
     else:
         direction = {"in": "came", "out": "left"}.get(entry.get("direction", ""), "?")
-        where = f"run {str(entry.get('run', ''))[:8]} round {entry.get('round', 0)}"
+        name = f' "{entry["name"]}"' if "name" in entry else ""
+        where = f"run {str(entry.get('run', ''))[:8]}{name} round {entry.get('round', 0)}"
         denied = f"  {entry['rule']}: {entry['reason']}" if entry.get("decision") == "deny" else ""
         size: Any = entry.get("bytes", 0)
         passed = "stayed" if direction == "left" and denied else direction

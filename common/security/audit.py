@@ -7,7 +7,8 @@ inserted.
 
 Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
 is on the disk before :meth:`AuditLog.append` returns. A process that is killed while it writes leaves a torn
-(incomplete) line. The next entry records that line (``torn``: size and SHA-256), so that it does not look changed.
+(incomplete) line. The next entry records that line (``torn``: size and SHA-256), so that it does not look changed. On a
+full disk the process itself replaces its incomplete line by :data:`FULL_DISK_MARK`, which tells the two apart.
 
 Anyone who can write to the folder can also rewrite the whole chain and ``audit.head``. Only a copy elsewhere reveals
 that: the coordinator's receipt contains the hash of every record that it received.
@@ -26,6 +27,7 @@ from typing import Any
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.files import (
     flush_folder,
+    is_disk_full,
     open_own_descriptor,
     open_own_file,
     write_atomically,
@@ -35,6 +37,8 @@ from polyclinic.common.system.plain_text import format_as_json_text
 FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
 _HEAD_BYTES = 128
+FULL_DISK_MARK = b"(no room on the disk)"
+"""Stands in the place of an entry for which the disk had no room."""
 BEGINNING = ""
 """Stands in the first entry for the hash of the line before."""
 
@@ -43,10 +47,15 @@ AuditEntry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TornAuditLine:
-    """Size and hash of the incomplete line that a killed process left after the last entry."""
+    """Size and hash of the incomplete line that a killed process or a full disk left after the last entry.
+
+    Attributes:
+        cause: ``a kill``, ``a full disk``, or both.
+    """
 
     bytes: int
     sha256: str
+    cause: str = "a kill"
 
 
 class AuditLog:
@@ -64,6 +73,9 @@ class AuditLog:
         """Append an entry with the fields ``facts``; return the torn line before it, or None if there is none.
 
         A process that is killed while it writes leaves a torn line.
+
+        Raises:
+            OSError: If the disk is full; :data:`FULL_DISK_MARK` then stands in the place of the entry.
         """
         end = self._find_audit_chain_end()
         entry: dict[str, Any] = {
@@ -112,9 +124,7 @@ class AuditLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, new = open_own_descriptor(path, flags | os.O_CREAT, 0o600), True
         try:
-            data = first + line + b"\n"
-            while data:  # the system may take only a part
-                data = data[os.write(descriptor, data) :]
+            self._write_whole(path, descriptor, first, line + b"\n")
             if self.durable:
                 os.fdatasync(descriptor)
             state = _read_file_state(os.fstat(descriptor))
@@ -123,6 +133,19 @@ class AuditLog:
         if new and self.durable:
             flush_folder(self.folder)
         return state
+
+    def _write_whole(self, path: Path, descriptor: int, first: bytes, line: bytes) -> None:
+        """Write a line at the end of the file; on a full disk, mark it there as one for which there was no room."""
+        start = os.fstat(descriptor).st_size + len(first)
+        data = first + line
+        try:
+            while data:  # the system may take only a part
+                data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            if is_disk_full(error):
+                with suppress(OSError):  # the line then looks as one that a kill tore
+                    _mark_full_disk(path, start)
+            raise
 
     def _find_audit_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
@@ -146,6 +169,21 @@ class AuditLog:
                     int(json.loads(last)["n"]), hash_audit_line(last), describe_torn_audit_line(debris), cut
                 )
         return _AuditChainEnd(0, BEGINNING, describe_torn_audit_line(debris), cut)
+
+
+def _mark_full_disk(path: Path, start: int) -> None:
+    """Replace the incomplete line that begins at byte ``start`` by a mark; it takes no further room on the disk."""
+    descriptor = open_own_descriptor(path, os.O_WRONLY)  # one that appends would write the mark behind the line
+    try:
+        room = os.fstat(descriptor).st_size - start
+        if room >= len(FULL_DISK_MARK):
+            os.pwrite(descriptor, FULL_DISK_MARK, start)
+            os.ftruncate(descriptor, start + len(FULL_DISK_MARK))
+        elif room > 0:
+            os.ftruncate(descriptor, start)
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -197,7 +235,12 @@ def split_off_last_audit_entry(data: bytes) -> tuple[bytes | None, bytes]:
 def describe_torn_audit_line(debris: bytes) -> TornAuditLine | None:
     """Return size and hash of the bytes after the last entry; None if there are no bytes."""
     debris = debris.removesuffix(b"\n")
-    return TornAuditLine(len(debris), hash_audit_line(debris)) if debris else None
+    if not debris:
+        return None
+    is_marked = {line == FULL_DISK_MARK for line in debris.split(b"\n")}
+    causes = {True: "a full disk", False: "a kill"}
+    cause = " and ".join(causes[marked] for marked in sorted(is_marked))
+    return TornAuditLine(len(debris), hash_audit_line(debris), cause)
 
 
 def list_audit_files(folder: Path) -> list[Path]:
@@ -228,7 +271,7 @@ class AuditCheckResult:
         entries, sha256: Number and hash of the last entry.
         before: Hash of the entry before the last one, as the last one states it.
         faults: Entries that were changed, removed, inserted or reordered.
-        notes: Harmless irregularities, such as lines that are torn because a process was killed.
+        notes: Harmless irregularities, such as lines that are torn by a kill or a full disk.
     """
 
     entries: int = 0
@@ -261,8 +304,8 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
             _add_chain_fault(findings, entry, where, last)
         findings.entries, findings.sha256, findings.before = entry["n"], hash_audit_line(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
-    if describe_torn_audit_line(debris) is not None:
-        findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")
+    if (torn := describe_torn_audit_line(debris)) is not None:
+        findings.notes.append(f"{where_torn} is torn, as by {torn.cause}; the next entry will say so.")
     _check_audit_head(findings, folder, last)
     return findings
 
@@ -272,7 +315,7 @@ def _check_torn_line(findings: AuditCheckResult, entry: AuditEntry, there: TornA
     actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
     if stated == actual:
         if there is not None:
-            findings.notes.append(f"{where} was torn by a kill; entry {entry['n']} says so.")
+            findings.notes.append(f"{where} was torn by {there.cause}; entry {entry['n']} says so.")
         return
     if stated is None:
         problem = f"is no entry, and entry {entry['n']} after it does not say that it was torn: changed or inserted."
@@ -332,7 +375,7 @@ def _check_audit_head(findings: AuditCheckResult, folder: Path, last: str) -> No
     elif entries == findings.entries:
         findings.faults.append(Fault(last, f"(entry {entries}) is not what {HEAD} says it was: changed."))
     elif entries == findings.entries - 1 and findings.before == sha256:
-        findings.notes.append(f"{HEAD} is one entry behind: the process was killed between the two files.")
+        findings.notes.append(f"{HEAD} is one entry behind: a kill or a full disk came between the two files.")
     else:
         problem = (
             f"counts {entries} entries, there are {findings.entries}: appended by other hands, or {HEAD} was changed."

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -235,6 +236,11 @@ def _print_error(kind: str, text: str) -> None:
     else:
         console = EscapingConsole(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"[bold red]{kind}[/] {escape(text)}")
+
+
+def make_name_override(name: str) -> list[str]:
+    """Return the override of an experiment's ``run.name`` that an option ``--name`` stands for; none without a name."""
+    return [f"run.name={json.dumps(name, ensure_ascii=False)}"] if name else []
 
 
 def make_event_printer(console: Console) -> Callable[[str], None]:

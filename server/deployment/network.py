@@ -91,7 +91,8 @@ class NetworkBackend:
         begun: Mapping[str, Any] | None = None,
     ) -> None:
         self.coordinator, self.sites, self.tell = coordinator, sites, tell
-        self.file = replace(file, experiment=complete_round_settings(file.experiment, begun))
+        named = file.with_run_name(begun)
+        self.file = replace(named, experiment=complete_round_settings(named.experiment, begun))
         self.is_begun = begun is not None
         self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None

@@ -122,6 +122,7 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
         f"{saved.model.image_size}, (pixel / 255 - mean) / std with mean {list(saved.model.normalisation.mean)}, "
         f"std {list(saved.model.normalisation.std)}",
         **({} if saved.pixels is None else {"pixels": saved.pixels.to_json(), "pixels_from": saved.pixels.describe()}),
+        **({"unlearned": json.dumps(saved.unlearned, ensure_ascii=False)} if saved.unlearned else {}),
         "label_contract_sha256": saved.label_contract_sha256,
         "model_sha256": saved.model_sha256,
         "producer": f"polyclinic {__version__}",

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from polyclinic.data.images.reading import DecodedImageFormat, resize_images
 from polyclinic.data.sources.plugin import LabelledImages
 from polyclinic.server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
 from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.unlearned import read_unlearned_classes
 
 
 class _RunPictureSettings(BaseModel):
@@ -111,7 +112,8 @@ def predict_to_csv(
 ) -> UnlabelledPictures:
     """Write a csv file with the probabilities of every image, one row per image; return the images.
 
-    An unreadable image has a row with empty cells, and the reason in the last column.
+    A class that the model has not learned has no column. An unreadable image has a row with empty cells, and the reason
+    in the last column.
 
     Args:
         rendering: How multi-frame DICOM files and volumes become one image; None to use the run's settings.
@@ -120,14 +122,28 @@ def predict_to_csv(
         BadInput: If the model is unreadable, no image is readable, or the destination exists.
     """
     raise_faults(find_output_file_faults(destination))
-    network = load_model(folder)
+    network, unlearned = load_model(folder), read_unlearned_classes(folder)
+    learned = select_learned_classes(network.class_names, unlearned)
     pictures, probabilities = predict_from_files(network, data, choose_model_image_format(folder, network, rendering))
-    header = ["image", *network.class_names, "unreadable"]
+    probabilities = probabilities[:, [network.class_names.index(name) for name in learned]]
+    header = ["image", *learned, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
-    unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
+    unread = [[name, *[None] * len(learned), why] for name, why in pictures.unreadable.items()]
     # Only for this account: names of files often hold names or numbers of patients.
     write_atomically(destination, format_rows_as_csv([header, *read, *unread]), private=True)
     return pictures
+
+
+def select_learned_classes(class_names: Sequence[str], unlearned: Collection[str]) -> list[str]:
+    """Return the classes that a model has learned, in its order.
+
+    Raises:
+        BadInput: If it has learned none.
+    """
+    learned = [name for name in class_names if name not in unlearned]
+    if not learned:
+        raise BadInput([Fault("the model", "has learned none of its classes.", "Its report says why.")])
+    return learned
 
 
 def predict_from_files(

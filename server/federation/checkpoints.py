@@ -206,11 +206,11 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
 
 
 def suggest_new_run(out: Path) -> str:
-    """Return a phrase on how to begin a new run: from the global model's backbone if the run in ``out`` has one."""
+    """Return a phrase on how to begin a new run: from the global model if the run in ``out`` has one."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():
         return "begin a new run: --out NEW"
-    return f"begin a new run from its backbone, with a new head: --out NEW --set model.weights={weights}"
+    return f"begin a new run from its model: --out NEW --set model.weights={weights}"
 
 
 def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:

@@ -160,6 +160,7 @@ def save_and_test_model(
     replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
     sums: Mapping[str, SummedScoreHistogram],
+    unlearned: Mapping[str, str],
 ) -> FinalTestOutcome:
     """Save the global model, if the method has one; test the final model or models.
 
@@ -167,6 +168,7 @@ def save_and_test_model(
         network: A network of the run's classes; its weights are overwritten.
         replies: The sites' replies to the request to test.
         sums: Class -> sum of the sites' score histograms, under secure aggregation.
+        unlearned: Class -> why the global model has not learned it.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
     setting.folder.append_absence_events("test", replies.absent)
@@ -188,7 +190,13 @@ def save_and_test_model(
         model = coordinator.result_model
         write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         pixels = coordinator.sites.pixels
-        saved = save_model(setting.folder.path, network, label_contract_sha256=contract.hash, pixels=pixels)
+        saved = save_model(
+            setting.folder.path,
+            network,
+            label_contract_sha256=contract.hash,
+            pixels=pixels,
+            unlearned=unlearned,
+        )
         sha256 = saved.model_sha256
         test = summarise_test_results(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:

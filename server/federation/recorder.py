@@ -16,9 +16,11 @@ from polyclinic.common.config import Experiment, list_plugin_identities
 from polyclinic.common.errors import quote_names
 from polyclinic.common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
 from polyclinic.common.models.state import ModelState, ModelStateLayout
+from polyclinic.common.models.weights import WarmStart
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
+from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
 from polyclinic.server.federation.evaluation import RunContext
 from polyclinic.server.reporting.run_claims import make_run_claims
@@ -48,6 +50,7 @@ _SUMS = (
     *("bytes_down", "bytes_up"),
 )
 """Attributes of :class:`RunTotals` that a checkpoint holds as they are."""
+NO_ANSWER = "it is admitted, and has not answered the roll call"
 
 
 @dataclass
@@ -182,6 +185,7 @@ class RunRecorder(RunCallbacks):
 
     Attributes:
         totals: Sums over rounds and sites.
+        start: Sentences on what the first model takes from a finished run; empty if it takes nothing.
     """
 
     totals: RunTotals
@@ -190,6 +194,7 @@ class RunRecorder(RunCallbacks):
         self.experiment, self.setting, self.watchers = experiment, setting, watchers
         self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
+        self.start: list[str] = []
 
     def begin_run_recording(self, coordinator: Coordinator, layout: ModelStateLayout, initial: ModelState) -> None:
         """Open the run's files; record the start or resumption of the run, and the sites that take part.
@@ -229,6 +234,7 @@ class RunRecorder(RunCallbacks):
         for site, member in sorted(sites.members.items()):
             self.ledger.record_enrolment(setting.resumed.state.round if setting.resumed else 0, site, member)
         self._record_left_out_sites("roll call")
+        self._record_absent_sites()
         self._record_site_versions(sites.members)
         for watcher in self.watchers:
             watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds)
@@ -237,6 +243,28 @@ class RunRecorder(RunCallbacks):
             setting.folder.append_event("heavy_site", site=site, images=images[site], share=round(share, 6))
         if silent := [site for site, member in sites.members.items() if not member.answer.validation_samples]:
             setting.folder.append_event("no_validation_images", sites=silent)
+
+    def record_warm_start(self, start: WarmStart | None, pixels: PixelForm | None) -> None:
+        """Record what the first model takes from a finished run; a resumed run has recorded it when it began.
+
+        Args:
+            start: What the head takes; None if the model starts from no finished run.
+            pixels: The form of this run's pixels; None if no site states it.
+        """
+        source = self.experiment.model.weights
+        if start is None or source is None:
+            return
+        sentences = [start.describe(source)]
+        if start.pixels is not None and pixels is not None and start.pixels.describe() != pixels.describe():
+            sentences.append(
+                f"{source} learned from other pixels ({start.pixels.describe()}; here {pixels.describe()})"
+            )
+        self.start = sentences
+        if self.setting.resumed is None:
+            self.setting.folder.append_event("warm_start", sentences=sentences)
+            for watcher in self.watchers:
+                for sentence in sentences:
+                    watcher.show_warm_start(sentence)
 
     def _restore_run_from_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore sums and the coordinator's state; stop if the sites annotate other classes or a value is invalid."""
@@ -296,6 +324,13 @@ class RunRecorder(RunCallbacks):
             self.setting.folder.append_event("left_out", round=when, site=site, reason=reason)
             for watcher in self.watchers:
                 watcher.show_left_out_site(site, reason)
+
+    def _record_absent_sites(self) -> None:
+        """Record the admitted sites that have not answered the roll call."""
+        if absent := self.coordinator.sites.absent_sites:
+            self.on_absent_sites("roll call", dict.fromkeys(absent, NO_ANSWER))
+            for watcher in self.watchers:
+                watcher.show_absent_sites(absent)
 
     def _record_refused_calls(self) -> None:
         """Record an event for each newly refused call: the site that called, and the other site if it was about one."""

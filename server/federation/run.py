@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from polyclinic.common.config import Experiment, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.metrics.multi_class import find_best_client_accuracies
-from polyclinic.common.models.network import build_network
+from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import FrozenPart, build_initial_frozen_part, make_model_layout, read_model_state
+from polyclinic.common.models.weights import find_weights_path
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
 from polyclinic.common.pixel_contract import find_pixel_faults_of_table
 from polyclinic.common.system.files import open_input_file
@@ -33,10 +34,11 @@ from polyclinic.server.federation.evaluation import (
 )
 from polyclinic.server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.server.runs.unlearned import find_unlearned_classes, select_rounds_of_model
 from polyclinic.strategies.engine.claims import find_admission_limit_faults, find_surplus_class_faults
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import RunStopped
-from polyclinic.strategies.engine.membership import AdmissionRule
+from polyclinic.strategies.engine.membership import AdmissionRule, RunMember
 from polyclinic.strategies.engine.secure_aggregation import unmask_test_histograms
 from polyclinic.strategies.engine.sequential import make_coordinator
 from polyclinic.strategies.engine.state import make_model_array_record
@@ -102,6 +104,7 @@ def run_federation(
     if setting.own is not None:
         coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
     initial = read_model_state(network)
+    recorder.record_warm_start(network.warm_start, pixels)
     recorder.begin_run_recording(coordinator, make_model_layout(network), initial)
     try:
         coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
@@ -113,16 +116,43 @@ def run_federation(
         recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
         sums = unmask_test_histograms(coordinator, select_counting_replies(tested, coordinator))
-        outcome = save_and_test_model(network, coordinator, tested, setting, sums)
+        unlearned = _find_unlearned_classes(coordinator, setting, network)
+        outcome = save_and_test_model(network, coordinator, tested, setting, sums, unlearned)
         benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.record_run_stop(str(error))
         raise
     summary = _make_run_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
+    summary["start"] = recorder.start
+    summary["unlearned"] = unlearned
     summary["claims"] = recorder.collect_claims(summary)
     recorder.record_run_end(summary)
     return summary
+
+
+def _read_positives(member: RunMember, setting: RunContext) -> dict[str, int | None]:
+    """Return class -> number of positive training images of a site, None if it hides the number; empty if unknown."""
+    answer = member.answer
+    counts = dict(zip(answer.class_names, map(unknown_count_to_none, answer.positives), strict=False))
+    return counts or dict(setting.positives.get(answer.site, {}))
+
+
+def _find_unlearned_classes(coordinator: Coordinator, setting: RunContext, network: SplitNetwork) -> dict[str, str]:
+    """Return class -> why the run's global model has not learned it; empty if there is no such model."""
+    if not coordinator.method.site.has_global_model:
+        return {}
+    contract, members = coordinator.sites.contract, coordinator.sites.members
+    counts = {site: _read_positives(member, setting) for site, member in members.items()}
+    positives = {
+        name: {site: counts[site].get(name) for site in sorted(counts) if name in contract.sites[site]}
+        for name in contract.class_names
+    }
+    rounds = select_rounds_of_model(setting.folder.read_round_lines(), coordinator.round_chosen_by_validation)
+    warm = network.warm_start.taken if network.warm_start else ()
+    return find_unlearned_classes(
+        contract.class_names, positives, rounds, warm=warm, has_own_images=setting.own is not None
+    )
 
 
 def _read_begun_pixels(setting: RunContext) -> PixelForm | None:
@@ -166,7 +196,7 @@ def _add_model_file_hashes(experiment: Experiment, frozen: FrozenPart | None, se
     if frozen is not None:
         named["frozen_sha256"] = frozen.sha256
     if model.weights is not None:
-        with open_input_file(setting.base / model.weights) as file:
+        with open_input_file(find_weights_path(setting.base, model.weights)) as file:
             named["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     began = setting.resumed.experiment["model"] if setting.resumed else {}
     for key, sha256 in named.items():
@@ -200,6 +230,8 @@ def _make_run_summary(
         "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
         "excluded": dict(coordinator.state.excluded),
+        "left_out": coordinator.sites.left_out_sites,
+        "absent": list(coordinator.sites.absent_sites),
         "statistics": _summarize_counting_statistics(coordinator),
         "classes": list(coordinator.sites.contract.class_names),
         "sites": {
@@ -207,10 +239,7 @@ def _make_run_summary(
                 "classes": list(coordinator.sites.contract.sites[site]),
                 "train_samples": member.answer.train_samples,
                 "validation_samples": unknown_count_to_none(member.answer.validation_samples),
-                "positives": dict(
-                    zip(member.answer.class_names, map(unknown_count_to_none, member.answer.positives), strict=False)
-                )
-                or dict(setting.positives.get(site, {})),
+                "positives": _read_positives(member, setting),
                 "smallest_count": member.answer.smallest_count,
                 "release": member.answer.release,
                 "wire": member.wire,

@@ -25,6 +25,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.server.runs.unlearned import NO_POSITIVE
 
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
@@ -276,6 +277,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         compared = format_count_with_noun(sum(each.benefit is not None for each in choices), "site")
         better = f"{_choose_verb_form(alone, 'is', 'are')} better off alone than with this model"
         limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
+    limits += _describe_sites_outside_run(run)
     limits += [*_describe_untested_classes(summary), *_describe_lost_sites_and_classes(run)]
     limits += _describe_counting_statistics(summary)
     if names := find_hidden_count_classes(summary):
@@ -288,9 +290,13 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
         verb, few = _choose_verb_form(names, "was", "were"), "fewer hospitals than smallest_cohort sent it"
         limits.append(f"{_quote_names(names)} {verb} not learned: {rows}, because {few}.")
+    if names := [name for name, reason in summary.unlearned.items() if reason == NO_POSITIVE]:
+        verb, them = _choose_verb_form(names, "was", "were"), _choose_verb_form(names, "it", "them")
+        limits.append(f"{_quote_names(names)} {verb} not learned: no training image of the run shows {them}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     limits += _describe_unlike_pixels(summary)
+    limits += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in summary.start]
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
@@ -384,6 +390,27 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
     if silent and summary.test.note != GLOBAL_MODEL:
         of_all = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
         yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote_names(silent)} did not."
+
+
+def _describe_sites_outside_run(run: RunFolderContent) -> Iterator[str]:
+    """Yield sentences on admitted sites that were left out, or never answered the roll call."""
+    summary = run.summary
+    without = "" if summary.is_initial_model_tested else ": the model was trained without"
+    for site, reason in summary.left_out.items():
+        yield f"{site} was left out{_describe_earlier_rounds(run, site)}: {' '.join(reason.split()).rstrip('.')}."
+    earlier = {site: _describe_earlier_rounds(run, site) for site in summary.absent}
+    for site in [site for site, text in earlier.items() if text]:
+        yield f"{site} did not answer when the run was resumed{earlier[site]}."
+    if names := [site for site, text in earlier.items() if not text]:
+        verb, them = _choose_verb_form(names, "is", "are"), _choose_verb_form(names, "it", "them")
+        end = without and f"{without} {them}"
+        yield f"{join_first_and_count(names, MOST_NAMED)} {verb} admitted and never answered the roll call{end}."
+
+
+def _describe_earlier_rounds(run: RunFolderContent, site: str) -> str:
+    """Return in which round a site took part last, as the end of a clause; empty if it took part in none."""
+    rounds = [line.round for line in run.rounds if site in line.sites]
+    return f", after it took part last in round {rounds[-1]:,} of {run.summary.rounds:,}" if rounds else ""
 
 
 def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:

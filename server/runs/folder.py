@@ -23,6 +23,7 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.server.runs.live_status import SIGNED_OFF
+from polyclinic.server.runs.reader import RoundFileLine, parse_round_lines, read_rounds
 from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
@@ -194,6 +195,12 @@ class RunFolder:
         else:
             self._unwritten_rounds.append((format_as_json_text(line) + "\n").encode())
         self._send_scalars_to_trackers(extract_round_scalars(line), line["round"])
+
+    def read_round_lines(self) -> tuple[RoundFileLine, ...]:
+        """Return the lines of all rounds so far, also those of a finished run's further rounds."""
+        if self._unwritten_rounds is None:
+            return read_rounds(self.path)
+        return parse_round_lines(self.path / "rounds.jsonl", b"".join(self._unwritten_rounds).decode())
 
     def append_event(self, name: str, **fields: Any) -> None:
         """Append an event to ``events.jsonl``: time, name, and values as fields."""

@@ -59,11 +59,17 @@ class SilentRunProgress:
     def show_left_out_site(self, site: str, reason: str) -> None:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
+    def show_absent_sites(self, sites: Sequence[str]) -> None:
+        """Do nothing, because every site of a simulation answers the roll call."""
+
     def show_rollback(self, rolled_back: RollbackEvent) -> None:
         self.show_note(rolled_back.rollback_sentence)
 
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self.show_note(describe_site_exclusion(server_round, site, reason))
+
+    def show_warm_start(self, sentence: str) -> None:
+        self.show_note(sentence)
 
     def show_note(self, sentence: str) -> None:
         """Show a sentence about an event of the run; this class shows nothing."""

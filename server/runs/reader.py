@@ -175,6 +175,10 @@ class RunSummary(_LenientRunFileModel):
         external: Results on external test images; None without them.
         drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty if not requested.
+        left_out: Site -> why it could not take part, though it is admitted and was connected.
+        absent: Admitted sites that have not answered the roll call, up to the end of the run.
+        start: Sentences on what the first model takes from a finished run; empty if it takes nothing.
+        unlearned: Class -> why the model has not learned it.
         pixels: How the sites' images became pixels, and the sites of which this is not known.
     """
 
@@ -202,6 +206,10 @@ class RunSummary(_LenientRunFileModel):
     external: FinalTestSummary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     excluded: dict[str, str] = Field(default_factory=dict)
+    left_out: dict[str, str] = Field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    unlearned: dict[str, str] = Field(default_factory=dict)
     statistics: CountingStatistics = CountingStatistics()
     learned: FinalMethodStatistics = FinalMethodStatistics()
     privacy: PrivacyBudgetSpent | None = None
@@ -335,10 +343,15 @@ def read_rounds(folder: Path) -> tuple[RoundFileLine, ...]:
         BadInput: If a line is invalid.
     """
     path = folder / "rounds.jsonl"
-    return _parse_round_lines(path, path.read_text(encoding="utf-8")) if path.exists() else ()
+    return parse_round_lines(path, path.read_text(encoding="utf-8")) if path.exists() else ()
 
 
-def _parse_round_lines(path: Path, text: str) -> tuple[RoundFileLine, ...]:
+def parse_round_lines(path: Path, text: str) -> tuple[RoundFileLine, ...]:
+    """Parse the lines of ``rounds.jsonl``.
+
+    Raises:
+        BadInput: If a line is invalid.
+    """
     lines = {f"{path} line {n}": line for n, line in enumerate(text.splitlines(), start=1) if line.strip()}
     return tuple(_parse_json_records(RoundFileLine, lines))
 
@@ -363,7 +376,7 @@ def read_run(folder: Path) -> RunFolderContent:
     summary_text, rounds_text = map(read_run_file_text, paths)
     raise_faults(faults)
     (summary,) = _parse_json_records(RunSummary, {str(paths[0]): summary_text})
-    rounds = _parse_round_lines(paths[1], rounds_text)
+    rounds = parse_round_lines(paths[1], rounds_text)
     path = folder / SAMPLES
     texts = {str(path): read_run_file_text(path)} if path.exists() else {}
     raise_faults(faults)

@@ -97,6 +97,7 @@ class RunReporter(SilentRunProgress):
 
     def show_joined_site(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
+        self._present.left_out.pop(site, None)
         self._tell(f"{site} joins in round {server_round}")
 
     def show_left_out_site(self, site: str, reason: str) -> None:
@@ -104,9 +105,19 @@ class RunReporter(SilentRunProgress):
         self._store_last_error(f"{site}: {reason}")
         self._tell(f"the run goes on without {site}: {reason}")
 
+    def show_absent_sites(self, sites: Sequence[str]) -> None:
+        for site in sites:
+            self._present.left_out[site] = "roll call: it has not answered"
+        verb = "is" if len(sites) == 1 else "are"
+        problem = f"{verb} admitted, and {'has' if len(sites) == 1 else 'have'} not answered the roll call"
+        self._tell(f"the run begins without {join_first_and_count(list(sites))}: {problem}")
+
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
         super().show_excluded_site(server_round, site, reason)
+
+    def show_warm_start(self, sentence: str) -> None:
+        self._tell(sentence)  # it is no error
 
     def show_note(self, sentence: str) -> None:
         self._store_last_error(sentence)

@@ -808,6 +808,12 @@ class RunMembership:
         return {self._roll.get_registered_site_name(node): reason for node, reason in refused}
 
     @property
+    def absent_sites(self) -> tuple[str, ...]:
+        """Return the admitted sites that have not answered this run's roll call; empty in simulation."""
+        # A member with a renewed key that is not back yet has answered with its old key.
+        return tuple(site for site in self._roll.missing_site_names if site not in self.members)
+
+    @property
     def answers(self) -> dict[str, RollCallAnswer]:
         """Return the members' answers to the roll call, sorted by site name."""
         return {site: member.answer for site, member in sorted(self.members.items())}

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -236,3 +237,66 @@ def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path
         assert verdict.faults == []
         assert verdict.entries >= entries + appended
         entries = verdict.entries
+
+
+@contextlib.contextmanager
+def full_after(folder: Path, room: int) -> Iterator[None]:
+    """Within it, files of this process end so many bytes behind the end of the audit, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / audit.FILE).stat().st_size + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 20, 21, 22, 100])
+def test_a_full_disk_is_named_in_the_place_of_the_entry_and_the_chain_goes_on(room: int, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    for _ in range(2):  # each attempt on the full disk
+        with full_after(tmp_path, room), pytest.raises(OSError, match="File too large"):
+            AuditLog(tmp_path, durable=False).append(record="TrainReply", bytes=1)
+    marks = path.read_bytes().count(audit.FULL_DISK_MARK)
+    assert marks == (0 if room < 21 else 1 if room == 21 else 2)
+    assert is_sound(tmp_path, ENTRIES, notes=min(marks, 1))
+    torn = AuditLog(tmp_path, durable=False).append(record="TrainReply", bytes=2)
+    assert is_sound(tmp_path, ENTRIES + 1, notes=min(marks, 1))
+    assert (torn is None) == (marks == 0)
+    for note in check_audit_log(tmp_path).notes:
+        assert f"was torn by a full disk; entry {ENTRIES + 1} says so" in note
+
+
+def test_a_kill_on_a_full_disk_is_named_with_it(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with full_after(tmp_path, 40), pytest.raises(OSError, match="File too large"):
+        AuditLog(tmp_path, durable=False).append(record="TrainReply", bytes=1)
+    with path.open("ab") as file:
+        file.write(b'\n{"n": 7, "ti')
+    torn = AuditLog(tmp_path, durable=False).append(record="TrainReply", bytes=2)
+    assert torn is not None
+    assert torn.cause == "a kill and a full disk"
+    assert is_sound(tmp_path, ENTRIES + 1, notes=1)
+
+
+def test_a_mark_that_is_changed_later_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with full_after(tmp_path, 40), pytest.raises(OSError, match="File too large"):
+        AuditLog(tmp_path, durable=False).append(record="TrainReply", bytes=1)
+    AuditLog(tmp_path, durable=False).append(record="TrainReply", bytes=2)
+    path.write_bytes(path.read_bytes().replace(audit.FULL_DISK_MARK, b"(no room in the disk)"))
+    assert any("is not the torn line that entry 7 speaks of: changed" in fault for fault in faults(tmp_path))
+
+
+def test_a_small_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("this account may mount nothing")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            written(disk, entries=10_000)
+        (note,) = check_audit_log(disk).notes
+        assert "is torn, as by a full disk; the next entry will say so" in note
+    finally:
+        subprocess.run(["umount", disk], check=True)

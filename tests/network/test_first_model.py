@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from tests.network.federated import Federation
-from tests.network.real import flwr_client, lines_of, settings
+from tests.network.federated import EVERYBODY, Federation, events, hash_in, sites_by_round, undisturbed
+from tests.network.real import flwr_client, lines_of, settings, summary_of
 
 pytestmark = pytest.mark.slow
 CRAFTED = """
@@ -57,3 +57,43 @@ def test_a_first_model_of_a_weights_file_is_compared_by_who_has_it(federation: F
     shutil.rmtree(folder)
     after = [site.program.output.count("is taken as it came") for site in federation.sites]
     assert [count - earlier for count, earlier in zip(after, before, strict=True)] == [1, 1, 0]  # south has the file
+
+
+def test_a_finished_run_s_folder_is_a_warm_start_with_its_head_and_the_same_model_as_in_simulation(
+    federation: Federation,
+) -> None:
+    """North, whose classes 7, 8 and 9 nobody else has, comes to the second run alone."""
+    without_north = ("participation.min_sites=2", "participation.roll_call_deadline_s=6")
+    federation.stop(federation.north)
+    federation.run("run.rounds=2", *without_north, once=True, out="first").succeeds()
+    first = federation.folder / "first"
+    folder = federation.south.folder / "weights"
+    folder.mkdir()
+    shutil.copy(first / "model.safetensors", folder / "model.safetensors")  # south compares the first model with it
+    federation.gather()
+    before = [site.program.output.count("is taken as it came") for site in federation.sites]
+    warm = (f"model.weights={first}", "run.rounds=2")
+    run = federation.run(*warm, once=True, out="second")
+    run.succeeds()
+    shutil.rmtree(folder)
+    after = [site.program.output.count("is taken as it came") for site in federation.sites]
+    assert [count - earlier for count, earlier in zip(after, before, strict=True)] == [1, 1, 0]
+    sentence = f"7 of 10 rows of the head come from {first}; new: 7, 8 and 9"
+    assert sentence in run.output
+    (event,) = events(federation.folder / "second", "warm_start")
+    assert event["sentences"] == [sentence]
+    summary = summary_of(federation.folder / "second")
+    assert summary["start"] == [sentence]
+    assert f"{sentence}." in summary["claims"]["cautions"]
+    assert sites_by_round(federation.folder / "second") == [EVERYBODY] * 2
+    assert hash_in(federation.folder / "second") == undisturbed(federation.experiment, federation.folder / "sim", *warm)
+
+
+def test_a_warm_start_that_hardly_learns_keeps_the_auroc_of_the_finished_model(federation: Federation) -> None:
+    federation.run("run.rounds=3", once=True, out="first").succeeds()
+    still = (f"model.weights={federation.folder / 'first'}", "run.rounds=1", "training.lr=1e-12", "model.norm=batch")
+    federation.run(*still, "evaluation.checkpoint=last", once=True, out="second").succeeds()
+    of_first, of_second = (summary_of(federation.folder / name)["per_site"] for name in ("first", "second"))
+    for site in EVERYBODY:
+        assert of_second[site]["mean_auroc"] == pytest.approx(of_first[site]["mean_auroc"], abs=0.005)
+        assert of_first[site]["mean_auroc"] > 0.8

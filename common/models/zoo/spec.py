@@ -114,7 +114,8 @@ class ModelSpec(BaseModel):
             factors of this rank for the backbone's weights. With ``head`` and ``neck`` the features of the backbone are
             standardised.
         frozen_sha256: Hash of the frozen part; the coordinator writes it into the plan.
-        weights: Local safetensors file of pretrained weights, relative to the experiment's folder.
+        weights: Local safetensors file of pretrained weights, or the folder of a finished run, relative to the
+            experiment's folder.
         weights_sha256: The required hash of the file ``weights``.
         mean: Pixel mean per channel after division by 255; default by architecture.
         std: Pixel standard deviation per channel after division by 255; default by architecture.

@@ -36,6 +36,7 @@ SENTENCES = {
     "checkpoint_broken": "checkpoint {file} could not be read: {reason}",
     "last_model": "no best round was chosen: {because}",
     "ended_early": "the run ended after round {round}: no model after that of round {best_round} was better",
+    "warm_start": "{sentences}",
     "roll_call": "roll call: {sites} take part; classes: {classes}",
     "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
     "no_training_images": "without training images, and not in the run: {sites}",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import SplitNetwork, build_network, find_network_build_faults
 from polyclinic.common.models.saved import save_model
-from polyclinic.common.models.weights import convert_checkpoint, convert_efficientnet_lite0
+from polyclinic.common.models.weights import WarmStart, convert_checkpoint, convert_efficientnet_lite0
 from polyclinic.common.models.zoo.spec import Architecture, ModelSpec
 from tests.missing_packages import hide_packages
 
@@ -41,6 +41,96 @@ def test_a_finished_model_is_a_weights_file_for_other_classes_and_another_neck(t
         assert torch.equal(target.backbone.state_dict()[name], tensor)
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
     assert "no safetensors file" in find_network_build_faults(spec(), tmp_path)[0].problem
+
+
+NAMES = ("edema", "hernia", "mass", "nodule")
+
+
+def finished(folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> SplitNetwork:
+    """Save a network whose values are not those of any new one; return it."""
+    network = build_network(ModelSpec(architecture="tiny_cnn", image_size=16, **more), names, 5)
+    with torch.no_grad():
+        for value in network.state_dict().values():
+            if value.is_floating_point():
+                value.add_(0.01)
+    save_model(folder, network, label_contract_sha256="")
+    return network.eval()
+
+
+@pytest.mark.parametrize("more", [{}, {"neck": 8}, {"norm": "group"}, {"train": "head"}, {"neck": 8, "train": "neck"}])
+def test_a_finished_model_gives_its_outputs_to_the_bit_whichever_order_its_classes_have(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    source, images = finished(tmp_path, **more), torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    for names in (NAMES, NAMES[::-1]):
+        started = build_network(
+            ModelSpec(architecture="tiny_cnn", image_size=16, weights=".", **more), names, 9, tmp_path
+        )
+        assert started.warm_start == WarmStart(taken=names, new=())
+        outputs = started.eval()(images * 255)
+        assert torch.equal(outputs[:, [names.index(name) for name in NAMES]], source(images * 255))
+
+
+def test_rows_of_other_classes_are_those_of_a_new_network_and_are_named(tmp_path: Path) -> None:
+    source, images = finished(tmp_path), torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 255
+    names = ("Mass", "nodule", "edema")
+    started = build_network(spec(), names, 9, tmp_path).eval()
+    assert started.warm_start == WarmStart(("nodule", "edema"), ("Mass",), unused=("hernia", "mass"))
+    expected = "2 of 3 rows of the head come from runs/first; new: Mass; only in runs/first: hernia and mass"
+    assert started.warm_start.describe("runs/first") == expected
+    new = build_network(ModelSpec(architecture="tiny_cnn", image_size=16), names, 9)
+    assert torch.equal(started.head.weight[0], new.head.weight[0])
+    assert torch.equal(started.head.weight[[1, 2]], source.head.weight[[3, 0]])
+    torch.testing.assert_close(started(images)[:, [1, 2]], source(images)[:, [3, 0]])
+
+
+def test_low_rank_factors_are_merged_into_the_weights_that_the_next_run_starts_from(tmp_path: Path) -> None:
+    source = finished(tmp_path, train="lora:2")
+    images = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 255
+    for train in ("all", "lora:2"):
+        started = build_network(spec(train=train), NAMES, 9, tmp_path).eval()
+        torch.testing.assert_close(started(images), source(images))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"image_size": 20}, "model.image_size is 16 there and 20 here"),
+        ({"channels": 1}, "model.channels is 3 there and 1 here"),
+        ({"task": "multi_class"}, "model.task is multi_label there and multi_class here"),
+        ({"neck": 8}, "the layers between trunk and head (model.neck, model.train) are others there"),
+    ],
+)
+def test_a_head_of_other_features_stays_behind_and_the_reason_is_said(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    finished(tmp_path)
+    changed = {"image_size": 16} | change
+    started = build_network(ModelSpec(architecture="tiny_cnn", weights=".", **changed), NAMES, 9, tmp_path)
+    assert started.warm_start is not None
+    assert reason in started.warm_start.reason
+    assert started.warm_start.new == NAMES
+    new = build_network(ModelSpec(architecture="tiny_cnn", **changed), NAMES, 9)
+    assert torch.equal(started.head.weight, new.head.weight)
+
+
+def test_a_model_of_another_architecture_is_named_and_a_bare_trunk_has_no_head_to_take(tmp_path: Path) -> None:
+    finished(tmp_path)
+    (fault,) = find_network_build_faults(spec("femnist_cnn", 32), tmp_path)
+    assert 'is a model of tiny_cnn with norm = "batch", and this experiment\'s is femnist_cnn' in fault.problem
+    trunk = {f"backbone.{name}": value.contiguous() for name, value in tiny().backbone.state_dict().items()}
+    safetensors.torch.save_file(trunk, tmp_path / "trunk.safetensors")
+    bare = ModelSpec(architecture="tiny_cnn", image_size=16, weights="trunk.safetensors")
+    assert build_network(bare, NAMES, 9, tmp_path).warm_start is None
+
+
+def test_a_model_without_class_names_in_its_file_gives_its_trunk_alone(tmp_path: Path) -> None:
+    finished(tmp_path)
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(path), path)  # as release 0.1.0 wrote it
+    start = build_network(spec(), NAMES, 9, tmp_path).warm_start
+    assert start is not None
+    assert "does not name its classes" in start.reason
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: Path) -> None:
