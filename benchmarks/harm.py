@@ -6,9 +6,9 @@ PYTHONPATH=. python benchmarks/harm.py rules [--sites 5] [--shared 4] [--seeds 3
 PYTHONPATH=. python benchmarks/harm.py seconds [--sites 1000]
 
 scikit-learn's digits, all 1,797 of them, in this process. `updates`: one site sends something else than it trained;
-beside it the honest run without that site. `honest`: small, unlike, drifting sites; nobody may be left out. `rules`:
-what each rule costs honest sites that annotate unlike classes. `seconds`: CPU time of the rule. backdoors.py has the
-backdoors.
+beside it the honest run without that site. `honest`: small, unlike, drifting sites; nobody may be left out. Both count
+what the trials of models cost: their share of the rounds' CPU seconds and of the bytes that go down. `rules`: what each
+rule costs honest sites that annotate unlike classes. `seconds`: CPU time of the rule. backdoors.py has the backdoors.
 """
 
 import argparse
@@ -17,8 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -30,6 +31,8 @@ from polyclinic.client.training.layers import train_with_privacy_layers
 from polyclinic.client.training.secure_aggregation import HeldUpdateStore
 from polyclinic.common.models.network import Head
 from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
+from polyclinic.strategies.engine.coordinator import Coordinator
+from polyclinic.strategies.engine.layers import RollbackLayer
 from polyclinic.strategies.engine.membership import RunMembership
 from tests.federations import ALL_DIGITS, federation
 from tests.liars import LIES, Answer, changed
@@ -68,13 +71,74 @@ UPDATES: Mapping[str, Answer] = {
 # ---------------------------------------------------------------------- one run
 
 
+@dataclass
+class TrialCost:
+    """What the trials of models cost, of all rounds of a run or of several.
+
+    Attributes:
+        trials: Number of trials.
+        seconds: CPU seconds of the trials, and of all rounds with the trials in them.
+        down: Bytes that the coordinator sent for trials, and all that it sent until the last round's end.
+    """
+
+    trials: int = 0
+    seconds: tuple[float, float] = (0.0, 0.0)
+    down: tuple[int, int] = (0, 0)
+
+    def __add__(self, other: "TrialCost") -> "TrialCost":
+        seconds = self.seconds[0] + other.seconds[0], self.seconds[1] + other.seconds[1]
+        return TrialCost(
+            self.trials + other.trials, seconds, (self.down[0] + other.down[0], self.down[1] + other.down[1])
+        )
+
+    def __str__(self) -> str:
+        of_seconds, of_bytes = (100 * some / (all_of_it or 1) for some, all_of_it in (self.seconds, self.down))
+        return f"{self.trials} ({of_seconds:.1f} % of s, {of_bytes:.1f} % of bytes)"
+
+
+@contextmanager
+def counted_trials() -> Iterator[TrialCost]:
+    """Measure the trials of the runs in the block."""
+    cost = TrialCost()
+    try_models, train_round = RollbackLayer._exclude_harmful_site, Coordinator._train_round
+
+    def sent(coordinator: Coordinator) -> int:
+        return sum(coordinator.sites.bytes_down.values())
+
+    def trial(layer: RollbackLayer, *arguments: Any) -> Any:
+        began, before = time.process_time(), sent(layer._coordinator)
+        try:
+            return try_models(layer, *arguments)
+        finally:
+            cost.trials += 1
+            cost.seconds = (cost.seconds[0] + time.process_time() - began, cost.seconds[1])
+            cost.down = (cost.down[0] + sent(layer._coordinator) - before, cost.down[1])
+
+    def train(coordinator: Coordinator, server_round: int) -> Any:
+        began = time.process_time()
+        try:
+            return train_round(coordinator, server_round)
+        finally:
+            cost.seconds = (cost.seconds[0], cost.seconds[1] + time.process_time() - began)
+            cost.down = (cost.down[0], sent(coordinator))
+
+    setattr(RollbackLayer, "_exclude_harmful_site", trial)  # noqa: B010 mypy: a method is assigned
+    setattr(Coordinator, "_train_round", train)  # noqa: B010
+    try:
+        yield cost
+    finally:
+        setattr(RollbackLayer, "_exclude_harmful_site", try_models)  # noqa: B010
+        setattr(Coordinator, "_train_round", train_round)  # noqa: B010
+
+
 @dataclass(frozen=True)
 class Result:
-    """One run's mean test AUROC, who was left out, and how often a model was taken back."""
+    """One run's mean test AUROC, who was left out, how often a model was taken back, and what trials cost."""
 
     auroc: float
     excluded: tuple[str, ...]
     back: int
+    cost: TrialCost = field(default_factory=TrialCost)
 
 
 def name_of(site: int, sites: int) -> str:
@@ -97,7 +161,7 @@ def run(
         return answer_of.get(site.name, train_with_privacy_layers)(site, request)
 
     vars(app)["train_with_privacy_layers"] = answered
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, counted_trials() as cost:
         choices = (ALL_DIGITS, *choices)
         try:
             summary = federation(Path(folder), *choices)
@@ -106,7 +170,7 @@ def run(
         events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
         measure(Path(folder), choices)
-        return Result(float(summary["test"]["mean_auroc"]), tuple(summary["excluded"]), back)
+        return Result(float(summary["test"]["mean_auroc"]), tuple(summary["excluded"]), back, cost)
 
 
 @contextmanager
@@ -147,7 +211,15 @@ def harmful_updates(
 ) -> Table:
     """Return the AUROC with each harmful update, beside that of the honest run without the site that sends it."""
     table = Table(
-        "method", "sites", "rule", "the harmful site sends", "AUROC", "honest without it", "left out", "taken back"
+        "method",
+        "sites",
+        "rule",
+        "the harmful site sends",
+        "AUROC",
+        "honest without it",
+        "left out",
+        "taken back",
+        "trials",
     )
     for method in methods:
         for sites in counts:
@@ -161,7 +233,8 @@ def harmful_updates(
                 for kind in kinds or UPDATES:
                     result = run(settings, {harmful: UPDATES[kind]})
                     below.append(honest.auroc - result.auroc)
-                    cells = (f"{result.auroc:.3f}", f"{honest.auroc:.3f}", " ".join(result.excluded), str(result.back))
+                    aurocs = f"{result.auroc:.3f}", f"{honest.auroc:.3f}"
+                    cells = (*aurocs, " ".join(result.excluded), str(result.back), str(result.cost))
                     table.add_row(method, str(sites), rule, kind, *cells)
                     print(method, sites, rule, kind, *cells, sep=" | ", flush=True)
                 print(f"{method}, {sites} sites, {rule}: at most {max(below):.3f} below,", end=" ")
@@ -174,7 +247,8 @@ def harmful_updates(
 
 def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
     """Sites of unlike sizes and classes, few images each, images that get darker from site to site."""
-    table = Table("run", "settings", "AUROC", "left out", "taken back", "updates shortened")
+    table = Table("run", "settings", "AUROC", "left out", "taken back", "updates shortened", "trials")
+    total = TrialCost()
     for number in range(runs):
         sites = (2, 3, 4, 6, 10)[number % 5]
         method = ("surgical", "fedavg", "vanilla", "fedprox")[number % 4]
@@ -184,15 +258,18 @@ def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
         choices += settings
         drift = number % 2 == 1
         answer_of = {name_of(place, sites): unlike(place, drift=drift) for place in range(1, sites + 1)}
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, counted_trials() as cost:
             vars(app)["train_with_privacy_layers"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023
             summary = federation(Path(folder), *choices)
             events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
         clipped = [event for event in events if event["event"] == "shortened_update"]
-        cells = (f"{summary['test']['mean_auroc']:.3f}", " ".join(summary["excluded"]), str(back), str(len(clipped)))
+        total += cost
+        auroc, excluded = f"{summary['test']['mean_auroc']:.3f}", " ".join(summary["excluded"])
+        cells = (auroc, excluded, str(back), str(len(clipped)), str(cost))
         table.add_row(str(number), " ".join(choices), *cells)
         print(number, *choices, "drift" if drift else "", *cells, flush=True)
+    table.add_row("all", "", "", "", "", "", str(total))
     return table
 
 

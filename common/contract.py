@@ -55,14 +55,23 @@ class LabelContract:
 
     def annotating_sites(self, class_name: str) -> tuple[str, ...]:
         """Return the sites that annotate the class, sorted by name."""
-        return tuple(site for site, names in self.sites.items() if class_name in names)
+        return self._annotating_sites_by_class.get(class_name, ())
 
-    @property
+    @cached_property
+    def _annotating_sites_by_class(self) -> dict[str, tuple[str, ...]]:
+        """The sites that annotate each class; one pass over all declarations, not one for each class."""
+        sites: dict[str, list[str]] = {}
+        for site, names in self.sites.items():
+            for name in dict.fromkeys(names):
+                sites.setdefault(name, []).append(site)
+        return {name: tuple(annotating) for name, annotating in sites.items()}
+
+    @cached_property
     def shared_classes(self) -> tuple[str, ...]:
         """Classes that every site annotates."""
         return tuple(name for name in self.class_names if len(self.annotating_sites(name)) == len(self.sites))
 
-    @property
+    @cached_property
     def unique_classes(self) -> tuple[str, ...]:
         """Classes that exactly one of several sites annotates."""
         return tuple(name for name in self.class_names if len(self.annotating_sites(name)) == 1 < len(self.sites))
@@ -73,7 +82,8 @@ class LabelContract:
 
     def annotated_class_mask(self, site: str) -> NDArray[np.bool_]:
         """Return an array ``(classes,)``, True for each class that the site annotates."""
-        return np.array([name in self.sites[site] for name in self.class_names], dtype=np.bool_)
+        annotated = frozenset(self.sites[site])
+        return np.array([name in annotated for name in self.class_names], dtype=np.bool_)
 
     @cached_property
     def hash(self) -> str:
@@ -101,11 +111,12 @@ def merge_label_declarations(
     repeated = sorted(name for name, count in counts.items() if count > 1)
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
     if class_names:
+        fixed, declared = frozenset(class_names), frozenset(union)
         for declaration in ordered:
             for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
-                if name not in class_names:
+                if name not in fixed:
                     faults.append(make_foreign_class_fault(declaration, local, name, class_names))
-        if missing := [name for name in class_names if name not in union]:
+        if missing := [name for name in class_names if name not in declared]:
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quote_names(missing)}.", remedy))
     else:

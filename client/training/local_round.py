@@ -298,6 +298,8 @@ def _make_evaluate_reply(
     def unknown_count_if_none(value: int | None) -> int:
         return UNKNOWN_COUNT if value is None else value
 
+    # Nobody reads the hash elsewhere: only models with local parts have no other name than their sites' hashes.
+    names_own_model = request.test and not task.method.has_global_model
     return EvaluateReply(
         run=request.run,
         round=request.round,
@@ -310,7 +312,7 @@ def _make_evaluate_reply(
         balanced_accuracy=tuple(nan_if_none(row.balanced_accuracy) for row in rows),
         positives=tuple(unknown_count_if_none(row.positives) for row in rows),
         negatives=tuple(unknown_count_if_none(row.negatives) for row in rows),
-        model_sha256=task.figures.hash_evaluated_model(task, request),
+        model_sha256=task.figures.hash_evaluated_model(task, request) if names_own_model else "",
         metric_names=plugin_metrics,
         metric_values=tuple(nan_if_none(row.more[name]) for row in rows for name in plugin_metrics),
     )

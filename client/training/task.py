@@ -23,6 +23,7 @@ from polyclinic.common.models.network import (
     set_memory_format,
     unfreeze_network,
 )
+from polyclinic.common.models.parts import iterate_parameters
 from polyclinic.common.models.state import FrozenPart, ModelState, write_model_state
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system.hashing import derive_seed
@@ -84,6 +85,8 @@ class LocalTask:
 
     def make_labelled_examples(self, part: str) -> LabelledExamples:
         """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
+        if part not in self._examples and self.site.has_no_limits and self.network is self.whole:
+            self._examples[part] = self._get_cached_examples(part)
         if part not in self._examples:
             site, inputs = self.site, self.prepare_network_inputs(part)
             images: ImageSet = (
@@ -93,6 +96,18 @@ class LocalTask:
                 images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
+
+    def _get_cached_examples(self, part: str) -> LabelledExamples:
+        """Return the part's images with labels, which stay the same from request to request."""
+        images, class_names = getattr(self.site, part), self.network.class_names
+        cached: dict[tuple[str, tuple[str, ...]], tuple[ImageSet, LabelledExamples]]
+        cached = self.site.computed_results_cache.setdefault("examples", {})
+        entry = cached.get((part, class_names))
+        # A copy of the site may share the cache and have other images.
+        if entry is None or entry[0] is not images:
+            entry = images, pair_pixels_with_labels(images, self.site.pixels[part], class_names)
+            cached[part, class_names] = entry
+        return entry[1]
 
     def prepare_network_inputs(self, part: str) -> Tensor | ImageTensors:
         """Return the network's inputs for one part of the data: pixels, or features of a frozen backbone."""
@@ -233,12 +248,19 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
             folder.store_empty_state(request.counted)
         raise
+    cache = get_cached_networks(plan.model, site.device, site.gpus)
+    trunk_in_network = cache.trunk_source
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
-    write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+    source = received.trunk.base if isinstance(received.trunk.base, bytes) else None
+    is_trunk_there = source is not None and source is trunk_in_network
+    trunk = None if is_trunk_there else received.trunk
+    write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
+    if site.simulated and not trains and not method.keeps_local_parts:
+        cache.trunk_source = source
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
     task = LocalTask(
         site,
@@ -268,11 +290,14 @@ class NetworkCache:
         by_rows: Class names of the head rows -> network.
         frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.
         memory_format: Memory format of the convolutions.
+        trunk_source: The bytes of the message whose trunk is in the network, if only evaluation followed. In a
+            simulation in one process all sites evaluate the very same bytes, and one copy serves all.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
     frozen_sha256: str = ""
     memory_format: MemoryFormat = "channels_last"
+    trunk_source: bytes | None = None
 
 
 @lru_cache(maxsize=1)
@@ -295,6 +320,7 @@ def get_unfilled_network(
         memory_format: Memory format of the convolutions; None to leave it.
     """
     cache = get_cached_networks(spec, device, gpus)
+    cache.trunk_source = None  # whoever gets the network may change it
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
         set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck
@@ -303,7 +329,8 @@ def get_unfilled_network(
         networks[class_names] = make_network_with_new_head(networks[()], class_names, device)
     network = networks[class_names]
     unfreeze_network(network)
-    network.zero_grad(set_to_none=True)
+    for parameter in iterate_parameters(network):
+        parameter.grad = None
     return network
 
 

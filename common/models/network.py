@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
+from polyclinic.common.models.parts import has_fixed_modules, require_gradients, set_training_flag
 from polyclinic.common.models.trained import (
     add_low_rank_factors,
     list_frozen_tensor_names,
@@ -358,7 +359,8 @@ def unfreeze_network(network: SplitNetwork) -> None:
     Counters restart, so that a running mean over all batches is one over later batches only, and does not depend on the
     sites that the process trained before.
     """
-    network.requires_grad_(True).train()
+    require_gradients(network)
+    set_training_flag(network, training=True)
     _reset_counters(network)
     if network.spec.train != "all":
         _disable_frozen_layer_training(network)
@@ -366,6 +368,8 @@ def unfreeze_network(network: SplitNetwork) -> None:
 
 def _reset_counters(network: SplitNetwork) -> None:
     """Restore the initial values of the integer buffers."""
+    if not network.initial_counters:
+        return
     buffers = dict(network.named_buffers())
     for name, initial in network.initial_counters.items():
         buffers[name].copy_(initial)
@@ -403,8 +407,8 @@ def set_train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, fr
     Only ``model.train`` and the two flags decide which backbone layers are trained; earlier calls of freezing functions
     have no effect. Neck and head keep their ``requires_grad``.
     """
-    network.train()
-    network.backbone.requires_grad_(True)
+    set_training_flag(network, training=True)
+    require_gradients(network.backbone, fixed=has_fixed_modules(network))
     if network.frozen:
         _disable_frozen_layer_training(network)
     if frozen_backbone:
@@ -439,9 +443,10 @@ CPU_FACTS = Path("/proc/cpuinfo")
 def select_head_row_labels(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
     """Return labels ``(n, rows)``, float32, in the order of ``class_names``; NaN for classes without a label column."""
     matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
+    columns = {name: column for column, name in enumerate(images.class_names)}
     for row, name in enumerate(class_names):
-        if name in images.class_names:
-            matrix[:, row] = torch.from_numpy(images.labels[:, images.class_names.index(name)])
+        if name in columns:
+            matrix[:, row] = torch.from_numpy(images.labels[:, columns[name]])
     return matrix
 
 
@@ -463,7 +468,7 @@ def compute_features_and_logits(
 def _apply_network_in_batches(
     network: Model, function: Callable[[Tensor], Tensor], images: Tensor | ImageTensors, precision: Precision
 ) -> Tensor:
-    network.eval()
+    set_training_flag(cast(nn.Module, network), training=False)
     parts, size = [], EVALUATION_BATCH
     for batch in images.iterate_batches(size) if isinstance(images, ImageTensors) else torch.split(images, size):
         with autocast(batch.device, precision):

@@ -11,20 +11,21 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyclinic.common.models.network import Head as Head
 from polyclinic.common.models.network import Model, SplitNetwork, build_network
+from polyclinic.common.models.parts import TensorSlot, find_tensor_slots, get_tensor, has_fixed_modules
 from polyclinic.common.models.zoo.networks import is_batch_norm
 from polyclinic.common.models.zoo.spec import ModelSpec
 
@@ -215,8 +216,8 @@ def _view_array_as_bytes(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-_NORM_LAYERS: WeakKeyDictionary[Model, frozenset[str]] = WeakKeyDictionary()
-"""Names of the batch normalisations of the networks in use, which every round asks for."""
+_SLOTS: WeakKeyDictionary[Model, tuple[dict[str, TensorSlot], dict[str, TensorSlot]]] = WeakKeyDictionary()
+"""Where the networks in use keep their trained tensors, which every request asks for."""
 
 
 def _get_trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -224,14 +225,24 @@ def _get_trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict
 
     The tensors are the network's own, not copies.
     """
-    if (norms := _NORM_LAYERS.get(network)) is None:
-        layers = (name for name, module in network.named_modules() if is_batch_norm(module))
-        norms = _NORM_LAYERS[network] = frozenset(layers)
-    trunk, norm = dict[str, Tensor](), dict[str, Tensor]()
+    slots = _SLOTS.get(network)
+    if slots is None:
+        slots = _find_trunk_and_norm_slots(network)
+        if has_fixed_modules(cast(nn.Module, network)):
+            _SLOTS[network] = slots
+    trunk, norm = ({name: get_tensor(slot) for name, slot in group.items()} for group in slots)
+    return trunk, norm
+
+
+def _find_trunk_and_norm_slots(network: Model) -> tuple[dict[str, TensorSlot], dict[str, TensorSlot]]:
+    """Return where the trained float tensors are stored, by name, in the order of the network's ``state_dict``."""
+    norms = {name for name, module in network.named_modules() if is_batch_norm(module)}
+    stored = find_tensor_slots(cast(nn.Module, network))
+    trunk, norm = dict[str, TensorSlot](), dict[str, TensorSlot]()
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point() and not name.startswith("head.") and name not in network.frozen:
             group = norm if name.rpartition(".")[0] in norms else trunk
-            group[name] = tensor
+            group[name] = stored[name]
     return trunk, norm
 
 
@@ -257,13 +268,22 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
     return flat
 
 
+@cache
+def _use_up_warning_about_read_only_arrays() -> None:
+    """Let torch give its warning about read-only arrays, once in a process, where nobody sees it."""
+    array = np.zeros(1, np.float32)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.from_numpy(array)
+
+
 def _copy_flat_array_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
     if flat is None or not tensors:
         return
     device = next(iter(tensors.values())).device
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # arrays from the wire are read-only, and only read here
-        values = torch.from_numpy(flat).to(device)
+    _use_up_warning_about_read_only_arrays()
+    values = torch.from_numpy(flat).to(device)  # arrays from the wire are read-only, and only read here
     sizes = list(map(Tensor.numel, tensors.values()))
     for part, tensor in zip(torch.split(values, sizes), tensors.values(), strict=True):
         tensor.copy_(part.view(tensor.shape))

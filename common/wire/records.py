@@ -417,7 +417,8 @@ class EvaluateReply:
         balanced_accuracy: The exact balanced accuracy of each class on the test images.
         positives: The number of test images that show each class; -1, and no metrics, if `smallest_count` hides it.
         negatives: The number of test images that do not show each class; -1 if `smallest_count` hides it.
-        model_sha256: A hash of the network that was tested.
+        model_sha256: A hash of the network that was tested; empty unless this is the final test of a run whose models
+            have parts that stay at the sites.
         test_images: The number of test images, if the experiment tests in each round (`test_metrics`).
         test_correct: The number of these test images that the model classifies correctly (`test_metrics`).
         histogram_classes: The classes with score histograms, if the experiment asks for them and `score_histograms`

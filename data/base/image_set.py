@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,8 @@ class SharedPicture:
 
 GREY_DIGESTS = 2**32
 """Digests below this number are those of pictures that are one grey all over."""
+DIGEST_BLOCKS = 64
+"""Number of blocks into which a set of pictures is divided for hashing; each block is one task of a thread."""
 
 
 def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
@@ -104,6 +106,10 @@ def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) ->
     content = np.ascontiguousarray(pixels).data.cast("B")
     hashed = blake3(content) if secret is None else blake3(content, key=secret)
     return max(int.from_bytes(hashed.digest(8)), GREY_DIGESTS)
+
+
+def _compute_digests_of_rows(pictures: NDArray[Any], rows: NDArray[np.intp]) -> list[int]:
+    return [compute_picture_digest(pictures[row]) for row in rows.tolist()]
 
 
 class LazyPictures(ABC):
@@ -240,9 +246,12 @@ class ImageSet:
         if isinstance(self.stored, LazyPictures):
             return self.stored.read_picture_digests(rows)
         pictures = self.stored  # equal rows are hashed once: identical files share a row
+        different, places = np.unique(rows, return_inverse=True)
+        # A task for each picture would cost more than hashing a small one.
+        blocks = np.array_split(different, max(1, min(DIGEST_BLOCKS, len(different))))
         with ThreadPoolExecutor() as pool:
-            different, places = np.unique(rows, return_inverse=True)
-            digests = list(pool.map(lambda row: compute_picture_digest(pictures[row]), different.tolist()))
+            parts = pool.map(partial(_compute_digests_of_rows, pictures), blocks)
+            digests = [digest for part in parts for digest in part]
         return np.array(digests, np.uint64)[places]
 
     @property

@@ -322,7 +322,7 @@ class RunFolderContent:
     rounds: tuple[RoundFileLine, ...]
     samples: ReportSampleImages | None = None
 
-    @property
+    @cached_property
     def round_count_by_site(self) -> dict[str, int]:
         """Return site -> number of rounds in which the site took part."""
         counts = Counter[str]()

@@ -53,6 +53,8 @@ FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
 NODE_UNAVAILABLE = 5
 """Flower's error code for a site without a sign of life; the site may come back."""
+MOST_MISSING_REPORTED_EACH_TIME, REPORT_INTERVAL_S = 100, 1.0
+"""Up to so many missing sites are reported at each change; more are reported after this time at the earliest."""
 REVOKED, NOT_REGISTERED = 204, "its key is not admitted any more"
 """Our error code and message for a site that is no longer registered; the site gets no more work."""
 REFUSED_REPLY = 203
@@ -248,7 +250,7 @@ def send_and_receive(
 
     Args:
         waiting: Receives the nodes that have not replied, and the disconnected ones among them, whenever either
-            changes.
+            changes; at most once a second while more than a hundred nodes have not replied.
         deadline_s: Seconds after which the exchange ends without the missing sites.
         enough: Number of good replies after which only connected sites are waited for, not disconnected ones.
         registered: Returns the nodes of the sites that may take part; None for all.
@@ -257,6 +259,7 @@ def send_and_receive(
     unanswered.send_messages(messages)
     pause_s = FIRST_POLL_S
     waiting(*unanswered.unanswered_and_lost_nodes)
+    reported, unreported = time.monotonic(), False
     while (unanswered.pending or unanswered.lost) and time.monotonic() < unanswered.deadline:
         arrived = False
         for reply in unanswered.pull_replies():
@@ -267,8 +270,13 @@ def send_and_receive(
         lost_are_needed = unanswered.good < enough <= unanswered.good + len(unanswered.lost)
         if not unanswered.pending and not lost_are_needed:
             break
-        if changed:
+        unreported = unreported or changed
+        # Each report lists all missing sites: one after each of n replies would take n squared steps.
+        few = len(unanswered.pending) + len(unanswered.lost) <= MOST_MISSING_REPORTED_EACH_TIME
+        if unreported and (few or time.monotonic() - reported >= REPORT_INTERVAL_S):
             waiting(*unanswered.unanswered_and_lost_nodes)
+            reported, unreported = time.monotonic(), False
+        if changed:
             pause_s = FIRST_POLL_S  # more may be on its way
         elif unanswered.pending or unanswered.lost:
             pause_s = sleep_between_polls(pause_s)
@@ -317,7 +325,7 @@ class UnansweredMessages:
 
     def pull_replies(self) -> Iterator[Message]:
         """Yield all replies that have arrived since the last call, and store errors for the end of the exchange."""
-        for received in self._grid.pull_messages(list(self.pending)) if self.pending else ():
+        for received in self._grid.pull_messages(self.pending.keys()) if self.pending else ():
             if (message := self.pending.pop(received.metadata.reply_to_message_id, None)) is None:
                 continue
             # Errors that the SuperLink makes come from node 1.

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -87,7 +88,7 @@ class LabelledExamples:
         images = self.images
         return images.prefetch_batches(parts) if isinstance(images, ImageTensors) else (images[rows] for rows in parts)
 
-    @property
+    @cached_property
     def has_known_labels(self) -> bool:
         """Return True if at least one label is known."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
@@ -97,9 +98,8 @@ def pair_pixels_with_labels(
     images: ImageSet, pixels: Tensor | ImageTensors, class_names: tuple[str, ...]
 ) -> LabelledExamples:
     """Combine pixels with the images' labels for these classes, on the device of the pixels."""
-    annotated = torch.zeros(len(class_names), dtype=torch.bool)
-    for row, name in enumerate(class_names):
-        annotated[row] = name in images.class_names
+    of_site = frozenset(images.class_names)
+    annotated = torch.tensor([name in of_site for name in class_names], dtype=torch.bool)
     labels = select_head_row_labels(images, class_names)
     return LabelledExamples(
         pixels, labels.to(pixels.device), annotated.to(pixels.device), lambda: images.picture_digests

@@ -15,6 +15,7 @@ from polyclinic.common.config import TrainingSection
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models import network as networks
 from polyclinic.common.models.network import Precision, SplitNetwork
+from polyclinic.common.models.parts import iterate_parameters
 from polyclinic.common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_plugin_entry_point
 
 FIRST_SCALE = 1024.0
@@ -46,7 +47,7 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
     Raises:
         BadInput: If a plug-in is not installed, or does not return an optimiser.
     """
-    learning = list(filter(operator.attrgetter("requires_grad"), network.parameters()))
+    learning = list(filter(operator.attrgetter("requires_grad"), iterate_parameters(network)))
     if spec.optimizer.startswith(PLUGIN):
         factory = load_plugin_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
         optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)

@@ -373,7 +373,8 @@ class SiteMethod:
             needed = mean.min_sites_for_robust_mean
             problem = f"{mean.kind} needs {needed} sites or more; there are {len(contract.sites)}."
             return [Fault("method.mean", problem, "Leave it out, or choose another.")]
-        partial = [name for name in contract.class_names if name not in contract.shared_classes]
+        shared = frozenset(contract.shared_classes)
+        partial = [name for name in contract.class_names if name not in shared]
         if not self.full_coverage or not partial:
             return []
         problem = f"{self.name} needs every class annotated by every site; {quote_names(partial)} are not."

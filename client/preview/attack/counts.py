@@ -225,7 +225,7 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
             network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
         model, layout, run = read_model_state(network), make_model_layout(network), at.make_unused_run_name()
         at.request_training(plan, model, run)
-        reply = at.request_evaluation(plan, model, run, counted=1)
+        reply = at.request_evaluation(plan, model, run, test=True, counted=1)
         for count in range(images + 1) if reply else ():
             change = np.float32(STEP * (images / 2 - count))  # of one step
             weight, bias = model.head.weight.copy(), model.head.bias.copy()
