@@ -167,6 +167,14 @@ def init_experiment_from_table(
         list[str],
         typer.Option("--no-finding", help="Name that says that nothing was found; may be given several times."),
     ] = [],  # noqa: B006
+    present: Annotated[
+        list[str],
+        typer.Option("--present", help='Word that says that a finding is present; "": words are names of findings.'),
+    ] = [],  # noqa: B006
+    absent: Annotated[
+        list[str],
+        typer.Option("--absent", help="Word that says that a finding is absent; the other word where left out."),
+    ] = [],  # noqa: B006
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
     ] = False,
@@ -195,6 +203,8 @@ def init_experiment_from_table(
         findings=tuple(findings),
         separator=separator,
         no_finding=tuple(no_finding),
+        present=tuple(present) or None,
+        absent=tuple(absent),
         join_patients=join_patients,
         ignore_missing=ignore_missing,
     )

@@ -38,7 +38,7 @@ from polyclinic.data.images.headers import (
 from polyclinic.data.images.pixel_cache import hash_image_file
 from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
-from polyclinic.data.tables.cells import count_uncertain_blank_cells
+from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
 FEWEST_PATIENTS = 10
@@ -303,7 +303,8 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
-        cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, spec.largest_mb)
+        words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
+        cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
     for name in settings.labels or source.class_names:
         column = source.labels[:, source.class_names.index(name)]

@@ -53,7 +53,9 @@ from polyclinic.data.base.splits import (
 from polyclinic.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
 from polyclinic.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from polyclinic.data.tables.cells import (
+    NAME_WORDS,
     FindingColumnRules,
+    LabelColumnRules,
     parse_finding_column,
     parse_label_columns,
     parse_split_column,
@@ -479,9 +481,14 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
     other_findings: Mapping[str, int] = {}
     try:
         if spec.finding_column is None:
-            labels = parse_label_columns(
-                columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
+            label_rules = LabelColumnRules(
+                uncertain=spec.uncertain,
+                blank=spec.blank,
+                where="data.label_columns",
+                words=spec.label_words,
+                remedy=NAME_WORDS,
             )
+            labels = parse_label_columns(columns, spec.label_columns, label_rules)
         else:
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
             keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding", "not_assessed")}

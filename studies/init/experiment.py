@@ -250,6 +250,9 @@ def _format_label_lines(data: InspectedDataset) -> list[str]:
     roles, names = data.roles, data.names
     if names is None:
         lines = [f"label_columns = {format_as_json_text(list(roles.label_columns))}"]
+        for key, label in (("present", "1"), ("absent", "0"), ("not_assessed", "an unknown label")):
+            if words := getattr(roles.words, key):
+                lines.append(f"{key} = {format_as_json_text(list(words))}   # these words count as {label}")
         lines.append(f"uncertain = {format_as_json_text(data.spec.uncertain)}           # what -1 means")
         if data.spec.blank == "negative":
             lines.append('blank = "negative"              # a blank cell means: absent')

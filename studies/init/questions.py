@@ -29,6 +29,9 @@ class ColumnHints:
         findings: The label columns, or the one column of findings.
         separator: Text between the names in the column of findings.
         no_finding: Names in the column of findings that say that nothing was found.
+        present: Words in label columns that count as 1; one empty text if words are names of findings; None for what
+            the user is to say.
+        absent: Words in label columns that count as 0; the other word of each column where left out.
         join_patients: Whether patients with similar names count as one patient.
         ignore_missing: Whether rows without a picture are left out.
     """
@@ -41,6 +44,8 @@ class ColumnHints:
     findings: tuple[str, ...] = ()
     separator: str | None = None
     no_finding: tuple[str, ...] = ()
+    present: tuple[str, ...] | None = None
+    absent: tuple[str, ...] = ()
     join_patients: bool = False
     ignore_missing: bool = False
 
@@ -118,6 +123,10 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
     words += [] if hints.separator is None else ["--separator", hints.separator]
     for name in hints.no_finding:
         words += ["--no-finding", name]
+    for word in hints.present or ():
+        words += ["--present", word]
+    for word in hints.absent:
+        words += ["--absent", word]
     words += ["--join-patients"] if hints.join_patients else []
     words += ["--ignore-missing-files"] if hints.ignore_missing else []
     return " ".join(quote(word) for word in words)
@@ -219,6 +228,8 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
         return replace(hints, join_patients=True)
     if question.option == "--findings":
         return replace(hints, findings=tuple(values))
+    if question.option == "--present":
+        return replace(hints, present=tuple(values))
     if not values:
         return hints
     if question.option == "--images":

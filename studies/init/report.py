@@ -157,7 +157,7 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
     is_open = data.spec.blank == "unknown"
     if roles.label_columns:
         lines.append(
-            "    These are columns of 0 and 1. Remove from label_columns what is no finding (smoker, contrast agent)."
+            "    These are columns of labels. Remove from label_columns what is no finding (smoker, contrast agent)."
         )
     else:
         lines += [
@@ -189,7 +189,7 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
             f"    labels are unknown: {data.describe_blank_findings()}.",
             '    If it says that nothing was found, remove the # before blank = "negative".',
         ]
-    if zeros := list_columns_of_zeros(data.own_columns, roles.unused):
+    if zeros := list_columns_of_zeros(data.own_columns, roles):
         lines.append(f"    no image shows it: {', '.join(zeros)}; not used.")
     if unused := [name for name in roles.unused if name not in zeros]:
         lines.append(f"    not used: {', '.join(unused)}. To use one of these as labels: --findings, each class.")

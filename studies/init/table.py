@@ -273,7 +273,8 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         **required,
         **{f"--findings {name}": name for name in hints.findings},
     }
-    _refuse_placeholders_and_shared_columns(roles)
+    words = {"--present": hints.present or (), "--absent": hints.absent}
+    _refuse_placeholders_and_shared_columns(roles, words)
     faults = find_missing_column_faults(table.name, columns, required)
     for name in hints.findings:
         faults += find_missing_column_faults(table.name, columns, {"--findings": name})
@@ -291,19 +292,25 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         findings=tuple(map(normalize_name, hints.findings)),
         separator=None if hints.separator is None else hints.separator.replace("\\n", "\n").replace("\\t", "\t"),
         no_finding=tuple(map(normalize_name, hints.no_finding)),
+        present=None if hints.present is None else tuple(map(normalize_name, hints.present)),
+        absent=tuple(map(normalize_name, hints.absent)),
     )
 
 
-def _refuse_placeholders_and_shared_columns(columns: Mapping[str, str | None]) -> None:
+def _refuse_placeholders_and_shared_columns(
+    columns: Mapping[str, str | None], words: Mapping[str, Sequence[str]]
+) -> None:
     """Refuse placeholders that were not replaced, and one column for two roles.
 
     Only the column of pictures may be that of patients, too.
 
     Args:
         columns: Column by option.
+        words: Words by option.
     """
     named = {option.split()[0]: name for option, name in columns.items() if name == PLACEHOLDER}
-    faults = [Fault(option, f"{PLACEHOLDER} stands for an answer.", "Write the answer.") for option in named]
+    open_options = [*named, *(option for option, of_option in words.items() if PLACEHOLDER in of_option)]
+    faults = [Fault(option, f"{PLACEHOLDER} stands for an answer.", "Write the answer.") for option in open_options]
     places = {option: name for option, name in columns.items() if name and name != PLACEHOLDER}
     for option, name in places.items():
         for other, same in places.items():
@@ -612,6 +619,9 @@ def _make_spec(
         "missing_files": "ignore" if hints.ignore_missing else "fault",
         "similar_patients": "join" if hints.join_patients else "fault",
         "label_columns": roles.label_columns,
+        "present": roles.words.present,
+        "absent": roles.words.absent,
+        "not_assessed": roles.words.not_assessed,
     }
     if examination.known is not None and roles.finding is None:
         settings |= examination.known.settings
