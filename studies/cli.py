@@ -421,7 +421,7 @@ def run_offline_demo(
 def predict_images(
     folder: ModelFolder,
     data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
-    out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
+    out: Annotated[Path, typer.Option("--out", help="New csv file: a row for each image, a column for each class.")],
     frame: Annotated[
         str | None,
         typer.Option("--frame", help='Of DICOM files of several frames and NIfTI volumes: 1, 2, ... or "middle".'),
@@ -484,7 +484,7 @@ def evaluate_model(
             help="The csv's column of patients, of an npz file \"patient\" for test_patient; the run's own by default.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New csv file: a row for each class.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Yes = False,
 ) -> None:

@@ -271,16 +271,16 @@ def _note_policy_and_label_effects(
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         area.add_note(problem, remedy)
     if source.missing:
-        area.add_note(f"{format_count_with_noun(source.missing, 'row')} of the table without an image: left out.")
+        area.add_note(f"{format_count_with_noun(source.missing, 'line')} of the table without an image: left out.")
     if source.repeated:
         area.add_note(
-            f"{format_count_with_noun(source.repeated, 'row')} of the table said the same as an earlier one: each "
+            f"{format_count_with_noun(source.repeated, 'line')} of the table said the same as an earlier one: each "
             "counts once."
         )
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
         area.add_note(
-            f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}."
+            f"findings that are no class here, with the lines of each: {list_first_and_count_rest(others, 20)}."
         )
     for verb, count in (("shows", "present"), ("is without", "absent")):
         if names := [row.name for row in classes if not getattr(row, count)]:

@@ -1,4 +1,4 @@
-"""Make a table with one line a picture of a table that has none: several folders, folders in cells, several readers."""
+"""Make a table with one line for each picture: of several folders, folders in cells, or several readers."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ class PictureLines:
 
 @dataclass(frozen=True)
 class PictureTable:
-    """A new table with one line a picture.
+    """A new table with one line for each picture.
 
     Attributes:
         text: The csv file.
@@ -86,7 +86,7 @@ def make_picture_table(
     *,
     patients_in_paths: Mapping[str, str],
 ) -> PictureTable:
-    """Return a table with one line a picture, and only the columns that have a role.
+    """Return a table with one line for each picture, and only the columns that have a role.
 
     Args:
         names: The names in the column of findings; None for label columns.

@@ -137,17 +137,26 @@ def is_dialogue_possible() -> bool:
     return all(stream is not None and not stream.closed and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path, hints: ColumnHints) -> None:
+def refuse_open_questions(
+    questions: Sequence[Question], table: Path, out: Path, hints: ColumnHints, width: int | None = None
+) -> None:
     """Refuse a table about which something is open, with the options for all of it and one command to paste.
 
     The command answers the questions that have one answer only, and has a placeholder for each other value.
+
+    Args:
+        width: Characters of a line of the terminal; None if the messages go to a file.
 
     Raises:
         BadInput: With one fault a question; none if there are no questions.
     """
     if not questions:
         return
-    faults = [Fault(question.option, f"{question.text}\n{question.format_alternatives()}") for question in questions]
+    texts = [_wrap_question(question, width) if width else question.text for question in questions]
+    faults = [
+        Fault(question.option, f"{text}\n{question.format_alternatives()}")
+        for question, text in zip(questions, texts, strict=True)
+    ]
     answered = hints
     for question in questions:
         only = question.choices[0].values if len(question.choices) == 1 else (PLACEHOLDER,)
@@ -157,6 +166,19 @@ def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path,
     if PLACEHOLDER in command:
         paste = f"Replace each {PLACEHOLDER} by an answer from above:\n    {command}"
     raise BadInput([*faults[:-1], replace(faults[-1], problem=f"{faults[-1].problem}\n{paste}")])
+
+
+def _wrap_question(question: Question, width: int) -> str:
+    """Return a question's text in lines of at most ``width`` characters; the program and the option stand before."""
+    beginning = f"error {question.option}: "
+    lines = textwrap.wrap(
+        beginning + question.text,
+        max(min(width, LONGEST_LINE), SHORTEST_LINE),
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).removeprefix(beginning)
 
 
 def ask_questions(

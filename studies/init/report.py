@@ -12,6 +12,7 @@ from polyclinic.data.base.image_set import PARTS, DatasetSplits, SkippedImage, a
 from polyclinic.data.images.reading import describe_png_conversion
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
+from polyclinic.studies.init.hospitals import describe_simulated_hospitals
 from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros, list_possible_hospital_columns
 from polyclinic.studies.init.table import LOOKED_AT, InspectedDataset
 
@@ -138,7 +139,7 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
     if data.hospitals is None:
         return [
             *lines,
-            "hospitals: no column names them; patients are divided over simulated hospitals.",
+            *describe_simulated_hospitals(data.class_count),
             *_describe_possible_hospitals(data),
         ]
     return [*lines, *data.hospitals.describe_hospitals()]

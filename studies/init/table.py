@@ -143,7 +143,7 @@ class TableExamination:
         lines = [f"{self.table.name}, the first lines of {len(self.columns.lines):,}:"]
         lines += describe_head(self.head, width)
         if not self.has_headings:
-            lines.append("The first line names no columns: it is a row. The columns are called column1, column2, ...")
+            lines.append("The first line names no columns: it is data. The columns are called column1, column2, ...")
         lines += [f"{role + ':':<11}{rule}" for role, rule in self.roles.rules.items()]
         return lines
 
@@ -410,7 +410,7 @@ class InspectedDataset:
     """A label table and its pictures, with everything that the experiment and the report say about them.
 
     Attributes:
-        table: The table that the experiment names: the user's own, or one with a line a picture that init wrote.
+        table: The table that the experiment names: the user's own, or one with a line for each picture that init wrote.
         own_table: The user's table.
         columns: The columns of ``table``, with only the rows whose picture exists.
         own_columns: The columns of ``own_table``, with all rows.
@@ -497,6 +497,11 @@ class InspectedDataset:
         return {} if self.names is None or self.known is not None else list_names_in_names(self.checked.class_names)
 
     @property
+    def class_count(self) -> int:
+        """The number of classes once those that differ only in spelling are one."""
+        return len(self.checked.class_names) - len(self.synonyms)
+
+    @property
     def unlabelled_count(self) -> int:
         """The number of images without any label."""
         return int(np.isnan(self.checked.labels).all(axis=1).sum())
@@ -532,7 +537,7 @@ class InspectedDataset:
 def complete_dataset(examination: TableExamination, new_table: Path) -> InspectedDataset:
     """Read the labels of a table about which nothing is open, and examine some of its pictures.
 
-    A table that has not one line a picture, or whose names do not lead to the pictures, is written anew.
+    A table that has not one line for each picture, or whose names do not lead to the pictures, is written anew.
 
     Args:
         new_table: Path of the new table; written only if it is necessary.

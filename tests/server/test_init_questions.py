@@ -13,10 +13,20 @@ import pytest
 from PIL import Image
 
 from polyclinic.common.config import read_experiment
+from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.load import load_dataset
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.simulation.simulate import check_simulation_experiment
 from polyclinic.strategies.registry import find_method_faults
-from polyclinic.studies.init.questions import join_broken_lines, wrap_line
+from polyclinic.studies.init.questions import (
+    Choice,
+    ColumnHints,
+    Question,
+    join_broken_lines,
+    refuse_open_questions,
+    wrap_line,
+)
 from tests.network.real import flwr_sim
 
 
@@ -176,7 +186,7 @@ def test_the_first_picture_is_no_heading(tmp_path: Path) -> None:
     path = write(tmp_path / "labels.csv", *(f"IM{n:03},p{n // 2},{n // 2 % 2}" for n in range(40)))
     ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", "--patient-column", "column2")
     assert ended.code == 0, ended.err
-    assert "The first line names no columns: it is a row." in ended.out
+    assert "The first line names no columns: it is data." in ended.out
     assert len(images_of(tmp_path / "mine.toml")) == 40
 
 
@@ -321,6 +331,54 @@ def test_a_word_that_cannot_mean_present_is_refused(options: Sequence[str], reas
     path = table_of_words(tmp_path, "file,patient,Erguss", [(yes(n % 2),) for n in range(40)])
     ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", *options)
     assert (ended.code, reason in ended.err) == (2, True), ended.err
+
+
+def test_init_run_and_report_count_what_is_left_out_and_joined(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(43)))
+    names = {0: "P-0", 1: "p0", 2: "P-1", 3: "p1"}
+    rows = [f"{n:03}.png,{names.get(n, f'p{n}')},{n // 4 % 2},{n // 8 % 2}" for n in range(43)]
+    path = write(tmp_path / "t.csv", "file,patient,Mass,Scar", *rows, "lost.png,p99,1,1")
+    out, options = tmp_path / "mine.toml", ("--ignore-missing-files", "--join-patients")
+    ended = flwr_sim("init", path, "--out", out, *options)
+    assert ended.code == 0, ended.err
+    settings = ("--backend", "inline", "--set", "run.rounds=1")
+    run = flwr_sim("run", out, "--out", tmp_path / "run", *settings)
+    assert run.code == 0, run.err
+    omissions = read_run(tmp_path / "run").summary.omissions
+    missing = "Of 44 images that the table names, 1 is not there, and is left out."
+    joined = "Similar names of patients were joined: 2 names count as the patient of another name."
+    assert omissions[:2] == (missing, joined)
+    assert omissions[2].startswith("Of 34 training and validation images, ")
+    said, printed = (" ".join(text.split()) for text in (ended.out, run.out))
+    assert "of 44 lines, 1 line names a picture that is not there" in said
+    assert all(sentence in said for sentence in omissions[1:])
+    assert all(sentence in printed for sentence in omissions)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert all(sentence in page for sentence in omissions)
+
+
+def test_init_says_which_labels_simulated_hospitals_hide_and_how_many_there_can_be(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Mass,Scar", ("1,0", "0,1", "1,1"))
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    said = " ".join(ended.out.split())
+    assert "patients are divided over 2 simulated hospitals." in said
+    assert "Each class is annotated by one of them alone, and the others hide its labels: shared = 0 in" in said
+    text = out.read_text(encoding="utf-8")
+    assert "all others hide its labels" in text
+    out.write_text(text.replace("sites = 2", "sites = 3"), encoding="utf-8")
+    refused = flwr_sim("run", out, "--out", tmp_path / "run", "--backend", "inline")
+    assert (refused.code, "share a class: shared = 1" in refused.err) == (2, True)
+    out.write_text(text.replace("sites = 2", "sites = 3").replace("shared = 0", "shared = 1"), encoding="utf-8")
+    check_simulation_experiment(read_experiment(out, [], find_method_faults))
+
+
+def test_a_question_is_wrapped_to_the_width_of_the_terminal() -> None:
+    question = Question("--findings", "one two three four five six seven eight nine ten", (Choice("a", "b"),))
+    with pytest.raises(BadInput) as refused:
+        refuse_open_questions([question], Path("t.csv"), Path("m.toml"), ColumnHints(), 40)
+    lines = f"error {refused.value}".splitlines()
+    assert lines[:2] == ["error --findings: one two three four", "    five six seven eight nine ten"]
 
 
 def test_a_name_that_contains_another_name_is_a_decision_before_the_run(tmp_path: Path) -> None:
