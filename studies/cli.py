@@ -172,6 +172,14 @@ def init_experiment_from_table(
         list[str],
         typer.Option("--no-finding", help="Name that says that nothing was found; may be given several times."),
     ] = [],  # noqa: B006
+    present: Annotated[
+        list[str],
+        typer.Option("--present", help='Word that says that a finding is present; "": words are names of findings.'),
+    ] = [],  # noqa: B006
+    absent: Annotated[
+        list[str],
+        typer.Option("--absent", help="Word that says that a finding is absent; the other word where left out."),
+    ] = [],  # noqa: B006
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
     ] = False,
@@ -200,6 +208,8 @@ def init_experiment_from_table(
         findings=tuple(findings),
         separator=separator,
         no_finding=tuple(no_finding),
+        present=tuple(present) or None,
+        absent=tuple(absent),
         join_patients=join_patients,
         ignore_missing=ignore_missing,
     )
@@ -416,7 +426,7 @@ def run_offline_demo(
 def predict_images(
     folder: ModelFolder,
     data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
-    out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
+    out: Annotated[Path, typer.Option("--out", help="New csv file: a row for each image, a column for each class.")],
     frame: Annotated[
         str | None,
         typer.Option("--frame", help='Of DICOM files of several frames and NIfTI volumes: 1, 2, ... or "middle".'),
@@ -481,7 +491,7 @@ def evaluate_model(
             help="The csv's column of patients, of an npz file \"patient\" for test_patient; the run's own by default.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New csv file: a row for each class.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Yes = False,
 ) -> None:

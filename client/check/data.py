@@ -38,7 +38,7 @@ from polyclinic.data.images.headers import (
 from polyclinic.data.images.pixel_cache import hash_image_file
 from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
-from polyclinic.data.tables.cells import count_uncertain_blank_cells
+from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
 FEWEST_PATIENTS = 10
@@ -271,16 +271,16 @@ def _note_policy_and_label_effects(
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         area.add_note(problem, remedy)
     if source.missing:
-        area.add_note(f"{format_count_with_noun(source.missing, 'row')} of the table without an image: left out.")
+        area.add_note(f"{format_count_with_noun(source.missing, 'line')} of the table without an image: left out.")
     if source.repeated:
         area.add_note(
-            f"{format_count_with_noun(source.repeated, 'row')} of the table said the same as an earlier one: each "
+            f"{format_count_with_noun(source.repeated, 'line')} of the table said the same as an earlier one: each "
             "counts once."
         )
     if source.other_findings:
         others = [f"{name} {count:,}" for name, count in source.other_findings.items()]
         area.add_note(
-            f"findings that are no class here, with the rows of each: {list_first_and_count_rest(others, 20)}."
+            f"findings that are no class here, with the lines of each: {list_first_and_count_rest(others, 20)}."
         )
     for verb, count in (("shows", "present"), ("is without", "absent")):
         if names := [row.name for row in classes if not getattr(row, count)]:
@@ -303,7 +303,8 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
-        cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, spec.largest_mb)
+        words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
+        cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
     for name in settings.labels or source.class_names:
         column = source.labels[:, source.class_names.index(name)]

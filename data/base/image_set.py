@@ -196,6 +196,7 @@ class ImageSet:
         missing: Number of images that the label table names and the image folder lacks.
         places: ``(n,)``, the index of each image's picture in ``stored``; None if image i has picture i.
         notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
+        omissions: Sentences that count what is left out of the data set; all parts have the same.
         drops_color: True if some of the data set's pictures have colour in their files, and are stored in grey.
         shared: Pictures that two parts of the data set share; all parts have the same.
     """
@@ -209,6 +210,7 @@ class ImageSet:
     missing: int = 0
     places: NDArray[np.intp] | None = None
     notes: tuple[str, ...] = ()
+    omissions: tuple[str, ...] = ()
     drops_color: bool = False
     shared: tuple[SharedPicture, ...] = ()
 
@@ -291,6 +293,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
         sources=np.concatenate([images.sources for images in sets]),
         skipped=tuple(skip for images in sets for skip in images.skipped),
         notes=tuple(dict.fromkeys(note for images in sets for note in images.notes)),
+        omissions=tuple(dict.fromkeys(sentence for images in sets for sentence in images.omissions)),
         drops_color=any(images.drops_color for images in sets),
     )
 
@@ -384,6 +387,7 @@ def serialize_dataset_splits(
             "skipped": [asdict(skip) for skip in images.skipped],
             "missing": images.missing,
             "notes": list(images.notes),
+            "omissions": list(images.omissions),
             "drops_color": images.drops_color,
         }
         for name in _ARRAYS:
@@ -418,7 +422,7 @@ def deserialize_dataset_splits(
                 fields[name] = None if place is None else arrays[place]
         skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
         fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
-        fields["drops_color"] = part["drops_color"]
+        fields |= {"omissions": tuple(part["omissions"]), "drops_color": part["drops_color"]}
         sets.append(ImageSet(class_names=tuple(part["class_names"]), **fields))
     return DatasetSplits(*sets)
 

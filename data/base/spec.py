@@ -7,7 +7,7 @@ Relative paths start from the folder of the configuration file. This module read
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -38,6 +38,8 @@ ValueRange = Annotated[tuple[float, float], AfterValidator(_check_value_range)]
 """The stored values that are black and white; values outside are cut to them."""
 BitDepth = Annotated[int, Field(ge=8, le=16)]
 LabelPolicy = Literal["unknown", "negative", "positive"]
+LabelWord = Literal["present", "absent", "not assessed"]
+"""What a user's own word in a label column means."""
 Duplicates = Literal["fault", "drop_from_training"]
 """What to do with pictures that two parts share: see :mod:`polyclinic.data.base.shared_pictures`."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -144,6 +146,17 @@ class PictureFolderSpec(PictureTableSpec):
     images: str
 
 
+def make_label_words(
+    present: Iterable[str], absent: Iterable[str], not_assessed: Iterable[str] = ()
+) -> dict[str, LabelWord]:
+    """Return word -> meaning for a user's own words in label columns, with the case of the words folded."""
+    meanings: dict[str, LabelWord] = {}
+    meanings |= dict.fromkeys(map(str.casefold, present), "present")
+    meanings |= dict.fromkeys(map(str.casefold, absent), "absent")
+    meanings |= dict.fromkeys(map(str.casefold, not_assessed), "not assessed")
+    return meanings
+
+
 class LabelColumnsSpec(PictureTableSpec):
     """Settings that name the columns of a hospital's own label table.
 
@@ -155,8 +168,10 @@ class LabelColumnsSpec(PictureTableSpec):
         other_findings: Findings in ``finding_column`` that are no class of the model; ``"*"`` allows all findings that
             do not resemble a class.
         no_finding: Names in ``finding_column`` that say that no class is present.
-        not_assessed: Words in ``finding_column`` that say that nobody could assess the image, such as ``ungradable`` or
-            ``99``: all classes that the cell does not name are unknown.
+        present: Words in ``label_columns`` that count as 1, such as ``ja``.
+        absent: Words in ``label_columns`` that count as 0, such as ``nein``.
+        not_assessed: Words that say that nobody could assess the image, such as ``ungradable`` or ``99``. In
+            ``label_columns`` the class is unknown, in ``finding_column`` all classes that the cell does not name.
         synonyms: Maps a label column, or a name in ``finding_column``, to the class that it means.
         uncertain: The meaning of -1 in ``label_columns``.
         blank: The meaning of an empty cell: for one class in ``label_columns``, for all classes in ``finding_column``.
@@ -173,6 +188,8 @@ class LabelColumnsSpec(PictureTableSpec):
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
     not_assessed: tuple[Name, ...] = ()
+    present: tuple[Name, ...] = ()
+    absent: tuple[Name, ...] = ()
     synonyms: Mapping[Name, Name] = Field(default_factory=dict)
     uncertain: LabelPolicy = "unknown"
     blank: Literal["unknown", "negative"] = "unknown"
@@ -192,6 +209,11 @@ class LabelColumnsSpec(PictureTableSpec):
         """The distinct classes, after synonyms are replaced."""
         return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.class_names_in_table))
 
+    @property
+    def label_words(self) -> Mapping[str, LabelWord]:
+        """What the user's own words in ``label_columns`` mean, by the words with case folded."""
+        return make_label_words(self.present, self.absent, self.not_assessed)
+
     @field_validator("separator")
     @classmethod
     def _normalize_separator(cls, separator: str) -> str:
@@ -205,6 +227,17 @@ class LabelColumnsSpec(PictureTableSpec):
             raise ValueError(f"synonyms: a class cannot be a synonym itself: {', '.join(chained)}")
         if self.label_columns and (foreign := sorted(set(self.synonyms) - set(self.label_columns))):
             raise ValueError(f"synonyms: on the left of each = stands one of label_columns, not {', '.join(foreign)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_label_words(self) -> Self:
+        lists = {"present": self.present, "absent": self.absent, "not_assessed": self.not_assessed}
+        first = dict[str, str]()
+        for key, words in lists.items():
+            for word in words:
+                other = first.setdefault(word.casefold(), key)
+                if other != key:
+                    raise ValueError(f'"{word}" is in {other} and in {key}: remove it from one of them')
         return self
 
     @model_validator(mode="after")
@@ -222,9 +255,9 @@ class LabelColumnsSpec(PictureTableSpec):
                 raise ValueError(f"a class or synonym, and in {key} too: {', '.join(both)}. Remove it from one of them")
         if divided := [name for name in self.classes if self.separator in name]:
             raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
-        owner, useless = "label_columns", ["uncertain"]
+        owner, useless = "label_columns", ["uncertain", "present", "absent"]
         if self.label_columns:
-            owner, useless = "finding_column", ["separator", "other_findings", "no_finding", "not_assessed"]
+            owner, useless = "finding_column", ["separator", "other_findings", "no_finding"]
         for key in useless:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} has a meaning for {owner} only; leave it out")
@@ -235,7 +268,8 @@ def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> 
     """Return the settings of one label table, with some settings that it lacks added from another table.
 
     Only settings about the names in cells are added. For a table with a ``finding_column`` they are the classes, the
-    synonyms and the lists of other names; for one with ``label_columns``, the synonyms of these columns.
+    synonyms and the lists of other names; for one with ``label_columns``, the synonyms of these columns and the words
+    for present and absent.
 
     Args:
         own: The settings of the table, as parsed from a file.
@@ -249,7 +283,11 @@ def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> 
         for key in {"other_findings", "not_assessed"}.difference(own) & given.keys():
             given[key] = [name for name in given[key] if str(name).casefold() not in classes]
     elif isinstance(columns := own.get("label_columns"), list):
-        given = {"synonyms": {name: label for name, label in given.get("synonyms", {}).items() if name in columns}}
+        words = {key: names[key] for key in ("present", "absent") if isinstance(names.get(key), list)}
+        if own.keys() & {"present", "absent"}:
+            words = {}
+        synonyms = {name: label for name, label in given.get("synonyms", {}).items() if name in columns}
+        given = {"synonyms": synonyms, **words}
     else:
         given = {}
     return {**given, **own}

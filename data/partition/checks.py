@@ -79,7 +79,7 @@ def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPart
         faults.append(Fault("partition.shared", f"{shared} shared classes, but the data has {len(class_names)}."))
     elif spec.sites is not None and shared == 0 and len(class_names) < spec.sites:
         problem = f"{len(class_names)} classes cannot be dealt to {spec.sites} sites, at least one each."
-        faults.append(Fault("partition.sites", problem, "Take fewer sites, or share a class."))
+        faults.append(Fault("partition.sites", problem, "Take fewer sites, or share a class: shared = 1."))
     return faults
 
 
@@ -161,7 +161,7 @@ def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, 
         return [Fault(where, problem, 'With images = "source" each source is one site, under its name.')]
     if isinstance(spec, ClassSubsetsPartitionSpec) and not spec.shared and len(splits.class_names) < len(sites):
         problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sites)} sources, at least one each."
-        return [Fault("partition.shared", problem, "Share a class.")]
+        return [Fault("partition.shared", problem, "Share a class: shared = 1.")]
     return []
 
 

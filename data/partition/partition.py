@@ -6,6 +6,7 @@ the data is a site. Each class is annotated by at least one site, and each site 
 partitions are in :mod:`by_label` and :mod:`by_task`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import raise_faults
-from polyclinic.common.system.plain_text import list_first_and_count_rest
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.splits import find_positive_images, split_patients_over_sites
 from polyclinic.data.partition.by_label import partition_by_label
@@ -194,7 +195,33 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
             parts = partition_by_class(splits, spec, seed)
             if isinstance(spec, ClassListsPartitionSpec) and spec.images == "source" and spec.test_labels == "listed":
                 splits = mask_unlisted_test_labels(splits, spec.lists)
+            if sentence := describe_undealt_images(splits, parts):
+                sets = (replace(images, omissions=(*images.omissions, sentence)) for images in splits.parts)
+                splits = DatasetSplits(*sets)
             return PartitionedDataset(splits, parts)
+
+
+def describe_undealt_images(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:
+    """Return a sentence that counts the training and validation images that no site has; empty if there are none."""
+    lost = [
+        images.select_rows(np.setdiff1d(np.arange(len(images)), np.concatenate(of_sites)))
+        for images, of_sites in (
+            (splits.train, [part.train for part in parts]),
+            (splits.validation, [part.validation for part in parts]),
+        )
+    ]
+    count = sum(map(len, lost))
+    if not count:
+        return ""
+    patients = len(np.unique(np.concatenate([images.patients for images in lost])))
+    every = len(splits.train) + len(splits.validation)
+    images = format_count_with_noun(count, "image")
+    whose = format_count_with_noun(patients, "patient")
+    verb = "falls" if count == 1 else "fall"
+    return (
+        f"Of {every:,} training and validation images, {images} of {whose} {verb} to no simulated hospital, and no "
+        "site uses them."
+    )
 
 
 def mask_unlisted_test_labels(splits: DatasetSplits, lists: ClassLists) -> DatasetSplits:

@@ -88,6 +88,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         sources=cells.sources[rows],
         parts=np.full(len(rows), "train") if cells.parts is None else cells.parts[rows],
         other_findings=cells.other_findings,
+        joined_patients=cells.joined_patients,
         reader=archive,
     )
     # Rows without an image take part in the split, and are left out afterwards.

@@ -25,12 +25,11 @@ from polyclinic.data.base.vocabulary import NO_NAMES, PART_NAMES
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, read_csv_table
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
-_LABEL_WORDS: dict[str, Literal["present", "absent"]] = {
-    "true": "present",
-    "yes": "present",
-    "false": "absent",
-    "no": "absent",
-}
+LabelMeaning = Literal["present", "absent", "uncertain", "blank", "not assessed"]
+LabelWords = Mapping[str, LabelMeaning]
+"""Word of a user's label columns, case folded -> what the user says that it means."""
+_LABEL_WORDS: LabelWords = {"true": "present", "yes": "present", "false": "absent", "no": "absent"}
+NO_WORDS: LabelWords = {}
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 _LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
 _LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
@@ -48,15 +47,24 @@ _SHORTEST_PART = 4
 _ALIKE = 0.85
 """Minimum similarity of two spellings of one word."""
 _MOST_FAULTS = 20
-WRITE_LABELS = (
-    "Write 1 for present and 0 for absent in the table. If these are names of findings, write all of a picture into "
-    "one column, with | between them."
+WRITE_LABELS = "Write 1 for present and 0 for absent in the table."
+"""The remedy for cells of a label column of a public table that are no labels."""
+NAME_WORDS = (
+    'Name the words in [data], such as present = ["ja"] and absent = ["nein"], or write 1 for present and 0 for absent '
+    "in the table. If these are names of findings, write all of a picture into one column, with | between them, and "
+    "name it as finding_column."
 )
-"""The remedy for cells of a label column that are no labels."""
+"""The remedy for cells of a label column of a user's own table that are no labels."""
 
 
-def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain", "blank"] | None:
-    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1``, ``1,0`` or ``yes``; None if it is no label."""
+def interpret_label_cell(cell: str, words: LabelWords = NO_WORDS) -> LabelMeaning | None:
+    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1``, ``1,0`` or ``yes``; None if it is no label.
+
+    Args:
+        words: The user's own words, which go before all others.
+    """
+    if (own := words.get(cell.casefold())) is not None:
+        return own
     if is_blank_cell(cell):
         return "blank"
     match = _LABEL.fullmatch(cell)
@@ -67,28 +75,51 @@ def interpret_label_cell(cell: str) -> Literal["present", "absent", "uncertain",
     return "present" if match[1] in ("", "+") else "uncertain"
 
 
-def parse_label_columns(
-    columns: CsvTable, names: Sequence[str], *, uncertain: LabelPolicy, blank: LabelPolicy, where: str
-) -> NDArray[np.float32]:
-    """Parse label columns into float32 ``(n, classes)``; ``uncertain`` is the label for -1, ``blank`` for empty cells.
+@dataclass(frozen=True)
+class LabelColumnRules:
+    """Rules for parsing columns of labels.
+
+    Attributes:
+        uncertain: The label for -1.
+        blank: The label for empty cells.
+        words: The user's own words for labels.
+        where: The configuration key that the faults name.
+        remedy: What the user can do about cells that are no labels.
+    """
+
+    uncertain: LabelPolicy
+    blank: LabelPolicy
+    where: str
+    words: LabelWords = field(default_factory=dict)
+    remedy: str = WRITE_LABELS
+
+
+def parse_label_columns(columns: CsvTable, names: Sequence[str], rules: LabelColumnRules) -> NDArray[np.float32]:
+    """Parse label columns into float32 ``(n, classes)``.
 
     Args:
         columns: The table.
         names: The columns to parse.
-        where: The configuration key that the faults name.
 
     Raises:
         BadInput: With all cells that are no labels and their lines, for each column.
     """
-    value_of = {"present": 1.0, "absent": 0.0, "uncertain": _POLICY[uncertain], "blank": _POLICY[blank], None: np.nan}
+    value_of: dict[LabelMeaning | None, float] = {
+        "present": 1.0,
+        "absent": 0.0,
+        "uncertain": _POLICY[rules.uncertain],
+        "blank": _POLICY[rules.blank],
+        "not assessed": np.nan,
+        None: np.nan,
+    }
     matrix = np.empty((len(columns.lines), len(names)), dtype=np.float32)
     faults = []
     for place, name in enumerate(names):
         column = columns.get_column(name)
-        meanings = [interpret_label_cell(cell) for cell in column.cells]
+        meanings = [interpret_label_cell(cell, rules.words) for cell in column.cells]
         if foreign := [number for number, meaning in enumerate(meanings) if meaning is None]:
             problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected 1, 0, -1 or nothing.'
-            faults.append(Fault(where, problem, WRITE_LABELS))
+            faults.append(Fault(rules.where, problem, rules.remedy))
         matrix[:, place] = np.array([value_of[meaning] for meaning in meanings], dtype=np.float32)[column.places]
     raise_faults(faults)
     return matrix
@@ -337,12 +368,13 @@ def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
 
 
 def count_uncertain_blank_cells(
-    path: Path, names: Collection[str], largest_mb: int = LARGEST_MB
+    path: Path, names: Collection[str], words: LabelWords = NO_WORDS, largest_mb: int = LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
     """Count the cells with -1 and the blank cells of each label column.
 
     Args:
         names: The label columns; those that the table lacks are left out.
+        words: The user's own words for labels.
 
     Returns:
         By column name, the number of cells with -1 and the number of blank cells.
@@ -355,6 +387,6 @@ def count_uncertain_blank_cells(
     for name in names:
         if name in columns:
             column = columns.get_column(name)
-            meanings = np.array([interpret_label_cell(cell) or "" for cell in column.cells])[column.places]
+            meanings = np.array([interpret_label_cell(cell, words) or "" for cell in column.cells])[column.places]
             totals[name] = int((meanings == "uncertain").sum()), int((meanings == "blank").sum())
     return totals

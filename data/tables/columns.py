@@ -12,8 +12,9 @@ import numpy as np
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.data.base.names import is_blank_cell
+from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
-from polyclinic.data.tables.cells import interpret_label_cell
+from polyclinic.data.tables.cells import NO_WORDS, LabelWords, interpret_label_cell, is_placeholder_finding
 from polyclinic.data.tables.csv import CsvColumn, CsvTable
 
 
@@ -43,6 +44,7 @@ MOSTLY = 0.9
 """Fraction of labels among the filled cells of a column above which the other cells are typing errors."""
 TEXT_WORDS = 8
 """Words of a name from which it is a sentence of a report."""
+_NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
 _LISTED_COLUMNS = 5
 _MOST_WORDS = 30
 """Number of different cells up to which a column of words may be one of findings."""
@@ -59,24 +61,50 @@ def list_columns_by_heading(columns: Iterable[str], headings: Collection[str]) -
     return [name for name in columns if make_heading_key(name) in headings]
 
 
-def is_label_column(column: CsvColumn) -> bool:
-    """Return True if each cell is 1, 0, -1 or blank, or a word for 1 and 0, and at least one is 1."""
-    meanings = [interpret_label_cell(cell) for cell in column.cells]
+def is_label_column(column: CsvColumn, words: LabelWords = NO_WORDS) -> bool:
+    """Return True if each cell is 1, 0, -1 or blank, or a word for 1 and 0, and at least one is 1.
+
+    Args:
+        words: The user's own words for labels.
+    """
+    meanings = [interpret_label_cell(cell, words) for cell in column.cells]
     return None not in meanings and "present" in meanings
 
 
-def find_wrong_label_cells(column: CsvColumn) -> list[int]:
+def find_wrong_label_cells(column: CsvColumn, words: LabelWords = NO_WORDS) -> list[int]:
     """Return the indices of the distinct cells that are no labels, if nearly all filled cells are; else an empty list.
 
     Such a column was meant as labels: to pass over it would lose a class unnoticed.
+
+    Args:
+        words: The user's own words for labels.
     """
-    meanings = [interpret_label_cell(cell) for cell in column.cells]
+    meanings = [interpret_label_cell(cell, words) for cell in column.cells]
     wrong = [place for place, meaning in enumerate(meanings) if meaning is None]
     blank = [place for place, meaning in enumerate(meanings) if meaning == "blank"]
     counts = column.count_rows_per_cell()
     filled = len(column.places) - int(counts[blank].sum())
     right = filled - int(counts[wrong].sum())
     return wrong if wrong and filled and right >= MOSTLY * filled else []
+
+
+def list_two_words(column: CsvColumn) -> list[str]:
+    """Return the two different words of a column, or its one word beside blank cells; else an empty list.
+
+    Such words may say that a finding is present and absent: ja and nein, x and blank. Columns of labels, of numbers
+    alone and of words for no finding have none.
+    """
+    spellings = {cell.casefold(): cell for cell in reversed(column.cells) if not is_blank_cell(cell)}
+    has_blanks = any(map(is_blank_cell, column.cells))
+    if len(spellings) not in ((1, 2) if has_blanks else (2,)):
+        return []
+    are_numbers = all(re.fullmatch(r"[-+]?[\d.,]+", word) for word in spellings)
+    are_labels = all(interpret_label_cell(word) for word in spellings)
+    # A sign such as - may be the other half of +.
+    name_nothing = any(
+        word in _NO_FINDING or (any(map(str.isalpha, word)) and is_placeholder_finding(word)) for word in spellings
+    )
+    return [] if are_numbers or are_labels or name_nothing else list(reversed(spellings.values()))
 
 
 def names_findings(column: CsvColumn) -> bool:
@@ -90,14 +118,14 @@ def contains_repeated_words(column: CsvColumn) -> bool:
     """Return True if the cells are words that may be findings.
 
     There are at most 30 different ones, each stands in two rows on average, one has three letters, and most are no
-    sentences; or there is one word, and else blank cells.
+    sentences; or there are two words, or one and blank cells, such as j and n.
     """
+    if list_two_words(column):
+        return True
     counts = column.count_rows_per_cell()
     filled = {cell: count for cell, count in zip(column.cells, counts.tolist(), strict=True) if not is_blank_cell(cell)}
     if not any(map(str.isalpha, "".join(filled))):
         return False
-    if len(filled) == 1:
-        return bool(sum(filled.values()) < len(column.places))
     if 2 * sum(len(cell.split()) >= TEXT_WORDS for cell in filled) > len(filled):
         return False
     is_repeated = len(filled) <= _MOST_WORDS and sum(filled.values()) >= 2 * len(filled)

@@ -53,7 +53,9 @@ from polyclinic.data.base.splits import (
 from polyclinic.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
 from polyclinic.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from polyclinic.data.tables.cells import (
+    NAME_WORDS,
     FindingColumnRules,
+    LabelColumnRules,
     parse_finding_column,
     parse_label_columns,
     parse_split_column,
@@ -121,9 +123,10 @@ class LabelTable:
         files: The image files; for images in a PACS, their paths in the cache.
         labels: float32 ``(n, classes)``, NaN unknown.
         parts: ``(n,)`` "train", "validation" or "test".
-        missing: Number of rows left out because the image does not exist.
+        missing: Number of images left out because the file does not exist.
         repeated: Number of rows left out because they repeat an earlier row.
         other_findings: Number of rows with each finding that is no class.
+        joined_patients: Number of patients' names that count as another, similar one.
         reader: Reads the images.
     """
 
@@ -136,7 +139,24 @@ class LabelTable:
     missing: int = 0
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
+    joined_patients: int = 0
     reader: PictureReader = FROM_DISK
+
+    @property
+    def omissions(self) -> tuple[str, ...]:
+        """Sentences that count the missing images and the joined patients."""
+        sentences = [self.missing_sentence] if self.missing else []
+        if self.joined_patients:
+            names = format_count_with_noun(self.joined_patients, "name counts", "names count")
+            sentences.append(f"Similar names of patients were joined: {names} as the patient of another name.")
+        return tuple(sentences)
+
+    @property
+    def missing_sentence(self) -> str:
+        """A sentence on the images that do not exist."""
+        named = f"{len(self.files) + self.missing:,} images that the table names"
+        verb = "is not there, and is" if self.missing == 1 else "are not there, and are"
+        return f"Of {named}, {self.missing:,} {verb} left out."
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -182,7 +202,7 @@ class LabelTable:
         others = sorted(self.other_findings.items(), key=lambda item: -item[1])
         texts = [f"{name} {count:,}" for name, count in others]
         rows = list_first_and_count_rest(texts, _MOST_OTHERS)
-        return f"Other findings of the table count as no class, with the rows of each: {rows}."
+        return f"Other findings of the table count as no class, with the lines of each: {rows}."
 
     def select_rows(self, index: NDArray[np.intp]) -> "LabelTable":
         """Return the rows with these indices, in the given order."""
@@ -292,6 +312,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         missing=table.missing,
         places=decoded.places,
         notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
+        omissions=table.omissions,
         drops_color=decoded.drops_color,
     )
     parts, names = [], []
@@ -360,6 +381,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         sources=cells.sources,
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
+        joined_patients=cells.joined_patients,
     )
     distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)
@@ -459,6 +481,7 @@ class ParsedTableCells:
         patients: ``(n,)``; None if the table has no column of patients.
         sources: ``(n,)``, empty texts if the table has no column of hospitals.
         parts: ``(n,)``; None if the table has no column of parts.
+        joined_patients: Number of patients' names that count as another, similar one.
     """
 
     labels: NDArray[np.float32]
@@ -466,6 +489,7 @@ class ParsedTableCells:
     patients: Names | None
     sources: Names
     parts: Names | None
+    joined_patients: int = 0
 
 
 def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]) -> ParsedTableCells:
@@ -479,9 +503,14 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
     other_findings: Mapping[str, int] = {}
     try:
         if spec.finding_column is None:
-            labels = parse_label_columns(
-                columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
+            label_rules = LabelColumnRules(
+                uncertain=spec.uncertain,
+                blank=spec.blank,
+                where="data.label_columns",
+                words=spec.label_words,
+                remedy=NAME_WORDS,
             )
+            labels = parse_label_columns(columns, spec.label_columns, label_rules)
         else:
             keys = {"column": "data.finding_column", "others": "data.other_findings"}
             keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding", "not_assessed")}
@@ -499,11 +528,13 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
     except BadInput as bad:
         faults += bad.faults
     patients = parts = None
+    joined_patients = 0
     sources = np.full(count, "")
     if spec.patient_column is not None:
         column = columns.get_column(spec.patient_column)
         faults += find_blank_cell_faults(column, "data.patient_column", "patient")
         patients = join_similar_patients(column.expand_to_row_cells(), spec, "data.patient_column", faults, column)
+        joined_patients = len(set(column.cells)) - len(np.unique(patients))
     if spec.source_column is not None:
         column = columns.get_column(spec.source_column)
         site_names = ["" if is_blank_cell(cell) else convert_hospital_to_site_name(cell) for cell in column.cells]
@@ -522,7 +553,7 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
         except BadInput as bad:
             faults += bad.faults
     labels = _merge_synonym_labels(labels, spec, columns, faults)
-    return ParsedTableCells(labels, other_findings, patients, sources, parts)
+    return ParsedTableCells(labels, other_findings, patients, sources, parts, joined_patients)
 
 
 def _merge_synonym_labels(

@@ -15,7 +15,7 @@ from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults,
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihDatasetSpec, PictureFolderSpec
 from polyclinic.data.base.splits import Names, find_patient_name_faults
-from polyclinic.data.tables.cells import FindingColumnRules, parse_finding_column, parse_label_columns
+from polyclinic.data.tables.cells import FindingColumnRules, LabelColumnRules, parse_finding_column, parse_label_columns
 from polyclinic.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.data.tables.files import LazyPicturePaths, PictureFileFinder
@@ -112,9 +112,7 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
     firsts = {path.partition("/")[0] for path in paths} - {""}
     inside = {first for first in firsts if not (folder / first).is_dir()}
     below = [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
-    labels = parse_label_columns(
-        columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"
-    )
+    labels = parse_label_columns(columns, CHEXPERT_CLASSES, LabelColumnRules(spec.uncertain, spec.blank, "data.labels"))
     # The patient of .../patient00042/study1/view1_frontal.jpg is 42.
     patients = [next((part for part in path.split("/") if part.startswith("patient")), "") for path in paths]
     nameless = [path for path, name in zip(paths, patients, strict=True) if not name[len("patient") :].isdecimal()]
@@ -151,7 +149,7 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_unsplit_table(
         files=LazyPicturePaths.from_folder_and_names(folder, paths),
-        labels=parse_label_columns(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
+        labels=parse_label_columns(columns, classes, LabelColumnRules(spec.uncertain, spec.blank, "data.labels")),
         class_names=classes,
         patients=columns["subject_id"],
     )

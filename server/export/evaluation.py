@@ -232,7 +232,9 @@ def _make_csv_spec(
         raise BadInput(find_class_column_faults(labelled.data, columns, network.class_names, finding_column))
     if of_run is not None:
         keys = ("blank", "resize", "frame", "axis", "window", "similar_patients")
-        spec |= {key: getattr(of_run, key) for key in (*keys, *(("uncertain",) if own else ()))}
+        spec |= {key: getattr(of_run, key) for key in (*keys, *(("uncertain", "present", "absent") if own else ()))}
+        if own and of_run.label_columns:
+            spec["not_assessed"] = of_run.not_assessed
     return FolderDatasetSpec.model_validate(spec)
 
 

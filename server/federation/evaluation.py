@@ -96,6 +96,7 @@ class RunContext:
         patients_known: Whether the data names the patient of every image; None if only the sites know.
         skipped: Images of simulated sites that could not be read.
         notes: Sentences about the label table of simulated sites.
+        omissions: Sentences that count what is left out of the images of simulated sites.
         reproducible: False if the same seed gave other pictures of a simulated site's data set.
         resumed: Checkpoint that the run continues from; None for a new run.
     """
@@ -124,6 +125,7 @@ class RunContext:
     patients_known: bool | None = None
     skipped: Sequence[SkippedImage] = ()
     notes: Sequence[str] = ()
+    omissions: Sequence[str] = ()
     reproducible: bool = True
     resumed: Checkpoint | None = None
 

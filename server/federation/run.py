@@ -255,6 +255,7 @@ def _make_run_summary(
         "patients_known": setting.patients_known,
         "skipped_images": [asdict(skip) for skip in setting.skipped],
         "notes": list(setting.notes),
+        "omissions": list(setting.omissions),
         "reproducible": setting.reproducible,
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),

@@ -329,6 +329,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     if summary.rounds < planned:
         later = "no later model was better on validation"
         limits.append(f"The run ended after {summary.rounds:,} of at most {planned:,} rounds, because {later}.")
+    limits += summary.omissions
     for name in summary.classes:
         positives, negatives = test.get_class_image_counts(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:

@@ -171,6 +171,7 @@ class RunSummary(_LenientRunFileModel):
         patients_known: Whether the data names the patient of every image; None if only the sites know.
         skipped_images: Images of simulated sites that could not be read, with reasons.
         notes: Sentences about the label table of simulated sites.
+        omissions: Sentences that count what is left out of the images of simulated sites.
         reproducible: False if the same seed gave other pictures of a simulated site's data set.
         external: Results on external test images; None without them.
         drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
@@ -194,6 +195,7 @@ class RunSummary(_LenientRunFileModel):
     patients_known: bool | None = None
     skipped_images: tuple[SkippedImage, ...] = ()
     notes: tuple[str, ...] = ()
+    omissions: tuple[str, ...] = ()
     reproducible: bool = True
     best_round: int | None = None
     last_model_because: str | None = None

@@ -167,7 +167,7 @@ class SimulationBackend:
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
         _write_shared_pictures(folder.path, data.splits.train.shared)
-        for note in self._collect_label_table_notes():
+        for note in (*self._collect_label_table_notes(), *self._collect_omissions()):
             folder.append_event("table_note", note=note)
             self.tell(note)
         if data.empty_sites:
@@ -215,6 +215,7 @@ class SimulationBackend:
             patients_known=data.patients_known,
             skipped=self._collect_skipped_images(),
             notes=self._collect_label_table_notes(),
+            omissions=self._collect_omissions(),
             reproducible=all(part.is_reproducible for part in data.splits.parts),
         )
 
@@ -222,6 +223,11 @@ class SimulationBackend:
         """Return the remarks for the user on the data set and the external test set, each once."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
         return tuple(dict.fromkeys(note for images in sets for note in images.notes))
+
+    def _collect_omissions(self) -> tuple[str, ...]:
+        """Return the sentences on what is left out of the data set and of the external test set, each once."""
+        external = [f"External test set: {sentence}" for sentence in self.external.omissions] if self.external else []
+        return tuple(dict.fromkeys((*self.data.splits.train.omissions, *external)))
 
     def _collect_skipped_images(self) -> list[SkippedImage]:
         """Return the images that could not be read, including those of the external test set."""

@@ -1,6 +1,8 @@
 """The steps of ``flwr-sim init``: show the table, name the rules, ask what is open, write the experiment."""
 
 import contextlib
+import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +38,8 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
         show(line)
     while examination.questions:
         if not is_dialogue_possible():
-            refuse_open_questions(examination.questions, table, out, hints)
+            width = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
+            refuse_open_questions(examination.questions, table, out, hints, width)
         hints = ask_questions(examination.questions, hints, show, partial(console.input, "    > "))
         # An answer may open a question: whether the pictures of the column that the user named are all there.
         examination = _examine(table, hints)

@@ -17,6 +17,7 @@ from polyclinic.common.system.toml import parse_toml
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.server.outbound_hosts import describe_experiment_hosts
+from polyclinic.studies.init.hospitals import choose_simulated_hospitals
 from polyclinic.studies.init.report import (
     describe_drawn_parts,
     describe_label_data,
@@ -25,7 +26,6 @@ from polyclinic.studies.init.report import (
 )
 from polyclinic.studies.init.table import InspectedDataset
 
-MOST_SITES = 3
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
 [run]
 method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
@@ -52,11 +52,13 @@ image_size = {image_size}
 color = {color}
 {synonyms}
 {partition}"""
-_SIMULATED = """# Simulated hospitals: patients are divided over them, and the classes that each of them annotates.
+_SIMULATED = """# Simulated hospitals: patients are divided over them, and so are the classes that they annotate.
+# A class that is not shared is annotated by one hospital alone; all others hide its labels, as if nobody had looked.
+# So there are at most as many hospitals as classes, unless a class is shared.
 [partition]
 kind = "class_subsets"
 sites = {sites}
-shared = {shared}                      # classes that all of them annotate
+shared = {shared}                      # number of classes that all of them annotate, or a list of their names
 """
 _HOSPITALS = """# Each hospital of column {source} is a site.
 [partition]
@@ -86,6 +88,9 @@ def check_and_write_experiment(
     skipped = [skip for part in splits.parts for skip in part.skipped]
     lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
     lines += [*describe_pictures(data, splits), *(f"    {note}" for note in splits.train.notes)]
+    # Missing pictures were listed above, by name.
+    omissions = [sentence for sentence in splits.train.omissions if sentence != data.checked.missing_sentence]
+    lines += [f"    {sentence}" for sentence in omissions]
     lines += describe_label_data(data)
     if not data.roles.split:
         lines += describe_drawn_parts(splits)
@@ -162,8 +167,8 @@ def format_experiment_text(
 
 def format_simulated_partition(class_count: int) -> str:
     """Return the lines of ``[partition]`` for hospitals that are simulated."""
-    sites = min(MOST_SITES, class_count)
-    return _SIMULATED.format(sites=sites, shared=int(class_count > sites))
+    sites, shared = choose_simulated_hospitals(class_count)
+    return _SIMULATED.format(sites=sites, shared=shared)
 
 
 def make_relative_path(path: Path, folder: Path) -> str:
@@ -182,7 +187,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
     """
     hospitals = data.hospitals
     if hospitals is None:
-        partition = format_simulated_partition(len(data.checked.class_names) - len(data.synonyms))
+        partition = format_simulated_partition(data.class_count)
     else:
         evidence = "those of which not all of its cells are blank"
         evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
@@ -250,6 +255,9 @@ def _format_label_lines(data: InspectedDataset) -> list[str]:
     roles, names = data.roles, data.names
     if names is None:
         lines = [f"label_columns = {format_as_json_text(list(roles.label_columns))}"]
+        for key, label in (("present", "1"), ("absent", "0"), ("not_assessed", "an unknown label")):
+            if words := getattr(roles.words, key):
+                lines.append(f"{key} = {format_as_json_text(list(words))}   # these words count as {label}")
         lines.append(f"uncertain = {format_as_json_text(data.spec.uncertain)}           # what -1 means")
         if data.spec.blank == "negative":
             lines.append('blank = "negative"              # a blank cell means: absent')

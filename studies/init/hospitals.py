@@ -15,10 +15,32 @@ from polyclinic.data.tables.csv import CsvTable
 from polyclinic.data.tables.labels import LabelTable, convert_hospital_to_site_name
 from polyclinic.studies.init.roles import ColumnRoles
 
+MOST_SIMULATED = 3
+"""Simulated hospitals where no column names hospitals."""
 MOST_HOSPITALS, MOST_COLUMNS = 30, 10
 """Lines and columns of the table for the terminal."""
 WIDEST = 76
 """Characters of a row up to which the hospitals are the rows; of a wider table, the narrower direction is shown."""
+
+
+def choose_simulated_hospitals(class_count: int) -> tuple[int, int]:
+    """Return the number of hospitals to simulate, and the number of classes that all of them annotate."""
+    sites = min(MOST_SIMULATED, class_count)
+    return sites, int(class_count > sites)
+
+
+def describe_simulated_hospitals(class_count: int) -> list[str]:
+    """Return lines for the user on the simulated hospitals, and on the labels that they hide."""
+    sites, shared = choose_simulated_hospitals(class_count)
+    simulated = format_count_with_noun(sites, "simulated hospital")
+    lines = [f"hospitals: no column names them; patients are divided over {simulated}."]
+    if sites > 1:
+        classes = "Each class" if not shared else "All annotate one class; each other class"
+        lines += [
+            f"    {classes} is annotated by one of them alone, and the others hide its labels: shared = {shared} in",
+            "    [partition] says how many classes all of them annotate.",
+        ]
+    return lines
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Make a table with one line a picture of a table that has none: several folders, folders in cells, several readers."""
+"""Make a table with one line for each picture: of several folders, folders in cells, or several readers."""
 
 import csv
 import io
@@ -13,6 +13,7 @@ from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.tables.cells import interpret_label_cell, split_finding_names
 from polyclinic.data.tables.columns import READER_HEADINGS, list_columns_by_heading
 from polyclinic.data.tables.csv import CsvColumn, CsvTable
+from polyclinic.studies.init.label_words import NO_LABEL_WORDS
 from polyclinic.studies.init.roles import ColumnRoles, FindingNames
 
 PICTURE_HEADING, PATIENT_HEADING, SPLIT_HEADING = "file", "patient", "split"
@@ -37,7 +38,7 @@ class PictureLines:
 
 @dataclass(frozen=True)
 class PictureTable:
-    """A new table with one line a picture.
+    """A new table with one line for each picture.
 
     Attributes:
         text: The csv file.
@@ -85,7 +86,7 @@ def make_picture_table(
     *,
     patients_in_paths: Mapping[str, str],
 ) -> PictureTable:
-    """Return a table with one line a picture, and only the columns that have a role.
+    """Return a table with one line for each picture, and only the columns that have a role.
 
     Args:
         names: The names in the column of findings; None for label columns.
@@ -103,7 +104,7 @@ def make_picture_table(
         _refuse_disagreement(columns, roles, rows_of)
         labels, rule = _join_lines(columns, roles, names, rows_of)
         label_names = list(names.classes) if names is not None else list(roles.label_columns)
-        new = replace(roles, label_columns=tuple(label_names), finding=None)
+        new = replace(roles, label_columns=tuple(label_names), finding=None, words=NO_LABEL_WORDS)
         pairs = [(path, rows[0]) for path, rows in rows_of.items()]
         cells = [labels[path] for path, _ in pairs]
     else:
@@ -223,7 +224,7 @@ def _read_labels(columns: CsvTable, roles: ColumnRoles) -> list[list[bool | None
     by_column = list[list[bool | None]]()
     for name in roles.label_columns:
         column = columns.get_column(name)
-        of_cell = [meanings.get(interpret_label_cell(cell) or "") for cell in column.cells]
+        of_cell = [meanings.get(interpret_label_cell(cell, roles.words.meanings) or "") for cell in column.cells]
         by_column.append([of_cell[place] for place in column.places.tolist()])
     return [list(row) for row in zip(*by_column, strict=True)]
 

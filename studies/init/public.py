@@ -21,6 +21,7 @@ from polyclinic.studies.init.experiment import (
     format_simulated_partition,
     make_relative_path,
 )
+from polyclinic.studies.init.hospitals import describe_simulated_hospitals
 from polyclinic.studies.init.questions import ColumnHints, Question, describe_head
 from polyclinic.studies.init.report import count_identical_pictures
 from polyclinic.studies.init.table import HEAD_ROWS, USUAL_SIZE
@@ -179,7 +180,8 @@ def write_public_experiment(
         lines.append(f"    {format_count_with_noun(skipped, 'picture')} that cannot be read, left out.")
     if copies := count_identical_pictures(splits):
         lines.append(f"    {format_count_with_noun(copies, 'image has', 'images have')} the very bytes of another one.")
-    lines += [f"    {note}" for note in splits.train.notes]
+    omissions = [sentence for sentence in splits.train.omissions if sentence != checked.missing_sentence]
+    lines += [f"    {sentence}" for sentence in (*splits.train.notes, *omissions)]
     lines.append(f"patients: {len(np.unique(checked.patients))} of them; no patient is split over two parts.")
     parts = (f"{part} {int((checked.parts == part).sum())}" for part in PARTS)
     lines.append(f"split: {', '.join(parts)}.")
@@ -188,7 +190,7 @@ def write_public_experiment(
     unlabelled = int(np.isnan(checked.labels).all(axis=1).sum())
     if unlabelled:
         lines.append(f"    {format_count_with_noun(unlabelled, 'image')} without any label.")
-    lines.append("hospitals: no column names them; patients are divided over simulated hospitals.")
+    lines += describe_simulated_hospitals(len(data.checked.class_names))
     return [*lines, *hosts]
 
 

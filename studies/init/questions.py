@@ -29,6 +29,9 @@ class ColumnHints:
         findings: The label columns, or the one column of findings.
         separator: Text between the names in the column of findings.
         no_finding: Names in the column of findings that say that nothing was found.
+        present: Words in label columns that count as 1; one empty text if words are names of findings; None for what
+            the user is to say.
+        absent: Words in label columns that count as 0; the other word of each column where left out.
         join_patients: Whether patients with similar names count as one patient.
         ignore_missing: Whether rows without a picture are left out.
     """
@@ -41,6 +44,8 @@ class ColumnHints:
     findings: tuple[str, ...] = ()
     separator: str | None = None
     no_finding: tuple[str, ...] = ()
+    present: tuple[str, ...] | None = None
+    absent: tuple[str, ...] = ()
     join_patients: bool = False
     ignore_missing: bool = False
 
@@ -118,6 +123,10 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
     words += [] if hints.separator is None else ["--separator", hints.separator]
     for name in hints.no_finding:
         words += ["--no-finding", name]
+    for word in hints.present or ():
+        words += ["--present", word]
+    for word in hints.absent:
+        words += ["--absent", word]
     words += ["--join-patients"] if hints.join_patients else []
     words += ["--ignore-missing-files"] if hints.ignore_missing else []
     return " ".join(quote(word) for word in words)
@@ -128,17 +137,26 @@ def is_dialogue_possible() -> bool:
     return all(stream is not None and not stream.closed and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path, hints: ColumnHints) -> None:
+def refuse_open_questions(
+    questions: Sequence[Question], table: Path, out: Path, hints: ColumnHints, width: int | None = None
+) -> None:
     """Refuse a table about which something is open, with the options for all of it and one command to paste.
 
     The command answers the questions that have one answer only, and has a placeholder for each other value.
+
+    Args:
+        width: Characters of a line of the terminal; None if the messages go to a file.
 
     Raises:
         BadInput: With one fault a question; none if there are no questions.
     """
     if not questions:
         return
-    faults = [Fault(question.option, f"{question.text}\n{question.format_alternatives()}") for question in questions]
+    texts = [_wrap_question(question, width) if width else question.text for question in questions]
+    faults = [
+        Fault(question.option, f"{text}\n{question.format_alternatives()}")
+        for question, text in zip(questions, texts, strict=True)
+    ]
     answered = hints
     for question in questions:
         only = question.choices[0].values if len(question.choices) == 1 else (PLACEHOLDER,)
@@ -148,6 +166,19 @@ def refuse_open_questions(questions: Sequence[Question], table: Path, out: Path,
     if PLACEHOLDER in command:
         paste = f"Replace each {PLACEHOLDER} by an answer from above:\n    {command}"
     raise BadInput([*faults[:-1], replace(faults[-1], problem=f"{faults[-1].problem}\n{paste}")])
+
+
+def _wrap_question(question: Question, width: int) -> str:
+    """Return a question's text in lines of at most ``width`` characters; the program and the option stand before."""
+    beginning = f"error {question.option}: "
+    lines = textwrap.wrap(
+        beginning + question.text,
+        max(min(width, LONGEST_LINE), SHORTEST_LINE),
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).removeprefix(beginning)
 
 
 def ask_questions(
@@ -219,6 +250,8 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
         return replace(hints, join_patients=True)
     if question.option == "--findings":
         return replace(hints, findings=tuple(values))
+    if question.option == "--present":
+        return replace(hints, present=tuple(values))
     if not values:
         return hints
     if question.option == "--images":

@@ -12,6 +12,7 @@ from polyclinic.data.base.image_set import PARTS, DatasetSplits, SkippedImage, a
 from polyclinic.data.images.reading import describe_png_conversion
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
+from polyclinic.studies.init.hospitals import describe_simulated_hospitals
 from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros, list_possible_hospital_columns
 from polyclinic.studies.init.table import LOOKED_AT, InspectedDataset
 
@@ -138,7 +139,7 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
     if data.hospitals is None:
         return [
             *lines,
-            "hospitals: no column names them; patients are divided over simulated hospitals.",
+            *describe_simulated_hospitals(data.class_count),
             *_describe_possible_hospitals(data),
         ]
     return [*lines, *data.hospitals.describe_hospitals()]
@@ -157,7 +158,7 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
     is_open = data.spec.blank == "unknown"
     if roles.label_columns:
         lines.append(
-            "    These are columns of 0 and 1. Remove from label_columns what is no finding (smoker, contrast agent)."
+            "    These are columns of labels. Remove from label_columns what is no finding (smoker, contrast agent)."
         )
     else:
         lines += [
@@ -189,7 +190,7 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
             f"    labels are unknown: {data.describe_blank_findings()}.",
             '    If it says that nothing was found, remove the # before blank = "negative".',
         ]
-    if zeros := list_columns_of_zeros(data.own_columns, roles.unused):
+    if zeros := list_columns_of_zeros(data.own_columns, roles):
         lines.append(f"    no image shows it: {', '.join(zeros)}; not used.")
     if unused := [name for name in roles.unused if name not in zeros]:
         lines.append(f"    not used: {', '.join(unused)}. To use one of these as labels: --findings, each class.")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.base.vocabulary import PART_NAMES
-from polyclinic.data.tables.cells import WRITE_LABELS, interpret_label_cell, is_placeholder_finding, split_finding_names
+from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_finding, split_finding_names
 from polyclinic.data.tables.columns import (
     FINDING_HEADINGS,
     HOSPITAL_HEADINGS,
@@ -35,6 +35,15 @@ from polyclinic.data.tables.csv import CsvColumn, CsvTable
 from polyclinic.data.tables.files import drop_picture_extension, fold_name_case
 from polyclinic.data.tables.search import PictureSearch
 from polyclinic.studies.init.known import KnownTable
+from polyclinic.studies.init.label_words import (
+    NO_LABEL_WORDS,
+    LabelWordLists,
+    ask_for_present_word,
+    list_columns_of_two_words,
+    read_label_words,
+    refuse_useless_words,
+    refuse_words_in_label_columns,
+)
 from polyclinic.studies.init.questions import Choice, ColumnHints, Question
 
 SEPARATORS = ("\n", "\t", "|", ";", "\uff0c", ",", "/")
@@ -43,7 +52,10 @@ _SIGNS_IN_NAMES = (",", "/")
 _JOINING_SIGNS = re.compile(r"[|;,/+&\n\t\uff0c]")
 _WORD = re.compile(r"[^\W_]+")
 _LISTED = 5
-_YES_AND_NO = "Words for yes and no, other than yes, no, true and false, have to become 1 and 0 in the table first."
+_WHICH_FINDINGS = (
+    "Which columns say what a picture shows? Either columns of labels (1 and 0, or words for yes and no), or one "
+    "column of names, each of which becomes a class."
+)
 MOST_SHARED_PATIENTS = 0.1
 """Fraction of patients with pictures of several hospitals above which a column of hospitals is a question."""
 _FEWEST_HOSPITALS, _MOST_HOSPITALS = 2, 50
@@ -63,6 +75,7 @@ class ColumnRoles:
         split: The column of training, validation and test part; None if there is none.
         label_columns: The columns with labels, one per class; empty if ``finding`` is used.
         finding: The column with names of findings; None if ``label_columns`` are used.
+        words: The user's own words in ``label_columns``.
         reader: The column of readers that the user named; None if the rules are to find it.
         rules: For each role, what was taken, and the rule by which.
         has_folders: Whether the cells of ``image`` name folders.
@@ -77,6 +90,7 @@ class ColumnRoles:
     label_columns: tuple[str, ...]
     finding: str | None
     rules: Mapping[str, str]
+    words: LabelWordLists = NO_LABEL_WORDS
     reader: str | None = None
     has_folders: bool = False
     unread_splits: tuple[str, ...] = ()
@@ -117,7 +131,12 @@ def assign_column_roles(
     taken = [name for name in (image, patient, source, hints.reader) if name]
     split, unread_splits = _assign_split(columns, [*taken, *hints.findings], rules)
     taken += [split] if split else []
-    label_columns, finding = _assign_findings(columns, [*taken, *unread_splits], hints, known, image, rules, questions)
+    others = [name for name in columns if name not in (*taken, *unread_splits)]
+    words = read_label_words(columns, hints.findings or others, hints)
+    label_columns, finding = _assign_findings(columns, others, hints, known, image, words, rules, questions)
+    refuse_useless_words(columns, label_columns, hints, questions)
+    if label_columns and words.present:
+        rules["words"] = f"as you said, {words.describe()}"
     unused = [name for name in columns if name not in (*taken, *label_columns, finding, *unread_splits)]
     roles = ColumnRoles(
         image=image,
@@ -127,6 +146,7 @@ def assign_column_roles(
         label_columns=label_columns,
         finding=finding,
         rules=rules,
+        words=words if label_columns else NO_LABEL_WORDS,
         reader=hints.reader,
         has_folders=has_folders,
         unread_splits=unread_splits,
@@ -340,53 +360,42 @@ def _contains_part_names(column: CsvColumn) -> bool:
 
 def _assign_findings(
     columns: CsvTable,
-    taken: Sequence[str],
+    rest: Sequence[str],
     hints: ColumnHints,
     known: KnownTable | None,
     image: str,
+    words: LabelWordLists,
     rules: dict[str, str],
     questions: list[Question],
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the label columns, and the column of names of findings; one of both is empty."""
+    """Return the label columns, and the column of names of findings; one of both is empty.
+
+    Args:
+        rest: The columns without another role.
+        words: The user's own words in label columns.
+    """
     if hints.findings:
-        rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
-        if len(hints.findings) > 1:
-            _refuse_words_in_label_columns(columns, hints.findings)
-        column = columns.get_column(hints.findings[0])
-        if len(hints.findings) > 1 or is_label_column(column) or find_wrong_label_cells(column):
-            return tuple(name for name in columns if name in hints.findings), None
-        return (), hints.findings[0]
+        return _assign_named_findings(columns, hints, words, rules, questions)
     findings = known.list_findings(image) if known is not None else ()
     if findings:
         rules["findings"] = f"{', '.join(findings)}: this is a table of {known.name if known else ''}"
         if len(findings) == 1:
             return (), findings[0]
         return findings, None
-    rest = [name for name in columns if name not in taken]
     flags = list_columns_by_heading(rest, NO_FINDING_HEADINGS)
-    labels = [name for name in rest if name not in flags and is_label_column(columns.get_column(name))]
+    labels = [name for name in rest if name not in flags and is_label_column(columns.get_column(name), words.meanings)]
     named = [name for name in list_columns_by_heading(rest, FINDING_HEADINGS) if name not in labels]
     named = [name for name in named if names_findings(columns.get_column(name))]
-    broken = {
-        name: wrong
-        for name in rest
-        if name not in (*flags, *labels, *named) and (wrong := find_wrong_label_cells(columns.get_column(name)))
-    }
-    if broken:
-        cells = "; ".join(
-            f'"{name}" ({columns.get_column(name).describe_cell_lines(wrong, 3)})' for name, wrong in broken.items()
-        )
-        text = f"These columns hold labels, and cells that are none: {cells}. Correct the cells: 1, 0, -1 or nothing."
-        text += " Which columns are the findings, if these are none?"
-        questions.append(Question("--findings", text, _offer_columns(columns, [*labels, *named]), several=True))
+    wrong = [name for name in rest if name not in (*flags, *labels, *named)]
+    if broken := _ask_about_broken_labels(columns, wrong, [*labels, *named], words):
+        questions.append(broken)
         return (), None
     headings = PATIENT_HEADINGS | HOSPITAL_HEADINGS | SPLIT_HEADINGS | READER_HEADINGS | NO_FINDING_HEADINGS
     others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
     others = [name for name in others if name != image and contains_repeated_words(columns.get_column(name))]
+    two_words = {} if hints.present is not None else list_columns_of_two_words(columns, [*named, *others])
     if labels and (named or others):
-        text = (
-            f"Which columns say what a picture shows? Either columns of 0 and 1, or one column of names. {_YES_AND_NO}"
-        )
+        text = _WHICH_FINDINGS
         offered = [name for name in rest if name in (*labels, *named, *others)]
         choices = list(_offer_columns(columns, offered))
         if len(labels) > 1:
@@ -394,15 +403,25 @@ def _assign_findings(
         questions.append(Question("--findings", text, tuple(choices), several=True))
         return (), None
     if labels:
-        rules["findings"] = f"{', '.join(labels)}: cells are 1, 0, -1 or blank"
+        own = " or your words" if words.present else ""
+        rules["findings"] = f"{', '.join(labels)}: cells are 1, 0, -1 or blank{own}"
         return tuple(labels), None
+    # One pair of words, and no other column that may say what is to be seen: its meaning is the only question.
+    candidates = named if len(named) == 1 else [*named, *others]
+    pairs = {frozenset(map(str.casefold, two_words.get(name, ()))) for name in candidates}
+    if len(pairs) == 1 and pairs != {frozenset()}:
+        questions += ask_for_present_word({name: two_words[name] for name in candidates})
+        return (), None
     if len(named) == 1:
         rules["findings"] = f"{named[0]}: a well-known heading of findings"
         return (), named[0]
-    text = f"Which columns say what a picture shows? {_YES_AND_NO}"
-    words = [name for name in rest if name not in (*labels, *named, image)]
-    words = [name for name in words if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
-    choices = list(_offer_columns(columns, named or words or [name for name in rest if name != image]))
+    if hints.present == ("",) and len(candidates) == 1:
+        rules["findings"] = f"{candidates[0]}: its words are names of findings, as you said"
+        return (), candidates[0]
+    text = _WHICH_FINDINGS
+    repeated = [name for name in rest if name not in (*labels, *named, image)]
+    repeated = [name for name in repeated if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
+    choices = list(_offer_columns(columns, named or repeated or [name for name in rest if name != image]))
     if not choices:
         problem = f"no column is left that can say what a picture shows. The headings are: {quote_names(columns)}."
         raise BadInput([Fault("labels", problem, "If lines stand above the headings, delete them.")])
@@ -410,16 +429,42 @@ def _assign_findings(
     return (), None
 
 
-def _refuse_words_in_label_columns(columns: CsvTable, names: Sequence[str]) -> None:
-    """Refuse several columns of findings of which one holds words: only columns of 0 and 1 can be several."""
-    faults = list[Fault]()
-    for name in names:
+def _ask_about_broken_labels(
+    columns: CsvTable, names: Sequence[str], offered: Sequence[str], words: LabelWordLists
+) -> Question | None:
+    """Return a question if some of these columns hold labels, and cells that are none."""
+    of_column = {name: find_wrong_label_cells(columns.get_column(name), words.meanings) for name in names}
+    broken = {name: wrong for name, wrong in of_column.items() if wrong}
+    if not broken:
+        return None
+    cells = "; ".join(
+        f'"{name}" ({columns.get_column(name).describe_cell_lines(wrong, 3)})' for name, wrong in broken.items()
+    )
+    text = f"These columns hold labels, and cells that are none: {cells}. Correct the cells: 1, 0, -1 or nothing."
+    text += " Which columns are the findings, if these are none?"
+    return Question("--findings", text, _offer_columns(columns, offered), several=True)
+
+
+def _assign_named_findings(
+    columns: CsvTable, hints: ColumnHints, words: LabelWordLists, rules: dict[str, str], questions: list[Question]
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the label columns, or the column of names of findings, that the user named."""
+    rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
+    labels = list[str]()
+    for name in hints.findings:
         column = columns.get_column(name)
-        wrong = [place for place, cell in enumerate(column.cells) if interpret_label_cell(cell) is None]
-        if wrong and not find_wrong_label_cells(column):
-            problem = f'column "{name}" holds {column.describe_cell_lines(wrong, 3)}; expected 1, 0, -1 or nothing.'
-            faults.append(Fault("--findings", problem, WRITE_LABELS))
-    raise_faults(faults)
+        if is_label_column(column, words.meanings) or find_wrong_label_cells(column, words.meanings):
+            labels.append(name)
+    others = [name for name in hints.findings if name not in labels]
+    two_words = list_columns_of_two_words(columns, others)
+    if hints.present is None and others and len(two_words) == len(others):
+        questions += ask_for_present_word(two_words, may_be_names=len(hints.findings) == 1)
+        return (), None
+    if len(hints.findings) > 1 or (others and words.present):
+        refuse_words_in_label_columns(columns, hints.findings, words.meanings)
+    if len(hints.findings) > 1 or labels:
+        return tuple(name for name in columns if name in hints.findings), None
+    return (), hints.findings[0]
 
 
 def _offer_columns(columns: CsvTable, names: Sequence[str]) -> tuple[Choice, ...]:
@@ -527,11 +572,11 @@ def list_names_in_names(names: Sequence[str]) -> dict[str, str]:
     return containing
 
 
-def list_columns_of_zeros(columns: CsvTable, names: Sequence[str]) -> list[str]:
-    """Return the columns whose filled cells are all 0: classes that no picture shows."""
-    zeros = list[str]()
-    for name in names:
-        meanings = {interpret_label_cell(cell) for cell in columns.get_column(name).cells} - {"blank"}
+def list_columns_of_zeros(columns: CsvTable, roles: ColumnRoles) -> list[str]:
+    """Return the unused columns whose filled cells are all 0: classes that no picture shows."""
+    zeros, words = list[str](), roles.words.meanings
+    for name in roles.unused:
+        meanings = {interpret_label_cell(cell, words) for cell in columns.get_column(name).cells} - {"blank"}
         if meanings == {"absent"}:
             zeros.append(name)
     return zeros

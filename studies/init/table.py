@@ -143,7 +143,7 @@ class TableExamination:
         lines = [f"{self.table.name}, the first lines of {len(self.columns.lines):,}:"]
         lines += describe_head(self.head, width)
         if not self.has_headings:
-            lines.append("The first line names no columns: it is a row. The columns are called column1, column2, ...")
+            lines.append("The first line names no columns: it is data. The columns are called column1, column2, ...")
         lines += [f"{role + ':':<11}{rule}" for role, rule in self.roles.rules.items()]
         return lines
 
@@ -273,7 +273,8 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         **required,
         **{f"--findings {name}": name for name in hints.findings},
     }
-    _refuse_placeholders_and_shared_columns(roles)
+    words = {"--present": hints.present or (), "--absent": hints.absent}
+    _refuse_placeholders_and_shared_columns(roles, words)
     faults = find_missing_column_faults(table.name, columns, required)
     for name in hints.findings:
         faults += find_missing_column_faults(table.name, columns, {"--findings": name})
@@ -291,19 +292,25 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         findings=tuple(map(normalize_name, hints.findings)),
         separator=None if hints.separator is None else hints.separator.replace("\\n", "\n").replace("\\t", "\t"),
         no_finding=tuple(map(normalize_name, hints.no_finding)),
+        present=None if hints.present is None else tuple(map(normalize_name, hints.present)),
+        absent=tuple(map(normalize_name, hints.absent)),
     )
 
 
-def _refuse_placeholders_and_shared_columns(columns: Mapping[str, str | None]) -> None:
+def _refuse_placeholders_and_shared_columns(
+    columns: Mapping[str, str | None], words: Mapping[str, Sequence[str]]
+) -> None:
     """Refuse placeholders that were not replaced, and one column for two roles.
 
     Only the column of pictures may be that of patients, too.
 
     Args:
         columns: Column by option.
+        words: Words by option.
     """
     named = {option.split()[0]: name for option, name in columns.items() if name == PLACEHOLDER}
-    faults = [Fault(option, f"{PLACEHOLDER} stands for an answer.", "Write the answer.") for option in named]
+    open_options = [*named, *(option for option, of_option in words.items() if PLACEHOLDER in of_option)]
+    faults = [Fault(option, f"{PLACEHOLDER} stands for an answer.", "Write the answer.") for option in open_options]
     places = {option: name for option, name in columns.items() if name and name != PLACEHOLDER}
     for option, name in places.items():
         for other, same in places.items():
@@ -403,7 +410,7 @@ class InspectedDataset:
     """A label table and its pictures, with everything that the experiment and the report say about them.
 
     Attributes:
-        table: The table that the experiment names: the user's own, or one with a line a picture that init wrote.
+        table: The table that the experiment names: the user's own, or one with a line for each picture that init wrote.
         own_table: The user's table.
         columns: The columns of ``table``, with only the rows whose picture exists.
         own_columns: The columns of ``own_table``, with all rows.
@@ -490,6 +497,11 @@ class InspectedDataset:
         return {} if self.names is None or self.known is not None else list_names_in_names(self.checked.class_names)
 
     @property
+    def class_count(self) -> int:
+        """The number of classes once those that differ only in spelling are one."""
+        return len(self.checked.class_names) - len(self.synonyms)
+
+    @property
     def unlabelled_count(self) -> int:
         """The number of images without any label."""
         return int(np.isnan(self.checked.labels).all(axis=1).sum())
@@ -525,7 +537,7 @@ class InspectedDataset:
 def complete_dataset(examination: TableExamination, new_table: Path) -> InspectedDataset:
     """Read the labels of a table about which nothing is open, and examine some of its pictures.
 
-    A table that has not one line a picture, or whose names do not lead to the pictures, is written anew.
+    A table that has not one line for each picture, or whose names do not lead to the pictures, is written anew.
 
     Args:
         new_table: Path of the new table; written only if it is necessary.
@@ -612,6 +624,9 @@ def _make_spec(
         "missing_files": "ignore" if hints.ignore_missing else "fault",
         "similar_patients": "join" if hints.join_patients else "fault",
         "label_columns": roles.label_columns,
+        "present": roles.words.present,
+        "absent": roles.words.absent,
+        "not_assessed": roles.words.not_assessed,
     }
     if examination.known is not None and roles.finding is None:
         settings |= examination.known.settings

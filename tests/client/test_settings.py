@@ -217,6 +217,16 @@ def test_a_site_without_a_training_image_is_refused(folder: Path) -> None:
         load_site(read_site_settings(folder))
 
 
+def test_a_hospitals_own_words_for_present_and_absent_are_read_from_its_site_toml(folder: Path) -> None:
+    pictures(folder, "train train test")
+    table = (folder / "labels.csv").read_text(encoding="utf-8").replace(",1", ",ja").replace(",0", ",nein")
+    (folder / "labels.csv").write_text(table, encoding="utf-8")
+    data = 'images = "images"\nlabels = "labels.csv"\nimage_column = "image"\nlabel_columns = ["Effusion"]\n'
+    data += 'present = ["ja"]\nabsent = ["nein"]\nsplit_column = "part"\nimage_size = 8\n'
+    site = load_site(read_site_settings(write(folder, f'{HEAD}[data]\nkind = "folder"\n{data}')))
+    assert np.concatenate([site.train.labels, site.validation.labels, site.test.labels]).tolist() == [[0], [1], [0]]
+
+
 def kit_for(folder: Path, site: str = "north") -> SiteConnectionKit:
     """Write ``north.kit`` as a coordinator would for a site of this name with its key."""
     certificate = coordinator_in(folder / "coordinator").ca_certificate_path.read_text(encoding="ascii")

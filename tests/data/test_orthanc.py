@@ -307,7 +307,7 @@ def test_the_check_says_what_the_archive_answered(pacs: Pacs, folder: Path) -> N
     (line,) = [line for line in checked.passed if line.startswith("transfer syntaxes of the 60 images looked at")]
     assert "32 Explicit VR Little Endian" in line
     assert "JPEG-LS Lossless" in line
-    assert any("1 row of the table without an image: left out" in finding.problem for finding in checked.findings)
+    assert any("1 line of the table without an image: left out" in finding.problem for finding in checked.findings)
     assert f"PatientID, as {name} says" in "\n".join(checked.passed)
     assert PASSWORD not in str(checked)
 

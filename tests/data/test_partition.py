@@ -134,6 +134,16 @@ def test_one_site_for_each_centre_holds_the_centres_images() -> None:
     assert set(splits.train.sources[parts[1].train].tolist()) == {"centre-1"}
 
 
+def test_images_that_fall_to_no_site_are_counted() -> None:
+    splits = splits_of(31, 1)
+    division = partition_dataset(splits, subsets(sites=4, shared=1), seed=3)
+    used = sum(len(part.train) + len(part.validation) for part in division.parts)
+    every = len(splits.train) + len(splits.validation)
+    assert used < every
+    (sentence,) = division.splits.test.omissions
+    assert sentence.startswith(f"Of {every} training and validation images, {every - used} images of ")
+
+
 CENTRES = {"centre-0": ["a", "b"], "centre-1": ["b"], "centre-2": ["a", "c"]}
 by_centre = partial(partition_spec, "class_lists", images="source", lists=CENTRES)
 

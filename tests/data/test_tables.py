@@ -312,6 +312,14 @@ def test_labels_are_those_that_were_written(folder: Path, cells: list[Any], sepa
     np.testing.assert_array_equal(table.labels, np.array(expected, dtype=np.float32))
 
 
+def test_words_of_label_columns_mean_what_the_user_lists_in_any_case(folder: Path) -> None:
+    words = ("ja", "Nein", "?", "", "1", "no", "2")
+    table = rows_of(*(f"p{row},{word},0" for row, word in enumerate(words)))
+    settings = {"present": ["JA", "no"], "absent": ["nein", "2"], "not_assessed": ["?"], "blank": "negative"}
+    labels = read(folder, table, **settings).labels[:, 0]
+    np.testing.assert_array_equal(labels, [1, 0, np.nan, 0, 1, 1, 0])
+
+
 def slow_label(cell: str) -> float | None:
     """A label read letter by letter; None where it is none."""
     text = "".join(letter for letter in cell if unicodedata.category(letter) not in ("Cf", "Cc") or letter.isspace())
@@ -511,6 +519,8 @@ def test_blank_findings_follow_the_key(blank: str, value: float, folder: Path) -
         {**FINDINGS, "classes": ["Mass", "Mass\u200b"]},
         {**FINDINGS, "classes": ["Mass|Nodule"]},
         {"label_columns": ["Mass", " Mass"]},
+        {**FINDINGS, "present": ["ja"]},
+        {"present": ["ja"], "absent": ["JA"]},
     ],
 )
 def test_a_key_without_an_effect_is_refused(settings: dict[str, Any], folder: Path) -> None:

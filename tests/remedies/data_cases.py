@@ -727,11 +727,24 @@ def try_skip_budget(folder: Path, message: str) -> None:
     check_pictures(load_folder(folder, skip_budget=0.2), PICTURES[12:])
 
 
+def write_words(folder: Path) -> DatasetSplits:
+    write_folder(folder, encode_as("PNG"))
+    text = (folder / "labels.csv").read_text(encoding="utf-8")
+    (folder / "labels.csv").write_text(text.replace(",1", ",ja").replace(",0", ",nein"), encoding="utf-8")
+    return load_folder(folder)
+
+
+def try_naming_words(folder: Path, message: str) -> None:
+    words = read_setting(message, r"present = \[.*?\]") | read_setting(message, r"absent = \[.*?\]")
+    check_labels(load_folder(folder, **words))
+
+
 SKIPPED = "data/images/reading.py refuse_too_many_skipped_images"
 FOLDER_CASES = (
     Case(SKIPPED, of_folder(encode_deep), try_depth),
     Case(SKIPPED, of_folder(encode_as("BMP")), try_command_that_converts),
     Case(SKIPPED, of_folder(encode_as("TIFF")), try_command_that_converts),
     Case(SKIPPED, write_some_damaged, try_skip_budget),
+    Case("data/tables/cells.py parse_label_columns", write_words, try_naming_words),
 )
 CASES = (*TORCH_CASES, *PART_CASES, *NPZ_CASES, *FOLDER_CASES)

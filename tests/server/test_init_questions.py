@@ -13,10 +13,20 @@ import pytest
 from PIL import Image
 
 from polyclinic.common.config import read_experiment
+from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.load import load_dataset
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.simulation.simulate import check_simulation_experiment
 from polyclinic.strategies.registry import find_method_faults
-from polyclinic.studies.init.questions import join_broken_lines, wrap_line
+from polyclinic.studies.init.questions import (
+    Choice,
+    ColumnHints,
+    Question,
+    join_broken_lines,
+    refuse_open_questions,
+    wrap_line,
+)
 from tests.network.real import flwr_sim
 
 
@@ -74,11 +84,11 @@ def talked(answers: Sequence[str], *arguments: object) -> tuple[int, str]:
 
 def test_a_person_at_a_terminal_answers_the_questions_in_a_dialogue(own: Path) -> None:
     out = own.parent / "mine.toml"
-    code, text = talked(["2", "perhaps", "yes", "0", "", "1"], "init", own, "--out", out)
+    code, text = talked(["3", "perhaps", "yes", "0", "", "1"], "init", own, "--out", out)
     assert code == 0, text
     head = "Bild Fall Nr Was's zu sehen ist 000.png F0 Rundherd"
     assert head in text
-    assert "Question 1 of 3. Which columns say what a picture shows?" in text
+    assert "Question 1 of 3. Which word says that a finding is present?" in text
     assert "Question 2 of 3. Of 41 lines, 1 line names a picture that is not there" in text
     assert "Question 3 of 3. Which column names the patients?" in text
     assert text.count("That is no answer. Type a number, from 1 to") == 2
@@ -89,8 +99,8 @@ def test_a_person_at_a_terminal_answers_the_questions_in_a_dialogue(own: Path) -
 def test_a_dialogue_that_is_left_or_answered_with_no_writes_nothing(own: Path) -> None:
     out = own.parent / "mine.toml"
     for answers, reason in (
-        (["2", "no"], "nothing was written"),
-        (["2", "yes", "\x04"], "The question was not answered"),
+        (["3", "no"], "nothing was written"),
+        (["3", "yes", "\x04"], "The question was not answered"),
     ):
         code, text = talked(answers, "init", own, "--out", out)
         assert (code, out.exists(), reason in text) == (2, False, True), text
@@ -101,20 +111,15 @@ def test_without_a_terminal_all_questions_come_at_once_with_a_command_that_runs(
     ended = flwr_sim("init", own, "--out", out)
     assert (ended.code, out.exists()) == (2, False)
     open_options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
-    assert open_options == ["--findings:", "--ignore-missing-files:", "--patient-column:"]
+    assert open_options == ["--present:", "--ignore-missing-files:", "--patient-column:"]
     command = shlex.split(ended.err.splitlines()[-1])
     assert command[:2] == ["flwr-sim", "init"]
     unchanged = flwr_sim(*command[1:])
     assert (unchanged.code, out.exists(), unchanged.err.count("??? stands for an answer")) == (2, False, 2)
     first, second = (place for place, word in enumerate(command) if word == "???")
-    command[first], command[second] = "Fall Nr", "Was's zu sehen ist"
+    command[first], command[second] = "Fall Nr", ""
     ended_again = flwr_sim(*command[1:])
     assert ended_again.code == 0, ended_again.err
-    out.unlink()
-    alternative = next(line for line in ended.err.splitlines() if "Was" in line and "--findings" in line)
-    name = shlex.split(alternative.partition("  Rundherd")[0])[1]
-    options = ("--patient-column", "Fall Nr", "--findings", name, "--ignore-missing-files")
-    assert flwr_sim("init", own, "--out", out, *options).code == 0
     assert images_of(out).class_names == ("Erguss", "Rundherd")
 
 
@@ -181,7 +186,7 @@ def test_the_first_picture_is_no_heading(tmp_path: Path) -> None:
     path = write(tmp_path / "labels.csv", *(f"IM{n:03},p{n // 2},{n // 2 % 2}" for n in range(40)))
     ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", "--patient-column", "column2")
     assert ended.code == 0, ended.err
-    assert "The first line names no columns: it is a row." in ended.out
+    assert "The first line names no columns: it is data." in ended.out
     assert len(images_of(tmp_path / "mine.toml")) == 40
 
 
@@ -247,11 +252,133 @@ def test_columns_of_words_beside_those_of_0_and_1_are_a_question(tmp_path: Path)
     ended = flwr_sim("init", path, "--out", out)
     assert (ended.code, ended.err.count("error --findings: Which columns")) == (2, 1)
     assert "--findings smoker --findings quality" in ended.err
-    words = flwr_sim("init", path, "--out", out, "--findings", "smoker", "--findings", "Erguss")
-    assert (words.code, "Write 1 for present and 0 for absent" in words.err) == (2, True)
+    words = flwr_sim("init", path, "--out", out, "--findings", "smoker", "--findings", "Primary finding")
+    assert (words.code, "--present ja --absent nein" in words.err) == (2, True)
     code, text = talked(["Primary finding"], "init", path, "--out", out)
     assert code == 0, text
     assert images_of(out).class_names == ("Mass", "Nodule", "Effusion")
+
+
+def yes(value: object, words: str = "ja nein") -> str:
+    return words.split()[0 if value else 1]
+
+
+def table_of_words(folder: Path, header: str, rows: Sequence[Sequence[str]]) -> Path:
+    pictures(folder / "scans", *(f"{n:03}.png" for n in range(40)))
+    return write(folder / "t.csv", header, *(",".join((f"{n:03}.png", f"p{n}", *row)) for n, row in enumerate(rows)))
+
+
+@pytest.mark.parametrize("words", ["ja nein", "WAHR FALSCH", "vorhanden fehlt", "+ -", "oui non", "j n"])
+def test_which_of_two_words_means_present_is_one_question_and_what_init_writes_runs(words: str, tmp_path: Path) -> None:
+    rows = [(yes(n % 2, words), yes(n % 5 == 0, words)) for n in range(40)]
+    path = table_of_words(tmp_path, "file,patient,Erguss,Infiltrat", rows)
+    out, present = tmp_path / "mine.toml", words.split()[0]
+    ended = flwr_sim("init", path, "--out", out)
+    assert (ended.code, ended.err.count("error ")) == (2, 1)
+    assert f"--present {present}" in ended.err
+    ended = flwr_sim("init", path, "--out", out, "--present", present)
+    assert ended.code == 0, ended.err
+    images = images_of(out)
+    assert images.class_names == ("Erguss", "Infiltrat")
+    assert [(images.labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[20, 8], [20, 32]]
+
+
+def test_an_x_beside_blank_cells_is_a_question_and_blank_a_decision_before_the_run(tmp_path: Path) -> None:
+    path = table_of_words(tmp_path, "file,patient,Erguss", [("xX"[n % 4 // 3] if n % 2 else "",) for n in range(40)])
+    out = tmp_path / "mine.toml"
+    code, text = talked(["x"], "init", path, "--out", out)
+    assert (code, "first decide on blank in" in text) == (0, True), text
+    labels = images_of(out).labels
+    assert ((labels == 1).sum(), np.isnan(labels).sum()) == (20, 20)
+
+
+def test_words_in_columns_that_the_user_named_are_asked_about_and_beside_1_and_0(tmp_path: Path) -> None:
+    rows = [(f"{n % 2}", yes(n % 4), "mw"[n % 2]) for n in range(40)]
+    path = table_of_words(tmp_path, "file,patient,Mass,Erguss,Geschlecht", rows)
+    out, named = tmp_path / "mine.toml", ("--findings", "Mass", "--findings", "Erguss")
+    first = flwr_sim("init", path, "--out", out)
+    assert "--findings Geschlecht" in first.err
+    ended = flwr_sim("init", path, "--out", out, *named)
+    assert (ended.code, "in Geschlecht" in ended.err, "--present ''" in ended.err) == (2, False, False)
+    ended = flwr_sim("init", path, "--out", out, *named, "--present", "JA")
+    assert ended.code == 0, ended.err
+    assert (images_of(out).labels == 1).sum(axis=0).tolist() == [20, 30]
+
+
+def test_a_third_word_is_unknown_once_present_and_absent_are_named(tmp_path: Path) -> None:
+    rows = [(("ja", "nein", "fraglich")[n % 3], yes(n % 2)) for n in range(39)]
+    path = table_of_words(tmp_path, "file,patient,Erguss,Infiltrat", rows)
+    out, named = tmp_path / "mine.toml", ("--findings", "Erguss", "--findings", "Infiltrat", "--present", "ja")
+    ended = flwr_sim("init", path, "--out", out, *named)
+    assert (ended.code, '"fraglich" in line 4 (13 lines)' in ended.err) == (2, True)
+    ended = flwr_sim("init", path, "--out", out, *named, "--absent", "nein")
+    assert ended.code == 0, ended.err
+    labels = images_of(out).labels
+    assert [int(np.isnan(column).sum()) for column in labels.T] == [13, 0]
+    assert "unknown: fraglich" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--present", "jo"), 'no column holds "jo"'),
+        (("--present", "ja", "--present", "nein"), 'all words of column "Erguss"'),
+        (("--present", "???"), "??? stands for an answer"),
+        (("--present", "ja", "--absent", "no"), 'no column holds "no"'),
+    ],
+)
+def test_a_word_that_cannot_mean_present_is_refused(options: Sequence[str], reason: str, tmp_path: Path) -> None:
+    path = table_of_words(tmp_path, "file,patient,Erguss", [(yes(n % 2),) for n in range(40)])
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml", *options)
+    assert (ended.code, reason in ended.err) == (2, True), ended.err
+
+
+def test_init_run_and_report_count_what_is_left_out_and_joined(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(43)))
+    names = {0: "P-0", 1: "p0", 2: "P-1", 3: "p1"}
+    rows = [f"{n:03}.png,{names.get(n, f'p{n}')},{n // 4 % 2},{n // 8 % 2}" for n in range(43)]
+    path = write(tmp_path / "t.csv", "file,patient,Mass,Scar", *rows, "lost.png,p99,1,1")
+    out, options = tmp_path / "mine.toml", ("--ignore-missing-files", "--join-patients")
+    ended = flwr_sim("init", path, "--out", out, *options)
+    assert ended.code == 0, ended.err
+    settings = ("--backend", "inline", "--set", "run.rounds=1")
+    run = flwr_sim("run", out, "--out", tmp_path / "run", *settings)
+    assert run.code == 0, run.err
+    omissions = read_run(tmp_path / "run").summary.omissions
+    missing = "Of 44 images that the table names, 1 is not there, and is left out."
+    joined = "Similar names of patients were joined: 2 names count as the patient of another name."
+    assert omissions[:2] == (missing, joined)
+    assert omissions[2].startswith("Of 34 training and validation images, ")
+    said, printed = (" ".join(text.split()) for text in (ended.out, run.out))
+    assert "of 44 lines, 1 line names a picture that is not there" in said
+    assert all(sentence in said for sentence in omissions[1:])
+    assert all(sentence in printed for sentence in omissions)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert all(sentence in page for sentence in omissions)
+
+
+def test_init_says_which_labels_simulated_hospitals_hide_and_how_many_there_can_be(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Mass,Scar", ("1,0", "0,1", "1,1"))
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    said = " ".join(ended.out.split())
+    assert "patients are divided over 2 simulated hospitals." in said
+    assert "Each class is annotated by one of them alone, and the others hide its labels: shared = 0 in" in said
+    text = out.read_text(encoding="utf-8")
+    assert "all others hide its labels" in text
+    out.write_text(text.replace("sites = 2", "sites = 3"), encoding="utf-8")
+    refused = flwr_sim("run", out, "--out", tmp_path / "run", "--backend", "inline")
+    assert (refused.code, "share a class: shared = 1" in refused.err) == (2, True)
+    out.write_text(text.replace("sites = 2", "sites = 3").replace("shared = 0", "shared = 1"), encoding="utf-8")
+    check_simulation_experiment(read_experiment(out, [], find_method_faults))
+
+
+def test_a_question_is_wrapped_to_the_width_of_the_terminal() -> None:
+    question = Question("--findings", "one two three four five six seven eight nine ten", (Choice("a", "b"),))
+    with pytest.raises(BadInput) as refused:
+        refuse_open_questions([question], Path("t.csv"), Path("m.toml"), ColumnHints(), 40)
+    lines = f"error {refused.value}".splitlines()
+    assert lines[:2] == ["error --findings: one two three four", "    five six seven eight nine ten"]
 
 
 def test_a_name_that_contains_another_name_is_a_decision_before_the_run(tmp_path: Path) -> None:
@@ -339,7 +466,7 @@ def test_a_folder_of_each_picture_is_offered_as_the_patient(tmp_path: Path) -> N
 
 
 def test_columns_that_may_name_hospitals_are_named_at_the_end(tmp_path: Path) -> None:
-    path = files_and_patients(tmp_path, "file,patient,Klinik,finding", ("Bonn,Mass", "Ulm,Scar"))
+    path = files_and_patients(tmp_path, "file,patient,Klinik,finding", ("Bonn,Mass", "Ulm,Scar", "Ulm,Edema"))
     ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
     assert "add --source-column. It may be: Klinik." in " ".join(ended.out.split())
 

@@ -267,7 +267,7 @@ def test_mura_has_no_headings_and_a_line_a_folder(tmp_path: Path) -> None:
         rows.append((study, n % 2))
     table = write(tmp_path / "MURA-v1.1" / "train_labeled_studies.csv", "", rows)
     data, images, said = made(table)
-    assert "The first line names no columns: it is a row." in said
+    assert "The first line names no columns: it is data." in said
     assert (data.patient_column, data.label_columns) == ("patient", ("column2",))
     assert (len(images), positives(images), len(set(images.patients))) == (80, {"column2": 40}, 20)
 
