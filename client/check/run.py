@@ -12,6 +12,8 @@ from polyclinic.client.check.findings import CheckArea, CheckResult, ClassImageC
 from polyclinic.client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
 from polyclinic.client.check.pixels import check_site_pixels
 from polyclinic.client.check.training import check_trial_training, find_planned_training, prepare_training_trial
+from polyclinic.client.check.words import check_site_words
+from polyclinic.client.site.settings import make_label_declaration
 from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput
@@ -53,6 +55,8 @@ def run_site_check(
         gpu = machine.gpu and settings.file.device != "cpu" and torch.cuda.is_available()
         planned = find_planned_training(settings, experiment, data.source)
         check_site_pixels(data.area, settings, planned, data.source, data.pictures)
+        declaration = make_label_declaration(settings, data.source.class_names)
+        check_site_words(data.area, declaration, planned)
         try:
             trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:

@@ -42,6 +42,7 @@ class ClientExitCode(IntEnum):
     PATIENTS = 44
     DUPLICATES = 45
     PIXELS = 46
+    WORDS = 47
     TRAINING = 50
 
 

@@ -188,7 +188,10 @@ def save_and_test_model(
         model = coordinator.result_model
         write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         pixels = coordinator.sites.pixels
-        saved = save_model(setting.folder.path, network, label_contract_sha256=contract.hash, pixels=pixels)
+        words = plan.vocabulary
+        saved = save_model(
+            setting.folder.path, network, label_contract_sha256=contract.hash, pixels=pixels, vocabulary=words
+        )
         sha256 = saved.model_sha256
         test = summarise_test_results(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:

@@ -103,6 +103,8 @@ def run_federation(
         coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
     initial = read_model_state(network)
     recorder.begin_run_recording(coordinator, make_model_layout(network), initial)
+    if setting.resumed is None:
+        recorder.record_classes_of_one_site(coordinator.sites.ask_about_classes_of_one_site())
     try:
         coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
         state = coordinator.state
@@ -239,6 +241,7 @@ def _make_run_summary(
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
         "pixels": _summarize_pixels(coordinator),
+        "classes_of_one_site": coordinator.sites.classes_of_one_site,
         "versions": collect_software_versions(),
         "wire": WIRE_VERSION,
         "experiment": experiment.model_dump(mode="json"),
