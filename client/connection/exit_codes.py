@@ -43,6 +43,7 @@ class ClientExitCode(IntEnum):
     DUPLICATES = 45
     PIXELS = 46
     WORDS = 47
+    POLICY = 48
     TRAINING = 50
 
 

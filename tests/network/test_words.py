@@ -5,6 +5,7 @@ the study's words from the beginning.
 """
 
 import html
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from sklearn.datasets import load_digits
 from polyclinic.server.reporting.model_card import render_model_card
 from polyclinic.server.reporting.run_report import write_run_report
 from tests.network.federated import connected, events, hash_in, sites_by_round
-from tests.network.real import Coordinator, Program, Site, flwr_client, summary_of, written
+from tests.network.real import Coordinator, Program, Site, flwr_client, flwr_server, summary_of, written
 
 pytestmark = pytest.mark.slow
 
@@ -212,3 +213,79 @@ def test_a_class_of_one_hospital_is_asked_about_on_both_sides_and_the_run_goes_o
     confirmed.succeeds()
     assert "One site alone" not in confirmed.output
     assert hash_in(federation.folder / "confirmed") == hash_in(out)
+
+
+# ---------------------------------------------------------------------- the table of what is agreed and what differs
+
+
+def table_lines(output: str) -> list[str]:
+    """The lines of a table with borders, and those of its cells."""
+    return [line for line in output.splitlines() if line[:1] in "┏┃┡│└├"]
+
+
+def test_both_sides_see_what_differs_before_a_run_with_the_lines_to_write_and_then_that_all_agree(
+    federation: Federation, agreed: str
+) -> None:
+    words = OWN | {"south": ("lymphos", "Pleural effusion")}
+    federation.set_words(words)
+    north = federation.site("north")
+    north.end()
+    north.edit(north.toml, ("image_size = 16", "image_size = 24"))
+    north.start()
+    federation.coordinator.sees(*federation.sites)
+    before = sorted(path.name for path in federation.folder.iterdir())
+    arguments = ("status", federation.coordinator.folder, "--contract", federation.stated)
+    shown = flwr_server(*arguments)
+    assert shown.code == 1
+    for line in ('"lymphos" = "Lymphocyte"', "image_size = 16"):
+        assert line in shown.out
+    assert max(map(len, table_lines(shown.out))) <= 80
+    contract = json.loads(flwr_server(*arguments, "--json").out)
+    assert not contract["agreed"]
+    differing = {
+        (site, name): point["write"]
+        for site, points in contract["sites"].items()
+        for name, point in points.items()
+        if not point["agreed"]
+    }
+    assert differing == {("north", "sizes"): ["image_size = 16"], ("south", "words"): ['"lymphos" = "Lymphocyte"']}
+    assert contract["sites"]["east"]["counts"]["here"] == "90 training images, 90 patients"
+    assert {points["level"]["here"] for points in contract["sites"].values()} == {"trusted"}
+    assert sorted(path.name for path in federation.folder.iterdir()) == before  # no run folder
+    checked = flwr_client("check", federation.site("south").folder, "--experiment", federation.stated, "--offline")
+    assert max(map(len, table_lines(checked.out))) <= 80
+    row = next(line for line in table_lines(checked.out) if "words !" in line)
+    assert '"lymphos" =' in row
+    federation.set_words(words, {"south": {"lymphos": "Lymphocyte"}})  # and the size of before
+    agreeing = flwr_server(*arguments)
+    assert (agreeing.code, "All hospitals agree." in agreeing.out) == (0, True)
+    federation.run("after-contract", experiment=federation.stated).succeeds()
+    assert hash_in(federation.folder / "after-contract") == agreed
+
+
+def test_a_hospital_that_is_away_or_declines_is_named_in_the_table(federation: Federation) -> None:
+    federation.set_words(OWN)
+    north, south = federation.site("north"), federation.site("south")
+    south.end()
+    south.edit(south.toml, ("[data.synonyms]", '[policy]\nlevel = "masked"\n\n[data.synonyms]'))
+    south.start()
+    federation.coordinator.sees(south)
+    north.end()
+    federation.coordinator.sees(north, state="stopped")
+    contract = json.loads(
+        flwr_server("status", federation.coordinator.folder, "--contract", federation.stated, "--json").out
+    )
+    assert contract["sites"].keys() == {"east"}
+    assert contract["silent"]["north"] == "not connected"
+    assert "policy.masked_only" in contract["silent"]["south"]
+    checked = flwr_client("check", south.folder, "--experiment", federation.stated, "--offline", "--json")
+    level = json.loads(checked.out)["contract"]["level"]
+    assert (checked.code, level["here"], level["agreed"]) == (48, "masked", False)
+
+
+def test_without_a_vocabulary_the_table_asks_about_words_too(federation: Federation) -> None:
+    federation.set_words({"east": STUDY, "north": ("Lymphozyt", "Pleural effusion"), "south": ("lympho", "Blast")})
+    shown = flwr_server("status", federation.coordinator.folder, "--contract", federation.plain)
+    assert shown.code == 1
+    assert '"Lymphozyt" = "Lymphocyte"' in shown.out
+    assert 'distinct_classes = ["Blast"]' in shown.out
