@@ -24,6 +24,7 @@ from polyclinic.common.wire.records import (
     UNKNOWN_COUNT,
     BenefitRequest,
     EvaluateRequest,
+    Question,
     Refusal,
     RefusalNoted,
     RollCall,
@@ -58,11 +59,15 @@ def make_client_app(
     def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result.
 
-        The result is written in the wire version of the request.
+        The site that works names its classes as the study's vocabulary does, if the plan of the request has one. The
+        result is written in the wire version of the request.
         """
 
         def answer_record(message: Message, context: Context) -> Message:
-            result = encode_record(work(site_of(context), decode_record(message.content, kind)))
+            record, site = decode_record(message.content, kind), site_of(context)
+            if plan := getattr(record, "plan", ""):
+                site = site.name_classes_by(parse_plan_json(plan).vocabulary)
+            result = encode_record(work(site, record))
             return Message(write_in_version(result, read_version(message.content)), reply_to=message)
 
         return answer_record
@@ -71,6 +76,11 @@ def make_client_app(
         on_refusal(refusal)
         return RefusalNoted(refusal.run, site.name)
 
+    def acknowledge_question(site: Site, question: Question) -> RefusalNoted:
+        tell(f"the coordinator asks, before round 1 of run {question.run[:8]}: {question.text}")
+        return RefusalNoted(question.run, site.name)
+
+    app.query("question")(make_record_handler(Question, acknowledge_question))
     app.query("roll_call")(make_record_handler(RollCall, answer_roll_call))
     app.query("refusal")(make_record_handler(Refusal, acknowledge_refusal))
     app.train()(
@@ -124,6 +134,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         smallest_count=policy.smallest_count,
         holds_frozen=site.frozen_part_files.ensure_frozen_part_stored(plan.model),
         pixels=site.pixel_form.to_json() if site.pixel_form else "",
+        level="" if site.simulated else policy.level,
     )
 
 

@@ -30,6 +30,8 @@ from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIden
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
+from polyclinic.common.vocabulary import VocabularyTable, map_words_to_classes
+from polyclinic.data.base.names import Name
 from polyclinic.data.base.pixel_form import check_pixel_table
 from polyclinic.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
 from polyclinic.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
@@ -145,6 +147,8 @@ class ParticipationSection(TomlSection):
             switches off this bound and the rollback of a collapsed model.
         largest_share: Maximum weight of one site in the average of a round. Before this limit is applied, a site's
             weight is its share of the images.
+        distinct_classes: Classes of which the coordinator says that they are no other class in other words, although
+            they look like one, or one hospital alone annotates them.
     """
 
     min_sites: int = Field(0, ge=0)
@@ -153,6 +157,7 @@ class ParticipationSection(TomlSection):
     roll_call_deadline_s: float = Field(300.0, gt=0)
     clip: Annotated[float, Field(ge=1)] | Literal["off"] = 3.0
     largest_share: float = Field(1.0, gt=0, le=1)
+    distinct_classes: tuple[Name, ...] = ()
 
     @model_validator(mode="after")
     def _check_min_sites(self) -> Self:
@@ -277,6 +282,7 @@ class Experiment(TomlSection):
     Attributes:
         pixels: How every site reads its images (:func:`polyclinic.data.base.pixel_form.check_pixel_table`). A key that
             it leaves out follows from the model, or is the one that the sites agree on.
+        vocabulary: The study's classes, with synonyms and definitions (:mod:`polyclinic.common.vocabulary`).
         data, partition: The data set of a simulation, and its partition over the sites.
         server_data: The coordinator's own images, for validation, for tests, and for methods that train on them.
         external_test: Images of an institution that is no site of the run; the final model is tested on them too. Its
@@ -293,6 +299,7 @@ class Experiment(TomlSection):
     privacy: PrivacySection = PrivacySection()
     simulation: SimulationSection = SimulationSection()
     pixels: PixelTable | None = None
+    vocabulary: VocabularyTable | None = None
     data: DataSpec | None = None
     partition: PartitionSpec | None = None
     server_data: DataSpec | None = None
@@ -324,6 +331,17 @@ class Experiment(TomlSection):
         return self
 
     @model_validator(mode="after")
+    def _name_partition_lists_by_vocabulary(self) -> Self:
+        """Replace synonyms in ``[partition.lists]`` by the study's classes, as a hospital's synonyms are replaced."""
+        if self.vocabulary and isinstance(self.partition, ClassListsPartitionSpec):
+            lists = dict[str, tuple[str, ...]]()
+            for site, names in self.partition.lists.items():
+                classes = map_words_to_classes(names, self.vocabulary)
+                lists[site] = tuple(dict.fromkeys(classes.get(name, name) for name in names))
+            self.__dict__["partition"] = self.partition.model_copy(update={"lists": lists})
+        return self
+
+    @model_validator(mode="after")
     def _check_tables_together(self) -> Self:
         evaluation, participation = self.evaluation, self.participation
         if self.privacy.level != "none" and evaluation.checkpoint == "best":
@@ -348,6 +366,7 @@ class HospitalPlan(TomlSection):
         weights_sha256: Hash of the weights file of the initial model; None if there is no file, and the seed alone
             determines the initial weights.
         pixels: The ``[pixels]`` table of the experiment; left out of the JSON if it is None.
+        vocabulary: The ``[vocabulary]`` table of the experiment; left out of the JSON if it is None.
     """
 
     run: RunSection
@@ -360,11 +379,13 @@ class HospitalPlan(TomlSection):
     plugins: tuple[PluginIdentity, ...] = ()
     weights_sha256: Sha256 | None = None
     pixels: PixelTable | None = None
+    vocabulary: VocabularyTable | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_missing_pixels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_missing_tables(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tables: dict[str, Any] = serialize(self)
-        return {name: table for name, table in tables.items() if name != "pixels" or table is not None}
+        optional = ("pixels", "vocabulary")
+        return {name: table for name, table in tables.items() if name not in optional or table is not None}
 
     @field_validator("model")
     @classmethod
@@ -405,7 +426,7 @@ def make_hospital_plan(experiment: Experiment) -> HospitalPlan:
     Raises:
         BadInput: If the experiment names a plug-in that is not installed.
     """
-    tables = ("run", "method", "training", "augmentation", "evaluation", "privacy", "pixels")
+    tables = ("run", "method", "training", "augmentation", "evaluation", "privacy", "pixels", "vocabulary")
     shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     weights_sha256 = experiment.model.weights_sha256

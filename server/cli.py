@@ -19,7 +19,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,6 +44,9 @@ from polyclinic.common.system.terminal import (
 )
 from polyclinic.server.cli_service import service_app
 from polyclinic.server.runs.tracking import TrackingService
+
+if TYPE_CHECKING:
+    from polyclinic.server.coordinator.folder import CoordinatorFolder
 
 app = make_command_line_program(
     "flwr-server",
@@ -284,10 +287,19 @@ def print_server_status(
         int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 chooses a free one.")
     ] = WEB_PORT,
     listen: Annotated[str, typer.Option("--listen", help="Address that the page's port is bound to.")] = "127.0.0.1",
+    contract: Annotated[
+        Path | None,
+        typer.Option("--contract", metavar="EXPERIMENT", help="Ask the hospitals what differs, before a run of it."),
+    ] = None,
 ) -> None:
     """Print which sites are connected, and the progress of the current run.
 
     Example: flwr-server status trial
+
+    Example: flwr-server status trial --contract experiment.toml
+
+    With --contract: ask the connected hospitals for words, pixels, sizes, counts, level and release, and print what
+    differs, with the line to write. No round begins. Exit code 0 if all agree, 1 if not.
 
     With --web: serve a web page that follows the run, over TLS with the coordinator's own certificate. Anyone who has
     the printed address can open the page. The page only reads files.
@@ -295,6 +307,10 @@ def print_server_status(
     from polyclinic.server.coordinator.folder import read_coordinator_folder
 
     coordinator = read_coordinator_folder(folder)  # before flwr is imported
+    if contract is not None:
+        raise_faults([Fault("--web", "and --contract exclude one another.", "Leave one out.")] if web else [])
+        _print_contract(coordinator, contract, as_json=as_json)
+        return
     if web:
         from polyclinic.common.system.preflight import find_port_faults
 
@@ -314,6 +330,21 @@ def print_server_status(
         print(format_as_json_text(current, allow_nan=True))
     else:
         console.print(format_server_status(current), highlight=False)
+
+
+def _print_contract(coordinator: "CoordinatorFolder", experiment: Path, *, as_json: bool) -> None:
+    """Print the contract of an experiment with the connected hospitals; end with 1 unless all agree."""
+    from polyclinic.strategies.method_list import read_experiment_without_torch
+
+    file = read_experiment_without_torch(experiment)
+    from polyclinic.server.deployment.contract import ask_for_contract, format_contract
+
+    contract = ask_for_contract(coordinator, file)
+    if as_json:
+        print(format_as_json_text(contract.as_json()))
+    else:
+        console.print(format_contract(contract), highlight=False)
+    raise SystemExit(0 if contract.is_agreed else 1)
 
 
 @app.command("runs")

@@ -85,7 +85,15 @@ class LocalOnlyTraining:
         with task.use_seed_of(self.site.name, "home"):
             load_best_local_parts(task, request, task.validate_current_network())
             form = self.site.pixel_form
-            save_model(model_folder, task.whole, label_contract_sha256=contract, pixels=form, private=True)
+            words = self.plan.vocabulary
+            save_model(
+                model_folder,
+                task.whole,
+                label_contract_sha256=contract,
+                pixels=form,
+                vocabulary=words,
+                private=True,
+            )
             scores, _, names = score_data_part(task, "test")
         return scores, names
 

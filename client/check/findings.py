@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.common.contract_points import ContractPoint, make_point_table
 from polyclinic.common.errors import BadInput, Cause
 from polyclinic.common.system.terminal import EscapingConsole
 
@@ -134,10 +135,15 @@ class ClassImageCounts:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """All findings of a check by area, in the order in which they are printed."""
+    """All findings of a check by area, in the order in which they are printed.
+
+    Attributes:
+        contract: The points on which the site and the experiment agree or differ; empty without an experiment.
+    """
 
     site: str
     areas: tuple[CheckArea, ...]
+    contract: tuple[ContractPoint, ...] = ()
 
     @property
     def most_severe_finding(self) -> CheckFinding | None:
@@ -162,6 +168,7 @@ class CheckResult:
                 }
                 for area in self.areas
             },
+            "contract": {point.name: point.as_json() for point in self.contract},
         }
 
 
@@ -208,6 +215,9 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts],
                 extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
                 table.add_row(Text(row.name), *row.printable_counts, f"{row.unknown:,}", *extra)
             console.print(Padding(table, _INDENT))
+    if result.contract:
+        console.print(Text("contract", style="bold"))
+        console.print(make_point_table(result.contract))
     console.print()
     worst = result.most_severe_finding
     if worst is None:

@@ -28,7 +28,7 @@ def check_site_pixels(
     Args:
         pictures: The pictures that were decoded.
     """
-    form, site, plan = _make_form_of_pictures(settings, source, pictures), settings.file.name, planned.plan
+    form, site, plan = make_form_of_pictures(settings, source, pictures), settings.file.name, planned.plan
     area.facts["pixels"] = form.model_dump(mode="json")
     if planned.assumed:
         area.passed.append(f"pixels: {form.describe()}")
@@ -46,7 +46,7 @@ def check_site_pixels(
         area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {model.image_size}")
 
 
-def _make_form_of_pictures(
+def make_form_of_pictures(
     settings: SiteSettings, source: SiteImageSource, pictures: Sequence[PictureFacts]
 ) -> PixelForm:
     """Return the form of the site's pixels, as far as the pictures that were decoded show it."""

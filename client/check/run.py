@@ -7,13 +7,17 @@ from pathlib import Path
 import torch
 
 from polyclinic.client.check.connection import check_connection
+from polyclinic.client.check.contract import add_contract_faults, make_contract_points, make_release_point
 from polyclinic.client.check.data import check_site_data
 from polyclinic.client.check.findings import CheckArea, CheckResult, ClassImageCounts
 from polyclinic.client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
-from polyclinic.client.check.pixels import check_site_pixels
+from polyclinic.client.check.pixels import check_site_pixels, make_form_of_pictures
 from polyclinic.client.check.training import check_trial_training, find_planned_training, prepare_training_trial
+from polyclinic.client.check.words import check_site_words
+from polyclinic.client.site.settings import make_label_declaration
 from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
 from polyclinic.common.config import Experiment
+from polyclinic.common.contract_points import ContractPoint
 from polyclinic.common.errors import BadInput
 
 IMAGES = 200
@@ -46,14 +50,21 @@ def run_site_check(
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_site_data(settings, images)
-    training, trial = CheckArea("training"), None
+    training, trial, points = CheckArea("training"), None, tuple[ContractPoint, ...]()
     if data.source is None or not data.pictures:
         training.add_note("no step was trained: no image could be read.")
     else:
         gpu = machine.gpu and settings.file.device != "cpu" and torch.cuda.is_available()
         planned = find_planned_training(settings, experiment, data.source)
         check_site_pixels(data.area, settings, planned, data.source, data.pictures)
+        declaration = make_label_declaration(settings, data.source.class_names)
+        check_site_words(data.area, declaration, planned)
         try:
+            if experiment is not None:
+                form = make_form_of_pictures(settings, data.source, data.pictures)
+                points = make_contract_points(settings, planned, data.source, declaration, form)
+                add_contract_faults(training, points)
+                points = (*points, make_release_point(connection))
             trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:
             training.add_input_faults(bad)
@@ -61,4 +72,5 @@ def run_site_check(
     checked_machine = check_machine_resources(machine, settings, needs)
     if trial and needs:
         check_trial_training(training, trial, needs)
-    return CheckResult(settings.file.name, (connection, checked_machine, data.area, training)), data.classes
+    areas = connection, checked_machine, data.area, training
+    return CheckResult(settings.file.name, areas, points), data.classes

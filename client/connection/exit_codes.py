@@ -42,6 +42,8 @@ class ClientExitCode(IntEnum):
     PATIENTS = 44
     DUPLICATES = 45
     PIXELS = 46
+    WORDS = 47
+    POLICY = 48
     TRAINING = 50
 
 

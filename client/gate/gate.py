@@ -45,6 +45,7 @@ DECLINED = 202
 ANSWERS: dict[str, type[Any]] = {
     "RollCall": RollCallAnswer,
     "Refusal": RefusalNoted,
+    "Question": RefusalNoted,
     "TrainRequest": TrainReply,
     "EvaluateRequest": EvaluateReply,
     "BenefitRequest": BenefitReply,

@@ -23,10 +23,11 @@ from polyclinic.client.site.opt_out import StatedImageCounts
 from polyclinic.client.site.patient_ledger import PatientLedger
 from polyclinic.client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.contract import LabelDeclaration, find_label_declaration_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.system.plain_names import RunName, join_plain_name
+from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes, name_declaration_by_vocabulary
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.images.pixels import ImageTensors, load_pixels_on_device
@@ -61,6 +62,8 @@ class Site:
             costs are counted in its own folder alone.
         pixel_form: How the images become pixels; None if that is not known.
         stated_counts: The numbers of training images of each run's roll call; None where no patient can opt out.
+        original: The site with its own words, of which this is a copy with the study's classes, see
+            :meth:`name_classes_by`; None for that site itself. Both share the images in memory.
     """
 
     declaration: LabelDeclaration
@@ -83,6 +86,34 @@ class Site:
     ledger: PatientLedger | None = None
     pixel_form: PixelForm | None = None
     stated_counts: StatedImageCounts | None = None
+    original: "Site | None" = None
+
+    def name_classes_by(self, vocabulary: Vocabulary | None) -> "Site":
+        """Return this site with the study's class in place of each of its words that is a synonym.
+
+        Raises:
+            BadInput: If two of the site's classes mean one class of the study.
+        """
+        if not vocabulary or not (classes := map_words_to_classes(self.declaration.canonical_names, vocabulary)):
+            return self
+        named: dict[frozenset[tuple[str, str]], Site] = self.computed_results_cache.setdefault("named", {})
+        key = frozenset(classes.items())
+        if key not in named:
+            declaration = name_declaration_by_vocabulary(self.declaration, vocabulary)
+            raise_faults(find_label_declaration_faults(declaration))
+            names = declaration.canonical_names
+            named[key] = replace(
+                self,
+                declaration=declaration,
+                train=replace(self.train, class_names=names),
+                validation=replace(self.validation, class_names=names),
+                test=replace(self.test, class_names=names),
+                hidden={
+                    part: frozenset(classes.get(word, word) for word in words) for part, words in self.hidden.items()
+                },
+                original=self,
+            )
+        return named[key]
 
     @cached_property
     def has_no_limits(self) -> bool:
@@ -265,5 +296,7 @@ class Site:
     @cached_property
     def pixels(self) -> dict[str, ImageTensors]:
         """The pixels of ``train``, ``validation`` and ``test``, ready for the device."""
+        if self.original is not None:
+            return self.original.pixels
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: load_pixels_on_device(images, self.device) for name, images in parts.items()}

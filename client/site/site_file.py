@@ -1,6 +1,7 @@
 """A site's folder and its ``site.toml``: made by ``flwr-client init``, and read without torch."""
 
 import contextlib
+import textwrap
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -35,8 +36,9 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
-from polyclinic.common.system.plain_text import quote_for_shell
+from polyclinic.common.system.plain_text import format_as_json_text, quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.common.vocabulary import Vocabulary
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.pixel_form import OWN, format_setting
 from polyclinic.data.base.spec import DataSpec, list_dataset_uses
@@ -256,7 +258,8 @@ def make_site_toml(name: str, experiment: Experiment | None = None) -> str:
     """Return the ``site.toml`` of a new site, with a comment for every key.
 
     Args:
-        experiment: The coordinator's experiment, whose words on pixels are filled in; None if it is not known yet.
+        experiment: The coordinator's experiment, whose words on pixels are filled in, and whose vocabulary is added as
+            comments; None if it is not known yet.
     """
     text = (Path(__file__).parent / "site.toml.template").read_text(encoding="utf-8")
     stated = {} if experiment is None else list_stated_pixel_settings(experiment)
@@ -267,7 +270,19 @@ def make_site_toml(name: str, experiment: Experiment | None = None) -> str:
         f"{line:<31} # {comments[key]}\n" if key in comments else f"{line}\n" for key, line in lines.items()
     )
     levels = {str(level): sentence for level, sentence in TRUST.items()}
-    return Template(text).substitute(levels, name=name, pixels=pixels)
+    classes = "" if experiment is None else _format_classes_as_comment(experiment.vocabulary or {})
+    return Template(text).substitute(levels, name=name, pixels=pixels, classes=classes)
+
+
+def _format_classes_as_comment(vocabulary: Vocabulary) -> str:
+    """Return the study's classes, with definitions and synonyms, as comments of a TOML file."""
+    lines = ["# The study's classes:"] if vocabulary else []
+    for name, entry in vocabulary.items():
+        facts = [entry.definition] if entry.definition else []
+        facts += [f"synonyms: {', '.join(entry.synonyms)}"] if entry.synonyms else []
+        text = f"{format_as_json_text(name)}: {'; '.join(facts)}" if facts else format_as_json_text(name)
+        lines += textwrap.wrap(text, 118, initial_indent="#   ", subsequent_indent="#       ")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def list_stated_pixel_settings(experiment: Experiment) -> dict[str, Any]:

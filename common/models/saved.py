@@ -36,6 +36,7 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.system.toml import describe_validation_error
+from polyclinic.common.vocabulary import Vocabulary, VocabularyTable
 from polyclinic.data.base.pixel_form import PixelForm
 
 MOST_TIMES, SPARE_BYTES = 4, 256 * 2**20
@@ -59,6 +60,7 @@ class SavedModelDescription(BaseModel):
         model_sha256: Hash of the tensors' values, see :func:`polyclinic.common.models.state.hash_model_state`.
         pixels: How the images of the training became pixels; None if that is not known.
         unlearned: Class -> why the model has not learned it; None if that is not known.
+        vocabulary: Synonyms and definitions of the classes, if the study had a vocabulary.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,6 +75,7 @@ class SavedModelDescription(BaseModel):
     model_sha256: Sha256
     pixels: PixelForm | None = None
     unlearned: dict[str, str] | None = None
+    vocabulary: VocabularyTable | None = None
 
     @model_validator(mode="after")
     def _check_is_self_contained(self) -> Self:
@@ -90,6 +93,7 @@ def save_model(
     label_contract_sha256: str,
     pixels: PixelForm | None = None,
     unlearned: Mapping[str, str] | None = None,
+    vocabulary: Vocabulary | None = None,
     private: bool = False,
 ) -> SavedModelDescription:
     """Save a network as two files, each written atomically, tensors first; return the content of ``model.json``.
@@ -99,6 +103,7 @@ def save_model(
     Args:
         pixels: How the images of the training became pixels; None if that is not known.
         unlearned: Class -> why the model has not learned it; None if that is not known.
+        vocabulary: The study's vocabulary, of which the entries of the network's classes are saved.
         private: Let only the owner read the files, because the model is one hospital's.
     """
     state, layout = read_model_state(network), make_model_layout(network)
@@ -126,6 +131,9 @@ def save_model(
         model_sha256=hash_model_state(state, layout),
         pixels=pixels,
         unlearned=None if unlearned is None else dict(unlearned),
+        vocabulary={name: vocabulary[name] for name in network.class_names if name in vocabulary}
+        if vocabulary
+        else None,
     )
     write_atomically(folder / TENSORS, content, private=private)
     write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)

@@ -215,6 +215,8 @@ def _locate_validation_error(
         keys.append(step)
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
+        if not fields and len(keys) > 1 and len(keys) < len(steps):
+            continue  # a key of a mapping, such as a class in [vocabulary]: its value is of the same models
         members = tuple(m for field in fields for m in _find_models_in_annotations((field.annotation, *field.metadata)))
     return table, keys, {_get_kind_literal(member) for member in members if "kind" in member.model_fields}
 

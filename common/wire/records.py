@@ -229,6 +229,7 @@ class RollCallAnswer:
         holds_frozen: True if the model's frozen part is already on this site's disk and need not be sent.
         pixels: How this site's images become pixels: colour or grey, size, and the keys of `[data]` that change pixels,
             such as `window`, as JSON; empty if a release or a data set does not say it.
+        level: The `level` of this site's policy; empty if a release does not say it.
     """
 
     run: RunNameText
@@ -245,6 +246,7 @@ class RollCallAnswer:
     smallest_count: Count = 0
     holds_frozen: bool = False
     pixels: PixelText = ""
+    level: Text = ""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):
@@ -281,8 +283,16 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Question:
+    """Message to a site with a question for its staff, before round 1; the site takes part in the run."""
+
+    run: RunNameText
+    text: Annotated[str, EscapedFreeText()]
+
+
+@dataclass(frozen=True)
 class RefusalNoted:
-    """A site's answer to a :class:`Refusal`, which only confirms receipt."""
+    """A site's answer to a :class:`Refusal` or a :class:`Question`, which only confirms receipt."""
 
     run: RunNameText
     site: Text
@@ -567,6 +577,7 @@ Record = (
     RollCall
     | RollCallAnswer
     | Refusal
+    | Question
     | RefusalNoted
     | TrainRequest
     | TrainReply

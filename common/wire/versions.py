@@ -77,6 +77,7 @@ class WireFormat:
             without that field. A record with another value cannot be sent in this version.
         statements: Record class -> fields that a later version added, and that only say something about the sender.
             They are left out in this version, and are empty in a record of this version.
+        added_records: Record classes that a later version added. None of them can be sent in this version.
         plan_tables: Tables of a plan that a later version added, and that a site of this version does without.
         lacks: Features that a later version added or changed.
     """
@@ -84,6 +85,7 @@ class WireFormat:
     signs_calls_for_coordinator: bool = True
     added_fields: Mapping[str, Mapping[str, FieldValue]] = field(default_factory=lambda: MappingProxyType({}))
     statements: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    added_records: frozenset[str] = frozenset()
     plan_tables: frozenset[str] = frozenset()
     lacks: tuple[LackingFeature, ...] = ()
 
@@ -93,8 +95,9 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         WIRE_VERSION: WireFormat(),
         16: WireFormat(
             signs_calls_for_coordinator=False,
-            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels"})}),
-            plan_tables=frozenset({"pixels"}),
+            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level"})}),
+            added_records=frozenset({"Question"}),
+            plan_tables=frozenset({"pixels", "vocabulary"}),
             lacks=(
                 LackingFeature(
                     "secure aggregation",
@@ -177,6 +180,8 @@ def lower_fields(
     if version not in formats:
         raise WireVersionError(f"no record is written in wire version {version}, only in {describe_spoken_versions()}.")
     record, lower = str(fields.get(RECORD_FIELD)), formats[version]
+    if record in lower.added_records:
+        raise WireVersionError(f"wire version {version} has no {record}.")
     added = lower.added_fields.get(record, {})
     for name, absent in added.items():
         if fields.get(name, absent) != absent:

@@ -14,10 +14,11 @@ import torch
 from polyclinic.common.config import ExperimentFile, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from polyclinic.common.models.network import find_network_build_faults
-from polyclinic.common.simulation import open_simulation_image_store
+from polyclinic.common.simulation import name_parts_by_vocabulary, open_simulation_image_store
 from polyclinic.common.system.files import is_disk_full, make_private_folder, remove_temporary_files
+from polyclinic.common.vocabulary import name_images_by_vocabulary
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.data.load import load_dataset, load_external_test_images
+from polyclinic.data.load import EXTERNAL_TEST, load_dataset, load_external_test_images
 from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
 from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
 from polyclinic.server.coordinator.preflight import make_no_superlink_fault
@@ -110,11 +111,15 @@ class NetworkBackend:
         faults = [] if self.is_begun else find_unreached_stage_faults(experiment)
         store = open_simulation_image_store(experiment, file.base_folder, self.tell)
         try:
-            self.own = load_dataset(experiment.server_data, file.base_folder, store) if experiment.server_data else None
+            if experiment.server_data:
+                own = load_dataset(experiment.server_data, file.base_folder, store)
+                self.own = name_parts_by_vocabulary(own, experiment.vocabulary, "server_data")
         except BadInput as error:
             faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
         try:
-            self.external = load_external_test_images(experiment.external_test, file.base_folder, store)
+            external = load_external_test_images(experiment.external_test, file.base_folder, store)
+            if external is not None:
+                self.external = name_images_by_vocabulary(external, experiment.vocabulary, EXTERNAL_TEST)
         except BadInput as error:
             faults += error.faults
         try:

@@ -28,6 +28,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.packages import find_missing_package_faults
+from polyclinic.common.vocabulary import list_definitions
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset
@@ -113,6 +114,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
 def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     """Return the metadata that is written into an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
+    defined = list_definitions(saved.class_names, saved.vocabulary)
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
         "task": saved.model.task,
@@ -123,6 +125,7 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
         f"std {list(saved.model.normalisation.std)}",
         **({} if saved.pixels is None else {"pixels": saved.pixels.to_json(), "pixels_from": saved.pixels.describe()}),
         **({"unlearned": json.dumps(saved.unlearned, ensure_ascii=False)} if saved.unlearned else {}),
+        **({"definitions": json.dumps(defined, ensure_ascii=False)} if defined else {}),
         "label_contract_sha256": saved.label_contract_sha256,
         "model_sha256": saved.model_sha256,
         "producer": f"polyclinic {__version__}",

@@ -198,6 +198,7 @@ def save_and_test_model(
             label_contract_sha256=contract.hash,
             pixels=pixels,
             unlearned=unlearned,
+            vocabulary=plan.vocabulary,
         )
         sha256 = saved.model_sha256
         test = summarise_test_results(over_sites, *groups, SITES_PARTS)

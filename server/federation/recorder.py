@@ -309,6 +309,16 @@ class RunRecorder(RunCallbacks):
             for watcher in self.watchers:
                 watcher.show_note(f"{site} does not state how its images become pixels (its release is {release})")
 
+    def record_classes_of_one_site(self, question: str) -> None:
+        """Record the classes that one site alone annotates, and show the coordinator's question about them.
+
+        Args:
+            question: Empty if there is no such class, or all are confirmed.
+        """
+        if question:
+            self.setting.folder.append_event("classes_of_one_site", classes=self.coordinator.sites.classes_of_one_site)
+            self._show_note(question)
+
     def _record_left_out_sites(self, when: int | str) -> None:
         """Record sites that newly declined to take part or could not be admitted to the run, with the reason.
 

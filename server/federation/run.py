@@ -3,10 +3,12 @@
 import datetime as dt
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -60,7 +62,8 @@ def run_federation(
     """
     began = time.monotonic()
     frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
-    experiment = _add_model_file_hashes(experiment, frozen, setting)
+    begun = setting.resumed.experiment["model"] if setting.resumed else {}
+    experiment = add_model_file_hashes(experiment, frozen, setting.base, begun)
     recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
@@ -106,6 +109,8 @@ def run_federation(
     initial = read_model_state(network)
     recorder.record_warm_start(network.warm_start, pixels)
     recorder.begin_run_recording(coordinator, make_model_layout(network), initial)
+    if setting.resumed is None:
+        recorder.record_classes_of_one_site(coordinator.sites.ask_about_classes_of_one_site())
     try:
         coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
         state = coordinator.state
@@ -190,17 +195,26 @@ def _list_admission_rules(setting: RunContext) -> tuple[AdmissionRule, ...]:
     return tuple(partial(rule, setting.claims) for rule in (find_admission_limit_faults, find_surplus_class_faults))
 
 
-def _add_model_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
-    """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them."""
+def add_model_file_hashes(
+    experiment: Experiment, frozen: FrozenPart | None, base: Path, begun: Mapping[str, Any] = MappingProxyType({})
+) -> Experiment:
+    """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them.
+
+    Args:
+        base: Folder in which relative paths start.
+        begun: The table ``[model]`` of the run that is resumed; empty for a new run.
+
+    Raises:
+        BadInput: If the hashes are others than the experiment names, or than those of the run that is resumed.
+    """
     model, named = experiment.model, {}
     if frozen is not None:
         named["frozen_sha256"] = frozen.sha256
     if model.weights is not None:
-        with open_input_file(find_weights_path(setting.base, model.weights)) as file:
+        with open_input_file(find_weights_path(base, model.weights)) as file:
             named["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    began = setting.resumed.experiment["model"] if setting.resumed else {}
     for key, sha256 in named.items():
-        expected = getattr(model, key) or began.get(key)
+        expected = getattr(model, key) or begun.get(key)
         if expected not in (None, sha256):
             problem = f"is {expected}, and this model has {sha256}."
             raise BadInput([Fault(f"model.{key}", problem, "The weights file is another one than was meant.")])
@@ -269,6 +283,7 @@ def _make_run_summary(
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
         "pixels": _summarize_pixels(coordinator),
+        "classes_of_one_site": coordinator.sites.classes_of_one_site,
         "versions": collect_software_versions(),
         "wire": WIRE_VERSION,
         "experiment": experiment.model_dump(mode="json"),

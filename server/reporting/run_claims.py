@@ -297,6 +297,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
         limits.append(UNKNOWN_PATIENTS)
     limits += _describe_unlike_pixels(summary)
     limits += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in summary.start]
+    limits += _describe_classes_of_one_site(summary)
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
@@ -319,6 +320,17 @@ def _describe_unlike_pixels(summary: RunSummary) -> Iterator[str]:
     form, channels = summary.pixels.form, (summary.experiment.get("model") or {}).get("channels")
     if form is not None and channels == 3 and not form.color and not form.only_grey:
         yield "Images that have colour were read in grey (color = false), though the network takes colour."
+
+
+def _describe_classes_of_one_site(summary: RunSummary) -> Iterator[str]:
+    """Yield a sentence on classes of one site that may be another site's class in other words."""
+    if names := summary.classes_of_one_site:
+        verb = _choose_verb_form(names, "is", "are")
+        own = _choose_verb_form(names, "a class of its own", "classes of their own")
+        yield (
+            f"{_quote_names(names)} {verb} annotated by one site alone. Nobody has confirmed (by "
+            f"participation.distinct_classes) that this is {own}, and not another site's class in other words."
+        )
 
 
 def list_further_limitations(run: RunFolderContent) -> list[str]:

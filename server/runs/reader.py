@@ -181,6 +181,8 @@ class RunSummary(_LenientRunFileModel):
         start: Sentences on what the first model takes from a finished run; empty if it takes nothing.
         unlearned: Class -> why the model has not learned it.
         pixels: How the sites' images became pixels, and the sites of which this is not known.
+        classes_of_one_site: Class -> site, for the classes that one site alone annotates, and the coordinator has not
+            confirmed.
     """
 
     method: str
@@ -221,6 +223,7 @@ class RunSummary(_LenientRunFileModel):
     versions: dict[str, Any] = Field(default_factory=dict)
     wire: int | None = None
     pixels: RunPixels = RunPixels()
+    classes_of_one_site: dict[str, str] = Field(default_factory=dict)
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property
@@ -231,6 +234,12 @@ class RunSummary(_LenientRunFileModel):
             for name in record.classes:
                 owners.setdefault(name, []).append(site)
         return {name: tuple(sites) for name, sites in owners.items()}
+
+    @cached_property
+    def class_definitions(self) -> Mapping[str, str]:
+        """Return class -> definition, for the classes that the study's vocabulary defines."""
+        vocabulary = self.experiment.get("vocabulary") or {}
+        return {name: entry["definition"] for name, entry in vocabulary.items() if entry.get("definition")}
 
     def describe_site_release(self, site: str) -> str:
         """Return a site's release, with its wire version if that is not the coordinator's; ``n/a`` if unknown."""

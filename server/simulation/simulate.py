@@ -31,8 +31,10 @@ from polyclinic.common.simulation import (
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
+from polyclinic.common.vocabulary import map_words_to_classes, name_images_by_vocabulary
 from polyclinic.data.base.image_set import ImageSet, SharedPicture, SkippedImage, describe_skipped_images
 from polyclinic.data.load import (
+    EXTERNAL_TEST,
     find_dataset_faults,
     find_external_test_faults,
     load_external_test_images,
@@ -323,6 +325,8 @@ def check_simulation_experiment(
     keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
+        named = map_words_to_classes(class_names, experiment.vocabulary or {})
+        class_names = tuple(dict.fromkeys(named.get(name, name) for name in class_names))
         faults += find_partition_faults(class_names, experiment.partition)
     if not faults:
         faults += find_network_privacy_faults(make_hospital_plan(experiment), method.site)
@@ -370,6 +374,7 @@ def read_external_test_set(
         store = open_simulation_image_store(file.experiment, file.base_folder, tell)
         images = load_external_test_images(file.experiment.external_test, file.base_folder, store)
         if images is not None:
+            images = name_images_by_vocabulary(images, file.experiment.vocabulary, EXTERNAL_TEST)
             refuse_test_set_without_model_class(images, data.label_contract.class_names)
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None

@@ -29,10 +29,11 @@ from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.pixel_contract import PixelTerms, agree_on_pixels, find_pixel_faults
 from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
+from polyclinic.common.vocabulary import find_vocabulary_faults
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
-from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
 from polyclinic.common.wire.flower_messages import make_request
-from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
+from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Question, Refusal, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, find_lacking_feature, read_version
 from polyclinic.data.base.names import make_class_spelling_key
 from polyclinic.data.base.pixel_form import PixelForm
@@ -43,6 +44,13 @@ from polyclinic.strategies.engine.claims import (
     find_contradictory_count_faults,
     lower_answer_claims,
     lower_image_claims,
+)
+from polyclinic.strategies.engine.class_words import (
+    CoordinatorWords,
+    describe_classes_of_one_site,
+    describe_own_classes_to_site,
+    find_alike_class_faults,
+    find_classes_of_one_site,
 )
 from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
 from polyclinic.strategies.engine.exchange import (
@@ -287,9 +295,28 @@ class RollCaller:
         """
         self.members.pop(node, None)
         self.refused[node] = reason
-        record = Refusal(self.call.run, kind, reason)
-        message = make_request(encode_record(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
-        noted = send_and_receive(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
+        self._send_and_await_note({node: Refusal(self.call.run, kind, reason)}, REFUSAL)
+
+    def ask_sites(self, texts: Mapping[str, str]) -> None:
+        """Send members a question for their staff, and wait for their confirmation.
+
+        A site of an earlier wire version gets none.
+
+        Args:
+            texts: Site -> question.
+        """
+        members = self.members.values()
+        asked = [member for member in members if member.answer.site in texts and member.wire >= WIRE_VERSION]
+        records = {member.node_id: Question(self.call.run, texts[member.answer.site]) for member in asked}
+        if records:
+            self._send_and_await_note(records, QUESTION)
+
+    def _send_and_await_note(self, records: Mapping[int, Refusal | Question], kind: str) -> None:
+        messages = [
+            make_request(encode_record(record), node, kind, group_id="roll call", ttl=REFUSAL_NOTED_S)
+            for node, record in records.items()
+        ]
+        noted = send_and_receive(self.grid, messages, lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
         list(noted)
 
     def refuse_faulty_sites(self, faults: Iterable[Fault], kind: str) -> None:
@@ -697,6 +724,7 @@ class RunMembership:
         for rule in self.admission:
             faults += self._refuse_faulty_sites(rule(roll.members.values()))
         faults += self._refuse_faulty_sites(find_label_faults(roll.label_declarations))
+        faults += self._refuse_faulty_sites(find_vocabulary_faults(roll.label_declarations, self.plan.vocabulary or {}))
         if self._begun_classes:
             foreign = find_foreign_class_faults(roll.label_declarations, self._begun_classes)
             faults += self._refuse_faulty_sites(foreign)
@@ -705,6 +733,7 @@ class RunMembership:
         listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
         spelling_faults = find_class_spelling_faults(self._order_declarations_by_admission(limits), listed)
         faults += self._refuse_faulty_sites(spelling_faults)
+        faults += self._refuse_sites_with_alike_classes(limits)
         if self.participation.min_sites:  # else the method's own fault says it, which names what else could be done
             ordered = self._order_declarations_by_admission(limits)
             # A list for a single site may be meant as its limit; lists for all of them say what the run's classes are.
@@ -712,6 +741,46 @@ class RunMembership:
             agreed = frozenset[str]().union(*lists) if all(lists) else frozenset[str]()
             faults += self._refuse_faulty_sites(find_class_coverage_faults(self.method, ordered, agreed))
         return faults
+
+    def _refuse_sites_with_alike_classes(self, limits: Mapping[str, SiteAdmissionLimits]) -> list[Fault]:
+        """Refuse the sites whose words may mean other sites' classes, and ask those sites too; return the faults."""
+        if not self.compares_words:
+            return []
+        ordered = self._order_declarations_by_admission(limits)
+        faults, texts = find_alike_class_faults(ordered, self.coordinator_words)
+        self._refuse_faulty_sites(faults)
+        self._roll.ask_sites(texts)
+        return faults
+
+    @property
+    def compares_words(self) -> bool:
+        """True if the sites choose their own words: not in a simulation, which has one table, nor by a vocabulary."""
+        return self.registered is not None and not self.plan.vocabulary
+
+    @property
+    def coordinator_words(self) -> CoordinatorWords:
+        """Return what the coordinator has said about class names."""
+        limits = self.claims() if self.claims else {}
+        listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
+        return CoordinatorWords(listed, self.participation.distinct_classes)
+
+    @property
+    def classes_of_one_site(self) -> dict[str, str]:
+        """Return class -> site for the classes that one site alone annotates, and the coordinator has not confirmed."""
+        return find_classes_of_one_site(self.contract, self.coordinator_words) if self.compares_words else {}
+
+    def ask_about_classes_of_one_site(self) -> str:
+        """Ask each site about the classes that it alone annotates.
+
+        Returns:
+            The question to the coordinator; empty if there is none.
+        """
+        classes, texts = self.classes_of_one_site, dict[str, str]()
+        for site in set(classes.values()):
+            names = [name for name, owner in classes.items() if owner == site]
+            texts[site] = describe_own_classes_to_site(names, self.contract.class_names)
+        self._roll.ask_sites(texts)
+        return describe_classes_of_one_site(classes, self.coordinator_words) if classes else ""
 
     def _refuse_sites_with_other_pixels(self) -> list[Fault]:
         """Refuse the sites whose images become other pixels than the run's; return their faults."""
@@ -881,6 +950,7 @@ class RunMembership:
                 continue
             try:
                 raise_faults([fault for rule in self.admission for fault in rule([member])])
+                raise_faults(find_vocabulary_faults([member.label_declaration], self.plan.vocabulary or {}))
                 contract = merge_label_declarations(declarations, self.contract.class_names)
                 raise_faults(self.method.site.find_contract_faults(contract))
             except BadInput as error:

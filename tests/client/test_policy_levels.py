@@ -103,7 +103,12 @@ def test_the_page_says_the_same() -> None:
     for record in SENT:
         own = [name for name in list_record_field_names(record) if name not in OF_EACH]
         explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
-        lines += [f"### {record.__name__}", "", *(explained or ["Nothing else: the site has noted a refusal."]), ""]
+        lines += [
+            f"### {record.__name__}",
+            "",
+            *(explained or ["Nothing else: the site has noted a refusal or a question."]),
+            "",
+        ]
     lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]
     assert "\n".join(lines) + "\n" in PAGE.read_text(encoding="utf-8")
 

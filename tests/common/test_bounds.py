@@ -19,7 +19,15 @@ from polyclinic.common.wire.bounds import (
     list_field_bounds,
 )
 from polyclinic.common.wire.codec import decode_record, encode_record, list_record_field_names
-from polyclinic.common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
+from polyclinic.common.wire.records import (
+    BenefitRequest,
+    EvaluateRequest,
+    Question,
+    Record,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+)
 from polyclinic.common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
@@ -37,6 +45,7 @@ RECORDS: tuple[Any, ...] = (
     RollCall("run", "{}"),
     ANSWER,
     Refusal("run", "name", "why"),
+    Question("run", "Is it one class?"),
     RefusalNoted("run", "north"),
     REQUEST,
     EvaluateRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, True),

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireVersionError
+from polyclinic.common.vocabulary import VocabularyEntry
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
-from polyclinic.common.wire.records import RollCall, RollCallAnswer
+from polyclinic.common.wire.records import Question, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import (
     FORMATS,
     WIRE_VERSION,
@@ -90,8 +91,14 @@ def test_a_site_tells_a_coordinator_of_the_version_before_nothing_of_pixels_and_
     assert decode_record(written, RollCallAnswer) == replace(answer, pixels="")
 
 
-def test_a_plan_for_the_version_before_has_no_table_of_pixels() -> None:
-    stated = plan().model_copy(update={"pixels": {"color": False}})
+def test_a_site_of_the_version_before_is_sent_no_question() -> None:
+    with pytest.raises(WireVersionError, match=f"wire version {BEFORE} has no Question"):
+        write_in_version(encode_record(Question("run", "Is it one class?")), BEFORE)
+
+
+def test_a_plan_for_the_version_before_has_neither_pixels_nor_a_vocabulary() -> None:
+    words = {"Mass": VocabularyEntry(synonyms=("Masse",))}
+    stated = plan().model_copy(update={"pixels": {"color": False}, "vocabulary": words})
     content = encode_record(RollCall("run", stated.model_dump_json()))
     written = decode_record(write_in_version(content, BEFORE), RollCall)
     assert json.loads(written.plan) == json.loads(plan().model_dump_json())

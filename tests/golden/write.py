@@ -44,9 +44,10 @@ def make_golden_records(prefix: str) -> list[Any]:
         wire.RollCall("run-1", '{"run": 1}'),
         wire.RollCallAnswer(
             *("run-1", "north", ("B", "A"), ("b", "a"), 12, -1, 9, "1" * 64, "0.1.0", (5, -1), (7, -1), 10, True),
-            **({"pixels": pixels} if "pixels" in answers else {}),
+            **{name: value for name, value in {"pixels": pixels, "level": "masked"}.items() if name in answers},
         ),
         wire.Refusal("run-1", "labels", "site north: it has no label."),
+        *([wire.Question("run-1", "Is it one class?")] if hasattr(wire, "Question") else []),
         wire.RefusalNoted("run-1", "north"),
         wire.TrainRequest(**asked, statistics=statistics),
         wire.TrainReply(

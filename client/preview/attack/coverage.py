@@ -34,7 +34,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
     "RollCallAnswer": _map_fields_to_attacks(
         {
             _ECHOED: "run",
-            _DECLARED: "site names class_names version smallest_count",
+            _DECLARED: "site names class_names version smallest_count level",
             _REPORTED_COUNT: "train_samples validation_samples patients positives negatives",
             "a hash of the plan's network": "layout",
             "about a file of the coordinator's, not about images": "holds_frozen",

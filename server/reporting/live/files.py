@@ -47,6 +47,7 @@ SENTENCES = {
     "other_release": "{site} runs release {release}, the coordinator {coordinator}",
     "other_wire": "{site} speaks wire version {wire}, the coordinator {coordinator}",
     "pixels_unknown": "{site} does not state how its images become pixels (release {release})",
+    "classes_of_one_site": "one site alone annotates {classes}; participation.distinct_classes confirms it",
     "joined": "{site} joined in round {round}",
     "absent": "{when} went on without {site}: {reason}",
     "left_out": "{site} was left out in {when}: {reason}",

@@ -1,0 +1,116 @@
+"""The table of ``flwr-client check --experiment``: on which points this site and the run agree, and on which not."""
+
+from collections import Counter
+
+import numpy as np
+
+from polyclinic.client.check.findings import CheckArea
+from polyclinic.client.check.source import SiteImageSource
+from polyclinic.client.check.training import PlannedTraining
+from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
+from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.common import __version__
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.contract_points import (
+    ContractPoint,
+    describe_pixel_terms,
+    describe_pixels,
+    describe_protection,
+    describe_release,
+    describe_size,
+    describe_words,
+    split_size_faults,
+)
+from polyclinic.common.errors import Fault
+from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
+from polyclinic.common.vocabulary import find_vocabulary_faults, name_declaration_by_vocabulary
+from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
+from polyclinic.data.base.pixel_form import PixelForm
+from polyclinic.strategies.registry import build_site_method
+
+
+def make_contract_points(
+    settings: SiteSettings,
+    planned: PlannedTraining,
+    source: SiteImageSource,
+    declaration: LabelDeclaration,
+    form: PixelForm,
+) -> tuple[ContractPoint, ...]:
+    """Return the points of words, pixels, sizes, counts and level, as the coordinator would compare them.
+
+    Args:
+        declaration: The site's classes, with its own words.
+        form: How the site's images become pixels.
+
+    Raises:
+        BadInput: If the plan's method is not installed here, or its parameters are wrong.
+    """
+    plan, site = planned.plan, settings.file.name
+    vocabulary = plan.vocabulary or {}
+    named = name_declaration_by_vocabulary(declaration, vocabulary)
+    terms = PixelTerms(channels=plan.model.channels, image_size=plan.model.image_size, table=plan.pixels or {})
+    pixel_faults, size_faults = split_size_faults(find_pixel_faults([(site, form)], terms))
+    return (
+        ContractPoint(
+            "words",
+            describe_words(named),
+            ", ".join(vocabulary) or "no [vocabulary]",
+            tuple(find_vocabulary_faults([named], vocabulary)),
+        ),
+        ContractPoint("pixels", describe_pixels(form), describe_pixel_terms(terms), pixel_faults),
+        ContractPoint("sizes", describe_size(form), str(plan.model.image_size), size_faults),
+        _make_count_point(settings, source),
+        _make_level_point(settings, planned, source, named),
+    )
+
+
+def _make_count_point(settings: SiteSettings, source: SiteImageSource) -> ContractPoint:
+    counts = Counter(source.parts.tolist())
+    patients = len(np.unique(source.patients[source.parts == "train"]))
+    least = settings.file.policy.smallest_count
+    faults = list[Fault]()
+    if patients < least:
+        problem = (
+            f"training images are of {patients} patients, fewer than smallest_count = {least}: this site declines."
+        )
+        faults.append(Fault(f"{FILE}: policy.smallest_count", problem, "A smaller smallest_count lets it take part."))
+    here = f"{counts['train']:,} training, {counts['validation']:,} validation, {counts['test']:,} test images"
+    return ContractPoint("counts", here, f"{least} patients or more", tuple(faults))
+
+
+def _make_level_point(
+    settings: SiteSettings, planned: PlannedTraining, source: SiteImageSource, named: LabelDeclaration
+) -> ContractPoint:
+    """Return the point of the policy's level, with a fault if the policy declines the plan."""
+    policy, plan = settings.file.policy, planned.plan
+    rows, images = len(named.names), int((source.parts == "train").sum())
+    work = RequestedWork(plan, build_site_method(plan), rows=rows, images=images, gpus=settings.file.gpus)
+    verdict = decide_on_request(policy, work)
+    faults = list[Fault]()
+    if not verdict.is_allowed:
+        problem = f"this site's policy declines the run: {verdict}"
+        remedy = "Ask the coordinator for a run that the policy allows, or change this key in [policy] of "
+        faults.append(Fault(f"{FILE}: {verdict.rule}", problem, f"{remedy}{FILE}."))
+    return ContractPoint("level", policy.level, describe_protection(plan), tuple(faults))
+
+
+def make_release_point(connection: CheckArea) -> ContractPoint:
+    """Return the point of releases and wire versions, as far as the coordinator has stated its own."""
+    release, wire = connection.facts.get("release"), connection.facts.get("newest_wire")
+    here = describe_release(__version__, WIRE_VERSION)
+    if not isinstance(release, str) or not isinstance(wire, int):
+        return ContractPoint("release", here, "not known: the coordinator was not asked")
+    faults = list[Fault]()
+    if not is_spoken(connection.facts.get("wire")):
+        problem = f"the coordinator speaks wire version {wire}, this site {WIRE_VERSION}."
+        faults.append(Fault("release", problem, f"Install release {release} here."))
+    return ContractPoint("release", here, describe_release(release, wire), tuple(faults))
+
+
+def add_contract_faults(area: CheckArea, points: tuple[ContractPoint, ...]) -> None:
+    """Add to ``area`` the faults that no other check reports: those by which the site's policy declines the run."""
+    for point in points:
+        if point.name in ("level", "counts"):
+            for fault in point.faults:
+                area.add_fault(ClientExitCode.POLICY, f"{fault.where}: {fault.problem}", fault.remedy)

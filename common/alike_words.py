@@ -1,0 +1,134 @@
+"""Words of two hospitals that may name one class: compared by spelling alone, without a dictionary of any language.
+
+Two names may be one class in two words if all words of the shorter name stand in the longer one too (``Effusion`` and
+``Pleural effusion``), or if one is the initials of the other (``NF`` and ``No finding``). Two words are alike if
+
+- they differ in case, accents or punctuation, or in the spelling of Latin and Greek words between languages: c, k and
+  z; ae, oe and e; ph and f; th and t; y and i; a double letter and a single one (``Lymphozyt``, ``Lymphocyte``);
+- they differ in their ending, such as that of the plural (``Nodule``, ``Noduli``, ``Nodules``);
+- or one begins with the other (``lympho``, ``Lymphocyte``).
+
+Numbers must be equal: ``Type 1`` and ``Type 2`` are two classes. What is meant by words that share no spelling
+(``Pleuraerguss`` and ``Pleural effusion``), only people can say.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from polyclinic.data.base.names import make_class_spelling_key
+
+FEWEST_OF_PREFIX = 2
+"""Letters of an abbreviation such as ``AK``, in a name of as many words as the other."""
+FEWEST_OF_PREFIX_IN_LONGER = 4
+"""Letters of an abbreviation in a name of fewer words than the other: two letters begin too many words."""
+FEWEST_OF_STEM = 3
+_PIECES = re.compile(r"[^\W\d_]+|\d+")
+_ROMAN = re.compile(r"[ivx]+")
+_NEGATIONS = frozenset(("no", "non", "not", "without"))
+"""Words that turn a name into its opposite: ``No finding`` is not ``Finding``."""
+_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "æ": "ae", "œ": "oe", "ø": "oe", "å": "aa", "ß": "ss"})
+_SPELLINGS = (
+    *(("ae", "e"), ("oe", "e"), ("our", "or"), ("ph", "f"), ("th", "t"), ("k", "c"), ("z", "c"), ("y", "i")),
+    *(("mf", "nf"), ("cion", "tion")),
+)
+"""Letters, and those that are compared in their place, one after the other."""
+_DOUBLE = re.compile(r"(.)\1+")
+_ENDINGS = (re.compile(r"s$"), re.compile(r"(?:ione?|[aeiou]*(?:en|um)|[aeiou]+)$"))
+"""Endings that are taken off one after the other."""
+
+
+@dataclass(frozen=True)
+class ComparableWord:
+    """One word or number of a name.
+
+    Attributes:
+        letters: Its letters in lower case, without accents; or its digits.
+        stem: Its letters in one spelling, without their ending; the same as ``letters`` for a number.
+    """
+
+    letters: str
+    stem: str
+
+    @property
+    def is_number(self) -> bool:
+        return self.letters.isdecimal() or _ROMAN.fullmatch(self.letters) is not None
+
+    def is_alike(self, other: "ComparableWord", fewest: int) -> bool:
+        """Return True if the two may be one word.
+
+        Args:
+            fewest: Letters of a word that may be an abbreviation of the other.
+        """
+        if self.is_number or other.is_number:
+            return self.letters.lstrip("0") == other.letters.lstrip("0")
+        short, long = sorted((self.letters, other.letters), key=len)
+        return self.stem == other.stem or (len(short) >= fewest and long.startswith(short))
+
+
+@dataclass(frozen=True)
+class ComparableName:
+    """The name of a class, prepared for many comparisons."""
+
+    name: str
+    key: str
+    words: tuple[ComparableWord, ...]
+
+    @classmethod
+    def from_name(cls, name: str) -> "ComparableName":
+        text = unicodedata.normalize("NFC", name).casefold().translate(_UMLAUTS)
+        bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+        words = (ComparableWord(piece, _make_stem(piece)) for piece in _PIECES.findall(bare))
+        return cls(name, make_class_spelling_key(name), tuple(words))
+
+    def is_alike(self, other: "ComparableName") -> bool:
+        """Return True if the two names may name one class."""
+        if self.key == other.key:
+            return True
+        short, long = sorted((self.words, other.words), key=len)
+        return bool(short) and (_covers(short, long) or _is_acronym(short, long))
+
+
+def _make_stem(word: str) -> str:
+    for written, counted in _SPELLINGS:
+        word = word.replace(written, counted)
+    word = _DOUBLE.sub(r"\1", word)
+    for ending in _ENDINGS:
+        shorter = ending.sub("", word)
+        word = shorter if len(shorter) >= FEWEST_OF_STEM else word
+    return word
+
+
+def _covers(short: tuple[ComparableWord, ...], long: tuple[ComparableWord, ...]) -> bool:
+    """Return True if each word of the shorter name is alike one of the longer name, and no word negates the rest."""
+    fewest = FEWEST_OF_PREFIX if len(short) == len(long) else FEWEST_OF_PREFIX_IN_LONGER
+    rest = list(long)
+    for word in short:
+        match = next((other for other in rest if word.is_alike(other, fewest)), None)
+        if match is None:
+            return False
+        rest.remove(match)
+    return not any(word.letters in _NEGATIONS for word in rest)
+
+
+def _is_acronym(short: tuple[ComparableWord, ...], long: tuple[ComparableWord, ...]) -> bool:
+    initials = "".join(word.letters[0] for word in long)
+    return len(short) == 1 and len(long) > 1 and short[0].letters == initials
+
+
+def are_alike(first: str, second: str) -> bool:
+    """Return True if two names may name one class."""
+    return ComparableName.from_name(first).is_alike(ComparableName.from_name(second))
+
+
+def find_alike_name(name: str, names: Iterable[str]) -> str:
+    """Return the name that may name the same class as ``name``; empty if there is none.
+
+    A name of the same letters comes before one that is only alike.
+    """
+    wanted = ComparableName.from_name(name)
+    options = [ComparableName.from_name(other) for other in names]
+    same = [option.name for option in options if option.key == wanted.key]
+    alike = [option.name for option in options if option.is_alike(wanted)]
+    return next(iter((*same, *alike)), "")

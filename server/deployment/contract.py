@@ -1,0 +1,118 @@
+"""``flwr-server status --contract``: ask the connected hospitals the roll call of an experiment, and compare them.
+
+No round is begun, no hospital is refused, and no run folder is written. The hospitals keep the plan, so that
+``flwr-client check`` knows it.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.common.config import ExperimentFile, make_hospital_plan
+from polyclinic.common.contract_points import POINTS, WIDTH, ContractPoint
+from polyclinic.common.errors import BadInput
+from polyclinic.common.models.state import build_initial_frozen_part
+from polyclinic.common.system.terminal import fold_long_words
+from polyclinic.common.wire.records import RollCall
+from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_unrevoked_sites
+from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder
+from polyclinic.server.coordinator.preflight import make_no_superlink_fault
+from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
+from polyclinic.server.deployment.superlink.network_grid import open_network_grid
+from polyclinic.server.federation.run import add_model_file_hashes
+from polyclinic.strategies.engine.contract_comparison import ContractComparison, compare_sites_with_plan
+from polyclinic.strategies.engine.membership import RollCaller
+from polyclinic.strategies.registry import build_experiment_strategy
+from polyclinic.strategies.run_length import complete_round_settings
+
+ANSWER_S = 60.0
+"""Seconds that the hospitals have to answer."""
+NOT_CONNECTED = "not connected"
+
+
+@dataclass(frozen=True)
+class FederationContract:
+    """The contract of an experiment with the hospitals that are admitted.
+
+    Attributes:
+        compared: The points of the hospitals that answered.
+        silent: Hospital -> why it has no points: it is not connected, does not answer, or declines.
+    """
+
+    experiment: str
+    compared: ContractComparison
+    silent: Mapping[str, str]
+
+    @property
+    def is_agreed(self) -> bool:
+        """True if all admitted hospitals answered and none differs."""
+        points = [point for points in self.compared.points.values() for point in points]
+        return not self.silent and not any(point.faults for point in points)
+
+    def as_json(self) -> dict[str, Any]:
+        sites = self.compared.points.items()
+        return {
+            "experiment": self.experiment,
+            "agreed": self.is_agreed,
+            "sites": {site: {point.name: point.as_json() for point in points} for site, points in sites},
+            "silent": dict(self.silent),
+            "question": self.compared.question,
+        }
+
+
+def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> FederationContract:
+    """Make the roll call of an experiment, and compare the answers of the hospitals.
+
+    Raises:
+        BadInput: If the experiment has faults, no SuperLink answers, or a run is in progress.
+    """
+    experiment = complete_round_settings(file.experiment)
+    method = build_experiment_strategy(experiment)
+    frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, file.base_folder)
+    plan = make_hospital_plan(add_model_file_hashes(experiment, frozen, file.base_folder))
+    if not is_superlink_answering(coordinator):
+        raise BadInput([make_no_superlink_fault(coordinator)])
+    with lock_coordinator_folder(coordinator, "run"), open_network_grid(coordinator) as grid:
+        call = RollCall(f"contract-{secrets.token_hex(8)}", plan.model_dump_json())
+        roll = RollCaller(grid, call, grid.list_registered_sites, grid.list_site_processes)
+        roll.ask_new_sites_for_labels(ANSWER_S)
+        limits = make_site_claim_limits_reader(coordinator)()
+        distinct = experiment.participation.distinct_classes
+        compared = compare_sites_with_plan(list(roll.members.values()), plan, method, limits, distinct)
+        silent = {roll.get_registered_site_name(node): reason for node, reason in roll.refused.items()}
+        for name in read_unrevoked_sites(coordinator):
+            if name not in compared.points:
+                silent.setdefault(name, NOT_CONNECTED)
+    return FederationContract(file.path.name, compared, dict(sorted(silent.items())))
+
+
+def format_contract(contract: FederationContract) -> RenderableType:
+    """Format the contract for the terminal: a row for each hospital, then each difference with the line to write."""
+    table = fold_long_words(Table("site", *POINTS, width=WIDTH))
+    details = list[Text]()
+    for site, points in contract.compared.points.items():
+        table.add_row(Text(site), *map(_format_cell, points))
+        for point in points:
+            details += [Text(f"{site}, {point.name}: {fault}") for fault in point.faults]
+    for site, reason in contract.silent.items():
+        table.add_row(Text(site), Text("–" if reason != NOT_CONNECTED else reason), *(["–"] * (len(POINTS) - 1)))
+        details += [Text(f"{site}: {reason}")] if reason != NOT_CONNECTED else []
+    if contract.compared.question:
+        details.append(Text(contract.compared.question))
+    verdict = "All hospitals agree." if contract.is_agreed else "Before a run, settle what differs."
+    return Group(Text(f"The contract of {contract.experiment}, before round 1"), table, *details, Text(verdict))
+
+
+def _format_cell(point: ContractPoint) -> Text:
+    value = point.here
+    if point.name == "words":
+        names = point.here.count(",") + 1
+        value = f"{names} class{'es' if names > 1 else ''}"
+    if point.name == "counts":
+        value = point.here.split()[0]
+    return Text(f"{value} !", style="bold red") if point.faults else Text(value)

@@ -1,0 +1,159 @@
+"""Questions about the sites' words before round 1: two words that may be one class, and classes of one site alone.
+
+A hospital's word is never changed by guess. Two words that look like one class would become two classes of the model:
+the site whose word counts less is left out until its staff maps the word, or the coordinator says that they are two.
+A class that one site alone annotates is legitimate, so that nobody is left out; coordinator and site are asked.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from polyclinic.common.alike_words import ComparableName
+from polyclinic.common.contract import LabelContract, LabelDeclaration
+from polyclinic.common.errors import Fault, quote_names
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.vocabulary import format_synonym_line
+
+
+@dataclass(frozen=True)
+class CoordinatorWords:
+    """What the coordinator has said about class names.
+
+    Attributes:
+        listed: The names in the lists of classes by which sites were admitted (``flwr-server admit --classes``).
+        distinct: Classes that are no other class in other words (``distinct_classes`` of the experiment).
+    """
+
+    listed: Collection[str] = ()
+    distinct: Sequence[str] = ()
+
+    def settles_pair(self, first: str, second: str) -> bool:
+        """Return True if the coordinator has said that two names are two classes."""
+        return first in self.distinct or second in self.distinct or (first in self.listed and second in self.listed)
+
+    def settles_class(self, name: str) -> bool:
+        """Return True if the coordinator has said that a name is a class of its own."""
+        return name in self.distinct or name in self.listed
+
+    def format_distinct_line(self, names: Iterable[str]) -> str:
+        """Return the line of ``[participation]`` that says that further names are classes of their own."""
+        return f"distinct_classes = {format_as_json_text([*dict.fromkeys((*self.distinct, *names))])}"
+
+
+@dataclass(frozen=True)
+class AlikeClasses:
+    """Two class names that may be one class in two words.
+
+    Attributes:
+        name: The name that counts in the run.
+        other: The name that may mean the same.
+        sites, other_sites: The sites that use each of them, in the order in which they were admitted.
+    """
+
+    name: str
+    other: str
+    sites: tuple[str, ...]
+    other_sites: tuple[str, ...]
+
+
+def find_alike_classes(declarations: Sequence[LabelDeclaration], words: CoordinatorWords) -> list[AlikeClasses]:
+    """Return the pairs of class names of different sites that may be one class in two words.
+
+    Two names that one site annotates are two classes. Of a pair, the name counts that the coordinator has listed; else
+    that of more sites; on a tie that of the site that was admitted first.
+
+    Args:
+        declarations: The sites' labels, in the order in which the sites were admitted.
+    """
+    users = dict[str, dict[str, None]]()  # class -> the sites that use it, in their order
+    for declaration in declarations:
+        for name in declaration.canonical_names:
+            users.setdefault(name, {})[declaration.site] = None
+    names = [ComparableName.from_name(name) for name in users]
+    pairs = list[AlikeClasses]()
+    for place, first in enumerate(names):
+        for second in names[place + 1 :]:
+            if not users[first.name].keys().isdisjoint(users[second.name]) or not first.is_alike(second):
+                continue
+            if words.settles_pair(first.name, second.name):
+                continue
+
+            def weigh(name: str) -> tuple[bool, int]:
+                return name in words.listed, len(users[name])
+
+            # Of equal weight, the first one was declared by the site that was admitted first.
+            name, other = sorted((first.name, second.name), key=weigh, reverse=True)
+            pairs.append(AlikeClasses(name, other, tuple(users[name]), tuple(users[other])))
+    return pairs
+
+
+def find_alike_class_faults(
+    declarations: Sequence[LabelDeclaration], words: CoordinatorWords
+) -> tuple[list[Fault], dict[str, str]]:
+    """Return a fault for each site whose word may mean another site's class, and what the other sites are told.
+
+    Args:
+        declarations: The sites' labels, in the order in which the sites were admitted.
+
+    Returns:
+        The faults; and site -> text for the sites whose words count.
+    """
+    faults, texts = list[Fault](), dict[str, list[str]]()
+    own_names = {
+        (declaration.site, name): own
+        for declaration in declarations
+        for own, name in zip(declaration.names, declaration.canonical_names, strict=True)
+    }
+    for pair in find_alike_classes(declarations, words):
+        both = f'"{pair.name}" ({_name_sites(pair.sites)}) and "{pair.other}" ({_name_sites(pair.other_sites)})'
+        problem = f"{both} may be one class in two words, which would become two classes of the model."
+        for site in pair.other_sites:
+            remedy = f"If they are one, this line under [data.synonyms] in site.toml of {site} settles it:\n"
+            remedy += f"    {format_synonym_line(own_names[site, pair.other], pair.name)}\n"
+            remedy += "If they are two, the coordinator writes this line under [participation] of the experiment:\n"
+            remedy += f"    {words.format_distinct_line([pair.other])}"
+            faults.append(Fault("label contract", problem, remedy, site))
+        for site in pair.sites:
+            texts.setdefault(site, []).append(
+                f"{problem} {_name_sites(pair.other_sites)} and the coordinator are asked."
+            )
+    return faults, {site: "\n".join(lines) for site, lines in texts.items()}
+
+
+def find_classes_of_one_site(contract: LabelContract, words: CoordinatorWords) -> dict[str, str]:
+    """Return class -> site for the classes that one of several sites alone annotates, and nobody has confirmed."""
+    return {
+        name: contract.annotating_sites(name)[0] for name in contract.unique_classes if not words.settles_class(name)
+    }
+
+
+def describe_classes_of_one_site(classes: Mapping[str, str], words: CoordinatorWords) -> str:
+    """Return the coordinator's question about the classes of :func:`find_classes_of_one_site`."""
+    by_site = dict[str, list[str]]()
+    for name, site in classes.items():
+        by_site.setdefault(site, []).append(name)
+    listed = "; ".join(f"{quote_names(names)} ({site})" for site, names in sorted(by_site.items()))
+    return (
+        f"One site alone annotates: {listed}. Is it another site's class in other words? Then that site maps it under "
+        "[data.synonyms] in its site.toml. If these are classes of their own, this line under [participation] of the "
+        f"experiment says so:\n    {words.format_distinct_line(classes)}"
+    )
+
+
+def describe_own_classes_to_site(names: Sequence[str], run_classes: Collection[str]) -> str:
+    """Return the question to a site that alone annotates some classes.
+
+    Args:
+        names: The site's canonical names of these classes.
+        run_classes: The classes of the run.
+    """
+    others = [name for name in run_classes if name not in names]
+    text = f"No other site annotates {quote_names(names)}. The other classes of the run: {quote_names(others)}. If one "
+    text += "of them means the same, map it under [data.synonyms] in site.toml, such as\n"
+    return f"{text}    {format_synonym_line(names[0], others[0])}" if others else text.rpartition(" If one")[0]
+
+
+def _name_sites(sites: Sequence[str]) -> str:
+    names = ", ".join(sites[:3])
+    more = f" and {len(sites) - 3} more" if len(sites) > 3 else ""
+    return f"site {names}" if len(sites) == 1 else f"sites {names}{more}"
