@@ -124,14 +124,17 @@ def describe_external_test(summary: RunSummary) -> str:
     """Compare in one sentence the mean AUROC on external and on other test images; empty without external images."""
     if (external := summary.external) is None:
         return ""
-    names = [name for name, result in external.per_class.items() if result.auroc is not None]
-    if not names:
+    if all(result.auroc is None for result in external.per_class.values()):
         return "On the external test set no class has an AUROC."
+    headline = external.compute_headline_auroc()
+    names = headline.classes
+    if headline.mean is None:
+        return f"On the external test set no class is shown by {FEWEST_POSITIVES} images, as a mean AUROC requires."
     images = max(result.images or 0 for result in external.per_class.values())
-    interval = external.intervals and external.intervals.mean_auroc
+    interval = external.intervals and not headline.left_out and external.intervals.mean_auroc
     beside = f" (95 % interval {format_interval(interval)})" if interval else ""
     mean = (
-        f"the mean AUROC is {format_number(external.mean_auroc)}{beside} over "
+        f"the mean AUROC is {format_value_with_error(headline.mean)}{beside} over "
         f"{format_count_with_noun(len(names), 'class', 'classes')}"
     )
     sentence = f"On the external test set ({format_count_with_noun(images, 'labelled image')}) {mean}"
