@@ -270,7 +270,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     if summary.is_initial_model_tested:
         # A tie counts as no improvement, so the sentence must not say that validation was best there.
         rounds = format_count_with_noun(summary.rounds, "round")
-        before = f"After none of {rounds} was validation better than before the first"
+        before = f"In {rounds} validation did not get better than before training"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
     if gives_all_images_one_score(run):
         limits.append(f"The model gives all test images of every class one score. {ONE_SCORE_CAUSE}")
@@ -335,7 +335,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None and not summary.last_model_because:
         names = list_first_and_count_rest(few, MOST_NAMED)
-        limits.append(f"Few validation images chose the round that is tested: {names}.")
+        limits.append(f"Few validation images chose the tested model: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
         if untested := [
