@@ -1,7 +1,7 @@
 """The comparison of runs: methods averaged over seeds, the first method against the others, gains of sites."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, ClassMetrics, FinalTestSummary, compute_mean_and_sd
 from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
@@ -27,7 +27,7 @@ from polyclinic.server.reporting.run_claims import (
     gives_all_images_one_score,
     is_last_round_best,
 )
-from polyclinic.server.runs.reader import MEASURES, Measure, RunFolderContent
+from polyclinic.server.runs.reader import MEASURES, Measure, RunFolderContent, RunSummary
 from polyclinic.studies.statistics import (
     ALPHA,
     FEWEST_SEEDS,
@@ -200,6 +200,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     by_method = _group_by_method(runs)
     reference, *others = by_method
     members = _group_classes_by_subset(by_method)
+    averaged = _keep_averaged_classes(members, by_method)
     scores = {label: collect_auroc_scores(seeds.values()) for label, seeds in by_method.items()}
     generator = np.random.default_rng(bootstrap_seed)
     repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
@@ -208,7 +209,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     for pairing in pairings:
         for subset in SUBSETS:
             chosen = {
-                label: {key: auroc for key, auroc in aurocs.items() if key in members[subset]}
+                label: {key: auroc for key, auroc in aurocs.items() if key in averaged[subset]}
                 for label, aurocs in scores.items()
             }
             tests = correct_family_by_holm(
@@ -231,7 +232,9 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         external = compare_methods(tested, bootstrap_seed=bootstrap_seed)
     return MethodComparison(
         reference=reference,
-        methods=tuple(_average_method_over_seeds(label, seeds, members) for label, seeds in by_method.items()),
+        methods=tuple(
+            _average_method_over_seeds(label, seeds, members, averaged) for label, seeds in by_method.items()
+        ),
         class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
         cautions=tuple(_list_comparison_cautions(by_method)),
@@ -287,6 +290,22 @@ def _group_classes_by_subset(by_method: ByMethod) -> Members:
     }
 
 
+def _keep_averaged_classes(members: Members, by_method: ByMethod) -> Members:
+    """Return the pairs whose classes count in the mean AUROC of each run of the seed, by the rule of a single run.
+
+    All methods are averaged over the same classes.
+    """
+    left_out_by_seed = dict[int, set[str]]()
+    for seeds in by_method.values():
+        for seed, run in seeds.items():
+            left_out = run.summary.test.compute_headline_auroc().left_out
+            left_out_by_seed.setdefault(seed, set()).update(left_out)
+    return {
+        subset: {(seed, name) for seed, name in pairs if name not in left_out_by_seed.get(seed, ())}
+        for subset, pairs in members.items()
+    }
+
+
 def collect_auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     """Return (seed, class) -> AUROC; None if it is undefined or not exact.
 
@@ -300,7 +319,7 @@ def collect_auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     }
 
 
-def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> MethodResult:
+def _average_method_over_seeds(label: str, seeds: Seeds, members: Members, averaged: Members) -> MethodResult:
     tests = {seed: run.summary.test for seed, run in sorted(seeds.items())}
     scores = collect_auroc_scores(seeds.values())
     ends: dict[str, list[tuple[float, float]]] = {}
@@ -313,19 +332,19 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members) -> Me
     measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
 
     def average_classes_by_seed(
-        subset: Subset, measure: Callable[[ClassMetrics], float | None]
+        pairs: Collection[tuple[int, str]], measure: Callable[[ClassMetrics], float | None]
     ) -> dict[int, float | None]:
         means = dict[int, float | None]()
         for seed, test in tests.items():
-            results = [result for name, result in test.per_class.items() if (seed, name) in members[subset]]
+            results = [result for name, result in test.per_class.items() if (seed, name) in pairs]
             means[seed] = compute_mean_and_sd(map(measure, results))[0]
         return means
 
     def average_class_values(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> MeanAndSd:
-        return summarise_over_seeds(list(average_classes_by_seed(subset, measure).values()))
+        return summarise_over_seeds(list(average_classes_by_seed(members[subset], measure).values()))
 
     auroc_by_seed = {
-        subset: average_classes_by_seed(subset, lambda result: result.exact_metric_or_none("auroc"))
+        subset: average_classes_by_seed(averaged[subset], lambda result: result.exact_metric_or_none("auroc"))
         for subset in SUBSETS
     }
     return MethodResult(
@@ -372,7 +391,8 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
     counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_metric_or_none("auroc") is not None]
     if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
         few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
-        yield f"{quote_names(rare)}: {few} in at least one run; the means give such a class the weight of any other."
+        yield f"{quote_names(rare)}: {few} in at least one run."
+    yield from _describe_classes_outside_means(summaries)
     lacking: dict[tuple[str, ...], list[str]] = {}  # classes without an AUROC -> methods that lack exactly these
     for label, seeds in by_method.items():
         names, scores = (
@@ -386,6 +406,25 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
         yield f"{which}: no AUROC for {quote_names(undefined)} in at least one run; the means leave it out."
     for label in others:
         yield from _describe_uneven_runs(label, by_method[label], reference, by_method[reference])
+
+
+def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator[str]:
+    """Yield a caution on the classes that too few test images show to count in a mean AUROC."""
+    shown = Counter[str]()
+    averaged = set[str]()
+    for summary in summaries:
+        headline = summary.test.compute_headline_auroc()
+        averaged.update(headline.classes)
+        shown |= Counter(headline.left_out)
+    left_out = {name for summary in summaries for name in summary.test.compute_headline_auroc().left_out}
+    if not left_out:
+        return
+    names = list_first_and_count_rest([f"“{name}” ({shown[name]:,})" for name in sorted(left_out)], MOST_NAMED)
+    rule = f"a mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
+    if averaged <= left_out:
+        yield f"No mean AUROC can be given, because {rule}: fewer show {names}."
+    else:
+        yield f"{rule[:1].upper()}{rule[1:]}, here without {names}."
 
 
 def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:

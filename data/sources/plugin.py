@@ -282,6 +282,7 @@ def _make_plugin_image_set(
     Raises:
         BadInput: If a check fails; it lists all faults.
     """
+    _refuse_odd_class_names(where, pictures.class_names)
     stored: Any = pictures.images  # somebody else returned it: it may be anything
     notes: tuple[str, ...] = ()
     is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
@@ -307,6 +308,13 @@ def _make_plugin_image_set(
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
     parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
     return images, parts
+
+
+def _refuse_odd_class_names(where: str, names: Any) -> None:
+    """Refuse class names that are no list, before an item is read."""
+    if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
+        problem = f"class_names must be a list of texts, not {names!r}."
+        raise BadInput([Fault(where, problem, 'Name each column of the labels, in order: class_names=["a", "b"].')])
 
 
 def _refuse_empty_pictures(stored: Any, where: str, tell: Callable[[str], object], *, is_range_given: bool) -> None:
@@ -453,9 +461,6 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
         images: The images of ``pictures``, opened for reading.
     """
     labels = np.asarray(pictures.labels)
-    if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
-        yield f"class_names must be a list of texts, not {pictures.class_names!r}."
-        return
     names = list(pictures.class_names)
     if not isinstance(images, np.ndarray | LazyPictures) or images.dtype != np.uint8:
         yield f"images must be a uint8 array, not {getattr(images, 'dtype', type(images).__name__)}."

@@ -12,8 +12,13 @@ from rich.console import Group
 from rich.text import Text
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.metrics.auroc import ClassMetrics, compute_mean_and_sd, compute_metrics_per_class
-from polyclinic.common.metrics.bootstrap import AurocIntervals, bootstrap_auroc_intervals
+from polyclinic.common.metrics.auroc import (
+    FEWEST_POSITIVES,
+    ClassMetrics,
+    compute_mean_and_sd,
+    compute_metrics_per_class,
+)
+from polyclinic.common.metrics.bootstrap import AurocIntervals, Interval, bootstrap_auroc_intervals
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
 from polyclinic.common.models.saved import load_model, read_model_description
@@ -74,9 +79,24 @@ class SavedModelEvaluation:
     source: str
 
     @property
+    def averaged_classes(self) -> tuple[str, ...]:
+        """The classes in the mean AUROC, by the rule of a run's report: enough images show them."""
+        return tuple(
+            name
+            for name, result in self.results.items()
+            if result.auroc is not None and (result.positives or 0) >= FEWEST_POSITIVES
+        )
+
+    @property
     def mean_auroc(self) -> float | None:
-        """Return the mean AUROC over the classes whose AUROC is defined."""
-        return compute_mean_and_sd(result.auroc for result in self.results.values())[0]
+        """Return the mean AUROC over the classes that enough images show; None if there is none."""
+        return compute_mean_and_sd(self.results[name].auroc for name in self.averaged_classes)[0]
+
+    @property
+    def mean_auroc_interval(self) -> Interval | None:
+        """Return the 95 % interval of the mean AUROC; None if the mean leaves out a class that has an AUROC."""
+        tested = [name for name, result in self.results.items() if result.auroc is not None]
+        return self.intervals.mean_auroc if len(tested) == len(self.averaged_classes) else None
 
 
 def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelEvaluation:
@@ -247,7 +267,7 @@ def evaluation_as_json(evaluation: SavedModelEvaluation) -> dict[str, Any]:
         "unreadable": {skip.name: skip.reason for skip in evaluation.skipped},
         "threshold": 0.5,
         "mean_auroc": evaluation.mean_auroc,
-        "mean_auroc_interval": evaluation.intervals.mean_auroc,
+        "mean_auroc_interval": evaluation.mean_auroc_interval,
         "intervals_over": "images" if evaluation.patients is None else "patients",
         "classes": {name: _class_metrics_as_json(evaluation, name) for name in evaluation.results},
     }
@@ -296,11 +316,16 @@ def describe_evaluation_result(evaluation: SavedModelEvaluation) -> str:
     over = f"{format_count_with_noun(evaluation.images, 'image')}{patients} ({evaluation.source})"
     tested = sum(result.auroc is not None for result in evaluation.results.values())
     every = format_count_with_noun(len(evaluation.results), "class", "classes")
-    if evaluation.mean_auroc is None:
+    if not tested:
         return f"None of {every} has an AUROC on {over}."
-    classes = every if tested == len(evaluation.results) else f"{tested} of {every}"
-    interval = format_interval(evaluation.intervals.mean_auroc)
-    return f"Mean AUROC {format_number(evaluation.mean_auroc)} (95 % interval {interval}) over {classes} on {over}."
+    rule = f"a mean counts the classes that {FEWEST_POSITIVES} images or more show"
+    if evaluation.mean_auroc is None:
+        return f"No mean AUROC can be given on {over}: {rule}."
+    averaged = len(evaluation.averaged_classes)
+    classes = every if averaged == len(evaluation.results) else f"{averaged} of {every}"
+    interval = f" (95 % interval {format_interval(limits)})" if (limits := evaluation.mean_auroc_interval) else ""
+    why = "" if averaged == tested else f": {rule}"
+    return f"Mean AUROC {format_number(evaluation.mean_auroc)}{interval} over {classes} on {over}{why}."
 
 
 def list_evaluation_limitations(evaluation: SavedModelEvaluation) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from polyclinic.common.metrics.auroc import FinalTestSummary
+from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, FinalTestSummary
 from polyclinic.common.metrics.calibration import compute_wilson_interval
 from polyclinic.common.metrics.measured import format_value_with_error
 from polyclinic.common.system import plain_text
@@ -89,9 +89,16 @@ def format_count_or_bound(value: int | None, smallest: int | None) -> str:
 
 
 def describe_averaged_classes(test: FinalTestSummary) -> str:
-    """Return which classes a mean AUROC covers: ``"all classes"``, or ``"4 of 8 classes"`` if others have no AUROC."""
+    """Return which classes the means cover: ``"all classes"``, or ``"4 of 8 classes"`` if others have no AUROC.
+
+    Of AUROC, classes that too few test images show are left out, too.
+    """
     scored = sum(result.auroc is not None for result in test.per_class.values())
-    return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
+    classes = "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
+    headline = test.compute_headline_auroc()
+    if not headline.left_out:
+        return classes
+    return f"{classes}; of AUROC, the {len(headline.classes)} that {FEWEST_POSITIVES} test images or more show"
 
 
 def format_share_with_interval(part: int, whole: int) -> str:

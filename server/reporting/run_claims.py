@@ -125,14 +125,17 @@ def describe_external_test(summary: RunSummary) -> str:
     """Compare in one sentence the mean AUROC on external and on other test images; empty without external images."""
     if (external := summary.external) is None:
         return ""
-    names = [name for name, result in external.per_class.items() if result.auroc is not None]
-    if not names:
+    if all(result.auroc is None for result in external.per_class.values()):
         return "On the external test set no class has an AUROC."
+    headline = external.compute_headline_auroc()
+    names = headline.classes
+    if headline.mean is None:
+        return f"On the external test set no class is shown by {FEWEST_POSITIVES} images, as a mean AUROC requires."
     images = max(result.images or 0 for result in external.per_class.values())
-    interval = external.intervals and external.intervals.mean_auroc
+    interval = external.intervals and not headline.left_out and external.intervals.mean_auroc
     beside = f" (95 % interval {format_interval(interval)})" if interval else ""
     mean = (
-        f"the mean AUROC is {format_number(external.mean_auroc)}{beside} over "
+        f"the mean AUROC is {format_value_with_error(headline.mean)}{beside} over "
         f"{format_count_with_noun(len(names), 'class', 'classes')}"
     )
     sentence = f"On the external test set ({format_count_with_noun(images, 'labelled image')}) {mean}"
@@ -268,7 +271,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     if summary.is_initial_model_tested:
         # A tie counts as no improvement, so the sentence must not say that validation was best there.
         rounds = format_count_with_noun(summary.rounds, "round")
-        before = f"After none of {rounds} was validation better than before the first"
+        before = f"In {rounds} validation did not get better than before training"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
     if gives_all_images_one_score(run):
         limits.append(f"The model gives all test images of every class one score. {ONE_SCORE_CAUSE}")
@@ -350,7 +353,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None and not summary.last_model_because:
         names = list_first_and_count_rest(few, MOST_NAMED)
-        limits.append(f"Few validation images chose the round that is tested: {names}.")
+        limits.append(f"Few validation images chose the tested model: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
         if untested := [

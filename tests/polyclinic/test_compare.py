@@ -49,7 +49,7 @@ class CountedStripes(Dataset[tuple[NDArray[np.uint8], NDArray[np.float32]]]):
 def compared(tmp_path_factory: pytest.TempPathFactory) -> pc.ComparedRuns:
     parts: dict[str, Any] = {"model": tiny, "loss": squared, "metrics": [share_above]}
     out = tmp_path_factory.mktemp("compared") / "own"
-    return pc.compare(experiments(*METHODS), dataset=pictures(), seeds=3, out=out, **parts)
+    return pc.compare(experiments(*METHODS), dataset=pictures(count=480), seeds=3, out=out, **parts)
 
 
 def test_own_parts_train_the_models_of_single_runs(compared: pc.ComparedRuns, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_own_parts_train_the_models_of_single_runs(compared: pc.ComparedRuns, tm
     alone = pc.simulate(
         experiments(*METHODS)["partial_loss"],
         settings=settings,
-        dataset=pictures(),
+        dataset=pictures(count=480),
         model=tiny,
         loss=squared,
         metrics=[share_above],

@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "stopped early": ({"experiment": {"run": {"rounds": 9}}}, "ended after 3 of at most 9 rounds"),
     "best in the last round": ({"best_round": 3}, "more rounds may give a better model"),
     "no round chosen": ({"last_model_because": "two sites state figures"}, "No best round was chosen"),
-    "few validation images": (sites(validation_samples=4), "Few validation images chose the round"),
+    "few validation images": (sites(validation_samples=4), "Few validation images chose the tested model"),
     "statements that do not count": (
         {"statistics": {"counted": ["north"], "uncounted": {"south": "late"}}},
         "What south states has no part",
@@ -124,12 +124,12 @@ def test_no_sentence_says_that_validation_chose_a_round_where_it_chose_none(tmp_
     few = sites(validation_samples=4)
     run = pc.load(write(tmp_path / "run", **few, best_round=3, last_model_because="two sites state figures"))
     assert [note for note in run.notes if "No best round was chosen by validation" in note]
-    assert not [note for note in run.notes if "chose the round" in note or "Validation was best" in note]
+    assert not [note for note in run.notes if "chose the tested model" in note or "Validation was best" in note]
 
 
 def test_a_tie_with_the_initial_model_is_not_called_better(tmp_path: Path) -> None:
     run = pc.load(write(tmp_path / "run", best_round=0))
-    assert run.notes[0].startswith("After none of 3 rounds was validation better than before the first: all figures")
+    assert run.notes[0].startswith("In 3 rounds validation did not get better than before training: all figures")
 
 
 def test_a_model_of_different_scores_with_an_auroc_of_one_half_gives_not_one_score(tmp_path: Path) -> None:

@@ -244,6 +244,21 @@ def try_first_crop(folder: Path, message: str) -> None:
     check_labels(splits)
 
 
+def named_items(names: Any) -> LabelledImages:
+    """Items without names of their own, which fail as soon as one is read where the names are wrong."""
+
+    def read(item: Any) -> Any:
+        assert isinstance(names, list), "an item is read before the names are checked"
+        return item
+
+    return LabelledImages(list(zip(PICTURES, (row % 2 for row in range(COUNT)), strict=True)), None, names, item=read)
+
+
+def try_list_of_names(folder: Path, message: str) -> None:
+    assert "not 5" in message
+    check_labels(load(named_items(evaluate(message, r"class_names=(\[.*?\])"))))
+
+
 def parts_of_pictures() -> dict[str, Any]:
     return {"train": Items(list(PICTURES[:40])), "test": Items(list(PICTURES[40:]))}
 
@@ -452,6 +467,7 @@ PART_CASES = (
         lambda folder: load(Items(list(PICTURES)), image_size=4),
         try_resizing_in_the_transform,
     ),
+    Case(f"{PLUGIN} _refuse_odd_class_names", lambda folder: load(named_items(5)), try_list_of_names),
     Case(f"{PLUGIN} _collect_raw_labels", lambda folder: load(Nameless(list(PICTURES), MIXED)), try_class_names),
     Case(
         "data/sources/shared_items.py find_shared_item_faults",

@@ -292,7 +292,7 @@ def check_one_run_is_never_called_better_than_anything(run: RunFolderContent) ->
         "better than by chance",
         "worse than by chance",
         "Validation was best",
-        "was validation better than before",
+        "validation did not get better than before",
         "may give a better model",
     )
     for sentence in [describe_run_result(run), *every_limit(run)]:

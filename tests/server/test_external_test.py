@@ -37,11 +37,11 @@ def other_place() -> tuple[Path, np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    rows = np.random.default_rng(5).permutation(len(digits.target))[:240]
+    rows = np.random.default_rng(5).permutation(len(digits.target))[:480]
     images = (np.kron(digits.images[rows], np.ones((2, 2))) * 12 + 30).astype(np.uint8)
     labels = np.stack([*(digits.target[rows] == digit for digit in (3, 0, 7)), rows % 2 == 0], 1)
     file = temporary_folder("polyclinic-elsewhere-") / "elsewhere.npz"
-    patients = np.array([f"p{row % 60}" for row in range(240)])
+    patients = np.array([f"p{row % 60}" for row in range(480)])
     np.savez(file, test_images=images, test_labels=labels.astype(np.uint8), test_patient=patients)
     return file, images, labels
 
@@ -182,7 +182,7 @@ def test_a_person_reads_it_beside_the_other_result() -> None:
     folder, summary = finished(ELSEWHERE, pages=True)
     sentence = describe_run_result(read_run(folder))
     inside = np.mean([summary["test"]["per_class"][name]["auroc"] for name in ("3", "0", "7")])
-    assert "On the external test set (240 labelled images) the mean AUROC is " in sentence
+    assert "On the external test set (480 labelled images) the mean AUROC is " in sentence
     assert f"over 3 classes; over the same classes it is {inside:.3f}" in sentence
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert HEADING in page

@@ -10,7 +10,7 @@ from polyclinic.server.runs.reader import RunFolderContent, RunSummary
 from polyclinic.studies.comparison import MethodComparison, compare_methods
 
 
-def metrics(aurocs: Mapping[str, float | None], positives: int = 5, negatives: int = 9) -> dict[str, ClassMetrics]:
+def metrics(aurocs: Mapping[str, float | None], positives: int = 30, negatives: int = 9) -> dict[str, ClassMetrics]:
     """Make results of classes whose three measures are equal; a class without an AUROC has no positive image."""
     return {
         name: ClassMetrics(auroc, auroc, auroc, 0 if auroc is None else positives, negatives)

@@ -141,7 +141,7 @@ def test_a_comparison_says_of_a_method_what_its_runs_say_of_themselves() -> None
 def test_a_method_that_scores_all_images_alike_is_named_with_a_cause() -> None:
     alike = summary("theirs", {"mass": 0.5, "edema": 0.5})
     for result in alike["test"]["per_class"].values():
-        result["average_precision"] = 5 / 14
+        result["average_precision"] = 30 / 39
     cautions = compared(summary("ours", {"mass": 0.8, "edema": 0.7}), alike).cautions
     (caution,) = [each for each in cautions if "one score" in each]
     assert caution.startswith("theirs: with 1 seed of 1 (0) the model gives all test images of every class one score.")
@@ -221,6 +221,31 @@ def test_the_coverage_table_marks_or_counts_owners_and_marks_the_best_method() -
     assert "30 of 30" in coverage(summary("good", {"edema": 0.8}, sites=sites))  # instead of marks
 
 
+def test_a_class_that_few_test_images_show_counts_in_no_mean_of_any_method_as_in_a_single_run() -> None:
+    contents = []
+    for name, rare in (("ours", 0.5), ("theirs", 0.9)):
+        content = summary(name, {"edema": 0.8, "mass": 0.7})
+        few = summarise_test_results({**metrics({"edema": 0.8}), **metrics({"mass": rare}, positives=29)}, (), ())
+        contents.append({**content, "test": asdict(few)})
+    comparison = compared(*contents)
+    assert [method.auroc["all"].mean for method in comparison.methods] == [pytest.approx(0.8)] * 2
+    assert comparison.methods[1].per_class == {"edema": 0.8, "mass": 0.9}
+    assert comparison.find_method_contrast("theirs").result.mean_difference == pytest.approx(0)
+    assert any("here without “mass” (29)" in caution for caution in comparison.cautions)
+
+
+def test_without_a_class_that_enough_test_images_show_a_comparison_has_no_mean_and_says_why() -> None:
+    contents = []
+    for name in ("ours", "theirs"):
+        few = summarise_test_results(metrics({"edema": 0.8, "mass": 0.7}, positives=12), (), ())
+        contents.append({**summary(name, {"edema": 0.8, "mass": 0.7}), "test": asdict(few)})
+    comparison = compared(*contents)
+    assert [method.auroc["all"].mean for method in comparison.methods] == [None, None]
+    assert comparison.find_method_contrast("theirs").result.mean_difference is None
+    (caution,) = [each for each in comparison.cautions if "No mean AUROC can be given" in each]
+    assert caution.endswith("fewer show “edema” (12) and “mass” (12).")
+
+
 def test_figures_with_an_error_are_not_compared() -> None:
     content = [summary(name, dict.fromkeys(CLASSES, 0.8)) for name in ("exact", "summed")]
     for test in (content[1]["test"], *content[1]["test"]["per_class"].values()):
@@ -262,7 +287,7 @@ Content = dict[str, Any]
 
 def run(name: str, aurocs: Aurocs, **more: Any) -> Content:
     per_site = {
-        site: {"per_class": {c: asdict(ClassMetrics(a, a, a, 5, 9)) for c, a in of_site.items()}}
+        site: {"per_class": {c: asdict(ClassMetrics(a, a, a, 30, 9)) for c, a in of_site.items()}}
         for site, of_site in aurocs.items()
     }
     sites = {site: {"classes": list(of_site)} for site, of_site in aurocs.items()}
@@ -355,7 +380,7 @@ def test_what_cannot_be_compared_has_its_reason(other: Aurocs, more: dict[str, A
 
 
 def test_other_test_images_are_not_compared() -> None:
-    other = json.loads(json.dumps(run("x", GOOD)).replace('"positives": 5', '"positives": 6'))
+    other = json.loads(json.dumps(run("x", GOOD)).replace('"positives": 30', '"positives": 31'))
     comparison = compared(run("good", GOOD), other)
     reason = "it was tested on other images there"
     assert {gain.reason for gain in comparison.site_gains} == {reason}
