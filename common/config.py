@@ -29,6 +29,7 @@ from polyclinic.common.models.zoo.spec import ModelSpec, Sha256
 from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
+from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
 from polyclinic.common.vocabulary import VocabularyTable, map_words_to_classes
 from polyclinic.data.base.names import Name
@@ -139,6 +140,7 @@ class ParticipationSection(TomlSection):
     """The ``[participation]`` table: sites of a round, waiting times, and bounds on one site's influence on the model.
 
     Attributes:
+        sites: The members of a run over the network, by the names under which they were admitted; empty for all.
         min_sites: Fewest replies with which a round counts; 0 stands for all sites.
         sites_per_round: Number of sites drawn for a round; 0 stands for all.
         round_deadline_s: Seconds after which a round goes on without the missing sites.
@@ -151,6 +153,7 @@ class ParticipationSection(TomlSection):
             they look like one, or one hospital alone annotates them.
     """
 
+    sites: tuple[Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")], ...] = ()
     min_sites: int = Field(0, ge=0)
     sites_per_round: int = Field(0, ge=0)
     round_deadline_s: float = Field(3600.0, gt=0)

@@ -90,12 +90,23 @@ def find_pixel_faults_of_table(table: str, form: PixelForm, terms: PixelTerms) -
         table: Table of the experiment, such as ``external_test``.
         form: How the coordinator's images become pixels.
     """
-    faults = list[Fault]()
-    for fault in find_pixel_faults([(table, form)], terms):
-        where = fault.where.replace(f"site.toml of {table}: data", table)
-        remedy = fault.remedy.replace(f"[data] in site.toml of {table}", f"[{table}] of the experiment")
-        faults.append(replace(fault, where=where, remedy=remedy, site=""))
-    return faults
+    faults = find_pixel_faults([(table, form)], terms)
+    return [replace(_move_to_experiment(fault, table, table), site="") for fault in faults]
+
+
+def find_pixel_faults_of_simulation(forms: Forms, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each simulated site and key in which the experiment's ``[data]`` is not as its ``[pixels]``.
+
+    Simulated sites have no ``site.toml``: the line to write belongs into the experiment.
+    """
+    return [_move_to_experiment(fault, fault.site, "data") for fault in find_pixel_faults(forms, terms)]
+
+
+def _move_to_experiment(fault: Fault, site: str, table: str) -> Fault:
+    """Return the fault of a site as one of a table of the experiment."""
+    where = fault.where.replace(f"site.toml of {site}: data", table)
+    remedy = fault.remedy.replace(f"[data] in site.toml of {site}", f"[{table}] of the experiment")
+    return replace(fault, where=where, remedy=remedy)
 
 
 def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:

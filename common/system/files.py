@@ -263,14 +263,17 @@ def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
         raise
 
 
-def lock_file(file: IO[Any] | int, fault: Fault) -> None:
+def lock_file(file: IO[Any] | int, fault: Fault, *, shared: bool = False) -> None:
     """Lock an open file or folder, until it is closed, against other processes.
+
+    Args:
+        shared: Only against processes that do not share the lock.
 
     Raises:
         BadInput: With ``fault``, if another process has the lock.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BadInput([fault]) from None
 

@@ -13,7 +13,7 @@ Content of the folder:
 import contextlib
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,7 @@ from polyclinic.common.system.files import (
     open_own_file,
     write_atomically,
 )
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
 
 FILE = "coordinator.toml"
@@ -157,6 +158,37 @@ def write_coordinator_toml(folder: Path, file: CoordinatorTomlContent) -> Coordi
     return CoordinatorFolder(folder, file)
 
 
+@contextlib.contextmanager
+def lock_run_members(coordinator: CoordinatorFolder, members: Collection[str]) -> Iterator[None]:
+    """Lock this folder for a run, so that no site trains for two runs at a time.
+
+    Args:
+        members: The sites of the run; empty for all. Runs of named members that have no site in common go on side by
+            side.
+
+    Raises:
+        BadInput: If another run of these sites is at work.
+    """
+    if not members:
+        with lock_coordinator_folder(coordinator, "run"):
+            yield
+        return
+    coordinator.state_path.mkdir(parents=True, exist_ok=True)
+    coordinator.state_path.chmod(0o700)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_own_file(coordinator.state_path / "run.lock", "wb"))
+        problem = "a flwr-server run of all sites is at work in this folder."
+        remedy = "Wait for its end. Runs whose experiments name their members (participation.sites) go on side by side."
+        lock_file(file, Fault(str(coordinator.folder), problem, remedy), shared=True)
+        for site in sorted(members):
+            path = join_plain_name(coordinator.state_path, PlainName(site), ".runlock")
+            file = stack.enter_context(open_own_file(path, "wb"))
+            problem = f"{site} is in another flwr-server run that is at work in this folder."
+            remedy = "Wait for its end: a site trains for one run at a time."
+            lock_file(file, Fault("participation.sites", problem, remedy))
+        yield
+
+
 def is_coordinator_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
     """Return whether a process of this ``flwr-server`` command (``start`` or ``run``) uses this folder now."""
     return is_file_locked(coordinator.state_path / f"{command}.lock")
@@ -171,7 +203,10 @@ def lock_coordinator_folder(coordinator: CoordinatorFolder, command: Literal["st
     """
     coordinator.state_path.mkdir(parents=True, exist_ok=True)
     coordinator.state_path.chmod(0o700)
+    remedy = ""
+    if command == "run":
+        remedy = "Wait for its end, or name the members of both (participation.sites), with no site in common."
     with open_own_file(coordinator.state_path / f"{command}.lock", "wb") as file:
         problem = f"another flwr-server {command} is at work in this folder."
-        lock_file(file, Fault(str(coordinator.folder), problem))
+        lock_file(file, Fault(str(coordinator.folder), problem, remedy))
         yield

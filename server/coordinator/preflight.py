@@ -58,13 +58,20 @@ def count_expected_sites(coordinator: CoordinatorFolder, file: ExperimentFile, s
     Raises:
         BadInput: If no site is admitted, or the number is above that of admitted sites or below ``min_sites``.
     """
-    admitted, needed = read_unrevoked_sites(coordinator), file.experiment.participation.min_sites
+    participation, faults = file.experiment.participation, list[Fault]()
+    admitted, needed = read_unrevoked_sites(coordinator), participation.min_sites
+    unknown = sorted(set(participation.sites) - admitted.keys())
+    if unknown and not resume:
+        problem = f"has {quote_names(unknown)}, and {quote_names(sorted(admitted)) or 'none'} are admitted."
+        faults.append(Fault(f"{file.path.name}: participation.sites", problem))
+    if participation.sites:
+        admitted = {name: site for name, site in admitted.items() if name in participation.sites}
     expected = min(sites, len(admitted)) if sites and resume else sites or len(admitted)
-    faults = []
     if not admitted:
         faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
     elif expected > len(admitted):
-        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quote_names(admitted)}."))
+        kind = "members of the run" if participation.sites else "admitted"
+        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are {kind}: {quote_names(admitted)}."))
     elif needed > expected:
         problem = f"is {needed}, but the run waits for {expected} sites."
         faults.append(Fault(f"{file.path.name}: participation.min_sites", problem))

@@ -20,7 +20,7 @@ from polyclinic.common.vocabulary import name_images_by_vocabulary
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 from polyclinic.data.load import EXTERNAL_TEST, load_dataset, load_external_test_images
 from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
-from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder, restrict_folder_to_owner
+from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_run_members, restrict_folder_to_owner
 from polyclinic.server.coordinator.preflight import make_no_superlink_fault
 from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
@@ -34,6 +34,7 @@ from polyclinic.server.federation.run import run_federation
 from polyclinic.server.federation.set_up import OpenedRunFolder, hash_run_data_sets, record_data_hashes_or_refuse
 from polyclinic.server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
 from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.engine.events import RunStopped
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import find_missing_coordinator_images
@@ -95,6 +96,8 @@ class NetworkBackend:
         named = file.with_run_name(begun)
         self.file = replace(named, experiment=complete_round_settings(named.experiment, begun))
         self.is_begun = begun is not None
+        self._read_all_claim_limits = make_site_claim_limits_reader(coordinator)
+        self.members = frozenset(file.experiment.participation.sites)
         self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None
 
@@ -140,8 +143,16 @@ class NetworkBackend:
             raise BadInput([make_no_superlink_fault(self.coordinator)])
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
-        """Lock the coordinator's folder within the context, because a coordinator leads one run at a time."""
-        return lock_coordinator_folder(self.coordinator, "run")
+        """Lock the run's members within the context, because a site trains for one run at a time."""
+        return lock_run_members(self.coordinator, self.members)
+
+    def _read_claim_limits(self) -> Mapping[str, SiteAdmissionLimits]:
+        """Return the limits of the run's members: what others may claim has no say in this run."""
+        limits = self._read_all_claim_limits()
+        return {site: limit for site, limit in limits.items() if not self.members or site in self.members}
+
+    def _is_call_of_member(self, call: Mapping[str, Any]) -> bool:
+        return not self.members or call.get("caller") in self.members
 
     def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds over the network; return the run's summary."""
@@ -151,7 +162,9 @@ class NetworkBackend:
         restrict_folder_to_owner(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
-        present = CurrentRun(str(out.resolve()), experiment.run.name or experiment.run.method)
+        present = CurrentRun(
+            str(out.resolve()), experiment.run.name or experiment.run.method, members=tuple(sorted(self.members))
+        )
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
         note = partial(add_to_run_history, coordinator.state_path)
         reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
@@ -159,10 +172,10 @@ class NetworkBackend:
         reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
 
         def read_refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
-            calls = reader.read_new_lines()
+            calls = [call for call in reader.read_new_lines() if self._is_call_of_member(call)]
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
-        with reports as reporter, open_network_grid(coordinator) as grid:
+        with reports as reporter, open_network_grid(coordinator, self.members) as grid:
             try:
                 reader.poll_new_lines()  # calls that were refused before this run are none of its events
                 context = RunContext(
@@ -182,7 +195,7 @@ class NetworkBackend:
                     left_replies=grid.receive_unrecorded_replies,
                     key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
                     refused_calls=read_refused_calls,
-                    claims=make_site_claim_limits_reader(coordinator),
+                    claims=self._read_claim_limits,
                     processes=grid.list_site_processes,
                 )
                 return run_federation(grid, experiment, context, [reporter])

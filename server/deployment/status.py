@@ -31,7 +31,7 @@ from polyclinic.server.runs.live_status import (
     CurrentRun,
     describe_site_activity,
     describe_site_sign_off,
-    read_last_run_state,
+    read_current_runs,
 )
 
 LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
@@ -45,7 +45,9 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
             nodes = control.list_registered_sites()
     online = {node.name for node in nodes if node.is_online}
     stated = {node.name: node.stated for node in nodes if node.stated is not None}
-    present, signed_off = read_last_run_state(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
+    runs, signed_off = read_current_runs(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
+    present = runs[-1] if runs else None
+    releases = {name: release for run in runs for name, release in run.releases.items()}
     sites = {}
     for name, site in read_all_admitted_sites(coordinator).items():
         state = "connected" if name in online else "stopped" if name in signed_off else "not connected"
@@ -57,8 +59,7 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
             "revoked": site.revoked or None,
             "classes": list(site.classes),
             "max_images": site.max_images,
-            "release": (stated[name].release if name in stated else "")
-            or (present.releases.get(name) if present else None),
+            "release": (stated[name].release if name in stated else "") or releases.get(name),
             "wire": stated[name].wire if name in stated else None,
         }
     return {
@@ -71,6 +72,7 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
         "certificate_days": count_certificate_days_left(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
+        "runs": [asdict(run) for run in runs],
         "time": time.time(),
     }
 
@@ -81,10 +83,10 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
     table, claims = fold_long_words(Table("site", "connection", "in the run", "release")), []
-    run = status["run"] or {}
-    present = CurrentRun(**run) if run else None
+    runs = [CurrentRun(**run) for run in status["runs"]]
     for name, site in status["sites"].items():
-        part = describe_site_activity(present, name, revoked=site["state"] == "revoked") if present else ""
+        revoked = site["state"] == "revoked"
+        part = ", ".join(filter(None, (describe_site_activity(run, name, revoked=revoked) for run in runs)))
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = describe_site_sign_off(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
@@ -99,8 +101,12 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     if phrase := status.get("phrase"):
         keys.insert(0, f"{phrase}  the coordinator's own phrase")
     sites: list[RenderableType] = [table, *(Text(key, no_wrap=True, overflow="ignore") for key in keys), *claims]
-    if not run:
-        return Group(Text(heading), *sites, Text("no run yet"))
+    shown = "\n".join(_format_run(asdict(run), status) for run in runs) or "no run yet"
+    return Group(Text(heading), *sites, Text(shown))
+
+
+def _format_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Return lines on one run of the status."""
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
     if run["state"] == "running":
         where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
@@ -119,7 +125,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     lines += [f"{name} sent too long an update in {done}" for name, done in sorted(run["shortened"].items())]
     if run["last_error"]:
         lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
-    return Group(Text(heading), *sites, Text("\n".join(lines)))
+    return "\n".join(lines)
 
 
 def format_runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -34,6 +34,7 @@ KEPT = 2
 _MOST_CHANGES = 5
 _MAY_CHANGE = (
     "simulation",
+    "participation.sites",
     "participation.min_sites",
     "participation.round_deadline_s",
     "participation.roll_call_deadline_s",
@@ -241,7 +242,7 @@ def describe_experiment_changes(before: Mapping[str, Any], experiment: Experimen
         {
             key: value
             for key, value in flatten_nested_tables(tree)
-            if value != {} and not {key, key.partition(".")[0]} & {*_MAY_CHANGE}
+            if value not in ({}, []) and not {key, key.partition(".")[0]} & {*_MAY_CHANGE}
         }
         for tree in (began, now)
     )

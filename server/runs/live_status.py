@@ -1,5 +1,6 @@
 """The current run's state and the history of runs, as files for ``flwr-server status``, ``runs`` and the live view."""
 
+import hashlib
 import json
 import os
 import time
@@ -31,6 +32,7 @@ class CurrentRun:
     """The state of the current or last run: the content of ``state/present.json``.
 
     Attributes:
+        members: The sites that the experiment names as members; empty if all admitted sites are.
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
         releases: Site -> Polyclinic release of the site.
@@ -63,6 +65,14 @@ class CurrentRun:
     shortened: dict[str, str] = field(default_factory=dict)
     last_error: str = ""
     last_error_time: str = ""
+    members: tuple[str, ...] = ()
+
+    @property
+    def status_file(self) -> str:
+        """Name of the run's own status file, beside that of a run of all sites."""
+        if not self.members:
+            return FILE
+        return f"present-{hashlib.sha256(self.run_folder.encode()).hexdigest()[:12]}.json"
 
 
 def describe_site_sign_off(when: str) -> str:
@@ -72,13 +82,32 @@ def describe_site_sign_off(when: str) -> str:
 
 def read_last_run_state(state: Path) -> CurrentRun | None:
     """Read the state of the last run; None if there was none. If its process is dead, the state is ``interrupted``."""
-    try:
-        present = CurrentRun(**json.loads((state / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    if present.state == "running" and not psutil.pid_exists(present.pid):
-        present.state = "interrupted"
-    return present
+    runs = read_current_runs(state)
+    return runs[-1] if runs else None
+
+
+def read_current_runs(state: Path) -> list[CurrentRun]:
+    """Read the states of all runs that are at work, oldest first; of the last run alone if none is."""
+    runs = []
+    for path in state.glob("present*.json"):
+        try:
+            present = CurrentRun(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue
+        if present.state == "running" and not psutil.pid_exists(present.pid):
+            present.state = "interrupted"
+        runs.append(present)
+    runs.sort(key=lambda run: run.began)
+    return [run for run in runs if run.state == "running"] or runs[-1:]
+
+
+def remove_states_of_ended_runs(state: Path) -> None:
+    """Remove the states of runs of named members that are over, because each such run has a file of its own."""
+    for path in state.glob("present-*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            present = json.loads(path.read_text(encoding="utf-8"))
+            if present["state"] != "running" or not psutil.pid_exists(present["pid"]):
+                path.unlink()
 
 
 def describe_site_activity(present: CurrentRun, site: str, *, revoked: bool = False) -> str:

@@ -13,7 +13,7 @@ from polyclinic.common import __version__
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, join_first_and_count
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease, describe_needed_update
-from polyclinic.server.runs.live_status import FILE, CurrentRun, describe_site_sign_off
+from polyclinic.server.runs.live_status import CurrentRun, describe_site_sign_off, remove_states_of_ended_runs
 from polyclinic.server.runs.progress import SilentRunProgress, format_round_facts
 from polyclinic.strategies.engine.events import MissingReplyStatus, RoundRecord
 from polyclinic.strategies.engine.exchange import NOT_REGISTERED
@@ -41,11 +41,12 @@ class RunReporter(SilentRunProgress):
     ) -> None:
         super().__init__()
         self._signed_off, self._note = signed_off, note
-        self._present, self._path, self._tell = present, state / FILE, tell
+        self._present, self._path, self._tell = present, state / present.status_file, tell
         self._lost: set[str] = set()  # reported as lost, and in no round since
         self._absent: dict[str, str] = {}  # the reason reported last
 
     def __enter__(self) -> Self:
+        remove_states_of_ended_runs(self._path.parent)
         self._present.pid, self._present.began = os.getpid(), time.time()
         self._write_current_run()
         self._note(self._present)

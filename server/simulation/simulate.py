@@ -388,6 +388,9 @@ def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:
     """
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
+    if experiment.participation.sites:
+        problem = "names hospitals; the sites of a simulation are those of its partition."
+        faults.append(Fault("participation.sites", problem, "Leave it out: --set participation.sites=[]"))
     section = experiment.simulation
     gpus = section.gpus_of_each_site
     if gpus and not section.address and gpus > (visible := count_visible_gpus()):

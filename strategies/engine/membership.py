@@ -26,7 +26,12 @@ from polyclinic.common.contract import (
     merge_label_declarations,
 )
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.pixel_contract import PixelTerms, agree_on_pixels, find_pixel_faults
+from polyclinic.common.pixel_contract import (
+    PixelTerms,
+    agree_on_pixels,
+    find_pixel_faults,
+    find_pixel_faults_of_simulation,
+)
 from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from polyclinic.common.vocabulary import find_vocabulary_faults
@@ -787,9 +792,11 @@ class RunMembership:
         members = list(self._roll.members.values())
         faults = find_unreadable_form_faults(members)
         forms = self._list_pixel_forms(members)
-        faults += find_pixel_faults(forms, self.pixel_terms)
+        is_simulated = self.registered is None
+        find_faults = find_pixel_faults_of_simulation if is_simulated else find_pixel_faults
+        faults += find_faults(forms, self.pixel_terms)
         self._roll.refuse_faulty_sites(faults, "pixels")
-        return faults
+        return list({str(fault): fault for fault in faults}.values())  # simulated sites have one text in common
 
     def _agree_on_pixels(self) -> None:
         """Fix the form of the run's pixels, once a member states its own."""

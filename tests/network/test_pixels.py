@@ -53,6 +53,8 @@ split_column = "part"
 COLOUR = ("color = true", "image_size = 20")
 """The keys of hospitals that agree; the network resizes their images to 16 pixels alike."""
 CT = ("image_size = 16", "window = [1100, 900]")
+RANGE = ("image_size = 16", "value_range = [0, 4095]")
+"""The keys of hospitals with PNG files of 16 bits, of which 12 are used."""
 FORGETS = {
     "east": ("color = true", "color = false"),
     "north": ("image_size = 20", "image_size = 24"),
@@ -71,6 +73,8 @@ def write_hospital(folder: Path, part: int, keys: tuple[str, ...]) -> Path:
         file = folder / "images" / f"{index}.img"
         if keys == CT:
             file.write_bytes(dicom((300 + 1500 * pixels).astype(np.uint16), WindowCenter=1000, WindowWidth=2000))
+        elif keys == RANGE:
+            Image.fromarray((4095 * pixels).astype(np.uint16)).save(file, "PNG")
         else:
             share = float(np.clip(digit / 9 + rng.normal(0, 0.5), 0, 1))
             coloured = pixels[..., None] * np.array([1.0, share, 1 - share])
@@ -127,6 +131,11 @@ def colour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 @pytest.fixture(scope="module")
 def ct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     yield from federation_of(tmp_path_factory.mktemp("ct"), 1, CT)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    yield from federation_of(tmp_path_factory.mktemp("deep"), 1, RANGE)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +209,21 @@ def test_another_window_is_refused_and_the_experiments_own_table_counts(ct: Fede
     assert "the experiment says window = [1000, 2000] under [pixels]" in run.output
 
 
-@pytest.mark.parametrize("kind", ["colour", "ct"])
+def test_another_value_range_is_refused_until_the_line_is_written_or_the_experiment_lets_them_differ(
+    deep: Federation,
+) -> None:
+    deep.set_keys()
+    agreed = deep.model_of("agreed")
+    deep.set_keys(south=("image_size = 16", "value_range = [0, 2047]"))
+    deep.run("two-ranges").succeeds()
+    (left_out,) = events(deep.folder / "two-ranges", "left_out")
+    assert (left_out["site"], line_to_write(left_out["reason"])) == ("south", "value_range = [0, 4095]")
+    assert deep.model_of("own-ranges", 'pixels={own = ["value_range"]}') != agreed
+    deep.set_keys()
+    assert deep.model_of("again") == agreed
+
+
+@pytest.mark.parametrize("kind", ["colour", "ct", "deep"])
 def test_the_delivered_model_scored_at_a_hospital_gives_the_reports_auroc(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

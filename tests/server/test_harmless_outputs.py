@@ -88,7 +88,7 @@ def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, scre
     run = CurrentRun("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL)
     present = {**vars(run), "last_error_time": "now", "sites": ["north"]}
     facts = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "release": ALL, "time": 0.0}
-    for shown in (table, ALL, status.format_server_status({**facts, "sites": {}, "run": present})):
+    for shown in (table, ALL, status.format_server_status({**facts, "sites": {}, "runs": [present]})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()
 

@@ -68,7 +68,7 @@ STATUS: dict[str, Any] = {
 
 def status_lines(present: CurrentRun, **facts: Any) -> list[str]:
     """Return the last part of ``flwr-server status``, about the run."""
-    words = format_server_status({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
+    words = format_server_status({**STATUS, **facts, "runs": [vars(present)]}).renderables[-1]  # type: ignore[attr-defined]
     return str(words).splitlines()
 
 
@@ -355,6 +355,6 @@ def test_the_command_lists_the_same_for_a_machine(experiment: Path, coordinator:
 )
 def test_status_names_the_sites_that_have_to_update(wire: int | None, words: str) -> None:
     site = {"state": "connected", "classes": [], "max_images": None, "fingerprint": "f", "release": "9.9.9"}
-    group = format_server_status({**STATUS, "sites": {"north": {**site, "wire": wire}}, "run": None})
+    group = format_server_status({**STATUS, "sites": {"north": {**site, "wire": wire}}, "runs": []})
     said = [str(part) for part in group.renderables if "wire version" in str(part)]  # type: ignore[attr-defined]
     assert [line[: len(words)] for line in said] == ([words] if words else [])

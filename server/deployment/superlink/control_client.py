@@ -47,6 +47,7 @@ Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key, 5 str
 7 string release
 Sites: 1 Site* sites
 Run: 1 uint64 run_id, 2 bool goes_on
+Nodes: 1 uint64* node_ids, 2 bool all_nodes
 RunBegin: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
 Requests: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
 PushResult: 1 string* names, 2 string* missing
@@ -63,7 +64,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "list_sites": (proto.Nothing, proto.Sites),
     "register": (proto.Site, proto.Nothing),
     "unregister": (proto.Site, proto.Nothing),
-    "begin_run": (proto.Nothing, proto.RunBegin),
+    "begin_run": (proto.Nodes, proto.RunBegin),
     "end_run": (proto.Run, proto.Nothing),
     "heartbeat": (proto.Run, proto.Run),
     "push": (proto.Requests, proto.PushResult),
@@ -163,13 +164,16 @@ class SuperLinkControlClient:
         """Remove a site's registration; calls signed with its key are then refused."""
         self._call_with_retries("unregister", proto.Site(node_id=node.node_id))
 
-    def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
+    def begin_run(self, nodes: Collection[int] | None = None) -> tuple[int, list[tuple[Any, Any]]]:
         """Begin a run; end each earlier run whose process was killed, so that sites stop working for it.
+
+        Args:
+            nodes: Node ids of the run's members, of which no other run is at work; None for all sites.
 
         Returns:
             The run's number; and envelope (metadata) and tree of object ids of each reply that no run has recorded yet.
         """
-        begin = self._call_with_retries("begin_run", proto.Nothing())
+        begin = self._call_with_retries("begin_run", proto.Nodes(node_ids=nodes or (), all_nodes=nodes is None))
         return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:

@@ -87,15 +87,15 @@ class SuperLinkControlService:
         return proto.Nothing()
 
     def begin_run(self, request: Any) -> Any:
-        """Begin a run; end each earlier run whose process was killed.
+        """Begin a run; end each earlier run of its sites, whose process was killed.
 
         The response holds the new run's number. It also holds the envelope (metadata) and the tree of object ids of
         each reply to an ended run that is not recorded yet.
 
         Args:
-            request: An empty message.
+            request: The node ids of the run's members, or that all sites are.
         """
-        run, replies = self._storage.begin_run()
+        run, replies = self._storage.begin_run(None if request.all_nodes else frozenset(request.node_ids))
         envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
 

@@ -239,6 +239,11 @@ class MessageStore:
             replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
             return [reply for reply in replies if not self.runs.is_run_active(reply.run)]
 
+    def find_runs_that_asked(self, nodes: Collection[int]) -> set[int]:
+        """Return the runs of which there are messages to or from these sites."""
+        with self.database.lock:
+            return {message.run for message in self._by_root.values() if message.node in nodes}
+
     def _withdraw_request(self, request: StoredMessage, reason: NoReplyReason) -> NoReplyReason:
         with self.database.lock:
             if not request.withdrawn:
@@ -462,13 +467,21 @@ class SuperLinkStorage:
         """Close the database."""
         self.database.close()
 
-    def begin_run(self) -> tuple[int, list[StoredMessage]]:
-        """Begin a run, and end every run whose process was killed.
+    def begin_run(self, nodes: Collection[int] | None = None) -> tuple[int, list[StoredMessage]]:
+        """Begin a run, and end every run of its sites, because their processes were killed.
+
+        Args:
+            nodes: Node ids of the run's members, for which the caller knows that no other run is at work; None for
+                all sites. A run of other sites may be at work, and goes on.
 
         Returns:
-            The run's number; and the replies to earlier runs that no run has recorded.
+            The run's number; and the replies of these sites to earlier runs that no run has recorded.
         """
         with self.database.lock:
-            for unfinished in self.runs.list_unfinished_runs():
+            ended = set(self.runs.list_unfinished_runs())
+            if nodes is not None:
+                ended &= self.messages.find_runs_that_asked(nodes)
+            for unfinished in sorted(ended):
                 self.messages.end_run(unfinished)
-            return self.runs.begin_run(), self.messages.find_unrecorded_replies()
+            replies = self.messages.find_unrecorded_replies()
+            return self.runs.begin_run(), [reply for reply in replies if nodes is None or reply.node in nodes]

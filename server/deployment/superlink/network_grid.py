@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,8 +80,13 @@ _REASONS = {
 
 
 @contextmanager
-def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]:
+def open_network_grid(
+    coordinator: CoordinatorFolder, members: Collection[str] = frozenset()
+) -> Iterator["NetworkGrid"]:
     """Begin a run on the SuperLink, yield the run's Grid, and end the run.
+
+    Args:
+        members: Names of the sites that the run may ask; empty for all admitted sites.
 
     Raises:
         SuperLinkUnreachable: If the SuperLink does not answer.
@@ -90,8 +95,8 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
 
     def read_request_recipients() -> dict[int, RequestRecipient]:
-        """Return node id -> site for the unrevoked sites; names and keys come from the coordinator's files."""
-        unrevoked = read_unrevoked_sites(coordinator).values()
+        """Return node id -> site for the unrevoked members; names and keys come from the coordinator's files."""
+        unrevoked = [site for site in read_unrevoked_sites(coordinator).values() if not members or site.site in members]
         admitted = {convert_openssh_key_to_pem(site.public_key): site for site in unrevoked}
         sites = ((node.node_id, admitted.get(node.public_key)) for node in control.list_registered_sites())
         return {node: RequestRecipient(site.site, site.public_key) for node, site in sites if site is not None}
@@ -110,7 +115,8 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
                         return
 
     with closing(SuperLinkControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
-        run, earlier_replies = control.begin_run()
+        of_members = [node.node_id for node in control.list_registered_sites() if node.name in members]
+        run, earlier_replies = control.begin_run(of_members if members else None)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, raise_run_ended)
         threading.Thread(target=send_run_heartbeats, name="heartbeat", daemon=True).start()
@@ -123,6 +129,7 @@ def open_network_grid(coordinator: CoordinatorFolder) -> Iterator["NetworkGrid"]
                 earlier_replies=earlier_replies,
                 clock=open_shared_steady_clock(coordinator.state_path / CLOCK),
                 signed_off=partial(read_site_sign_offs, coordinator.state_path),
+                asks_all=not members,
             )
             yield grid
             grid.close()
@@ -175,6 +182,7 @@ class NetworkGrid(Grid):
         earlier_replies: Envelope and object tree of each reply that an earlier run received but did not record.
         clock: Returns the time on the steady clock that is shared with the SuperLink.
         signed_off: Returns site -> time of its sign-off.
+        asks_all: Whether all connected sites may be asked; else only those whose names the signer knows.
     """
 
     def __init__(
@@ -187,8 +195,10 @@ class NetworkGrid(Grid):
         earlier_replies: Sequence[tuple[Any, Any]] = (),
         clock: Callable[[], float],
         signed_off: Callable[[], Mapping[str, str]] = dict,
+        asks_all: bool = True,
     ) -> None:
         self._control, self._run, self._clock, self._signed_off = control, run, clock, signed_off
+        self._asks_all = asks_all
         self._files, self._signer, self._earlier_replies = files, signer, earlier_replies
         self._requests: dict[str, _AwaitedRequest] = {}  # by the request's name, as are the next ones
         self._pending: dict[str, _IncompleteReply] = {}
@@ -222,8 +232,12 @@ class NetworkGrid(Grid):
         raise NotImplementedError("use Message(...)")
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the node ids of the connected sites."""
-        return [node.node_id for node in self._control.list_registered_sites() if node.is_online]
+        """Return the node ids of the connected sites that the run may ask."""
+        online = [node.node_id for node in self._control.list_registered_sites() if node.is_online]
+        if self._asks_all:
+            return online
+        members = self.list_registered_sites()
+        return [node for node in online if node in members]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError("use push_messages and pull_messages")
