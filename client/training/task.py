@@ -320,7 +320,7 @@ def get_unfilled_network(
         memory_format: Memory format of the convolutions; None to leave it.
     """
     cache = get_cached_networks(spec, device, gpus)
-    cache.trunk_source = None  # whoever gets the network may change it
+    cache.trunk_source = None  # each caller that gets the network may change it
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
         set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck

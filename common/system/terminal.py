@@ -2,7 +2,6 @@
 
 import datetime as dt
 import io
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -240,7 +239,7 @@ def _print_error(kind: str, text: str) -> None:
 
 def make_name_override(name: str) -> list[str]:
     """Return the override of an experiment's ``run.name`` that an option ``--name`` stands for; none without a name."""
-    return [f"run.name={json.dumps(name, ensure_ascii=False)}"] if name else []
+    return [f"run.name={format_as_json_text(name)}"] if name else []
 
 
 def make_event_printer(console: Console) -> Callable[[str], None]:

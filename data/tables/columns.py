@@ -98,6 +98,8 @@ def list_two_words(column: CsvColumn) -> list[str]:
     has_blanks = any(map(is_blank_cell, column.cells))
     if len(spellings) not in ((1, 2) if has_blanks else (2,)):
         return []
+    if any(len(word.split()) >= TEXT_WORDS or re.search(r"[|;,]", word) for word in spellings):
+        return []  # sentences, or several names in a cell
     are_numbers = all(re.fullmatch(r"[-+]?[\d.,]+", word) for word in spellings)
     are_labels = all(interpret_label_cell(word) for word in spellings)
     # A sign such as - may be the other half of +.
@@ -118,14 +120,14 @@ def contains_repeated_words(column: CsvColumn) -> bool:
     """Return True if the cells are words that may be findings.
 
     There are at most 30 different ones, each stands in two rows on average, one has three letters, and most are no
-    sentences; or there are two words, or one and blank cells, such as j and n.
+    sentences; or there is one word, and else blank cells.
     """
-    if list_two_words(column):
-        return True
     counts = column.count_rows_per_cell()
     filled = {cell: count for cell, count in zip(column.cells, counts.tolist(), strict=True) if not is_blank_cell(cell)}
     if not any(map(str.isalpha, "".join(filled))):
         return False
+    if len(filled) == 1:
+        return bool(sum(filled.values()) < len(column.places))
     if 2 * sum(len(cell.split()) >= TEXT_WORDS for cell in filled) > len(filled):
         return False
     is_repeated = len(filled) <= _MOST_WORDS and sum(filled.values()) >= 2 * len(filled)

@@ -392,8 +392,10 @@ def _assign_findings(
         return (), None
     headings = PATIENT_HEADINGS | HOSPITAL_HEADINGS | SPLIT_HEADINGS | READER_HEADINGS | NO_FINDING_HEADINGS
     others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
-    others = [name for name in others if name != image and contains_repeated_words(columns.get_column(name))]
-    two_words = {} if hints.present is not None else list_columns_of_two_words(columns, [*named, *others])
+    others = [name for name in others if name != image]
+    short = list_columns_of_two_words(columns, others)  # such as j and n, which are no names of findings
+    others = [name for name in others if contains_repeated_words(columns.get_column(name))]
+    two_words = {} if hints.present is not None else list_columns_of_two_words(columns, [*named, *others]) | short
     if labels and (named or others):
         text = _WHICH_FINDINGS
         offered = [name for name in rest if name in (*labels, *named, *others)]
@@ -407,7 +409,7 @@ def _assign_findings(
         rules["findings"] = f"{', '.join(labels)}: cells are 1, 0, -1 or blank{own}"
         return tuple(labels), None
     # One pair of words, and no other column that may say what is to be seen: its meaning is the only question.
-    candidates = named if len(named) == 1 else [*named, *others]
+    candidates = named if len(named) == 1 else list(dict.fromkeys((*named, *others, *short)))
     pairs = {frozenset(map(str.casefold, two_words.get(name, ()))) for name in candidates}
     if len(pairs) == 1 and pairs != {frozenset()}:
         questions += ask_for_present_word({name: two_words[name] for name in candidates})

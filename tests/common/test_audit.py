@@ -20,10 +20,11 @@ ENTRIES = 6
 ROOT = Path(__file__).parents[2]
 
 
-def written(folder: Path, entries: int = ENTRIES) -> Path:
+def written(folder: Path, entries: int = ENTRIES, text: str = "") -> Path:
     trail = AuditLog(folder, durable=False)
+    facts = {"text": text} if text else {}
     for number in range(entries):
-        trail.append(record="TrainReply", bytes=100 + number)
+        trail.append(record="TrainReply", bytes=100 + number, **facts)
     return folder / audit.FILE
 
 
@@ -295,7 +296,8 @@ def test_a_small_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
         pytest.skip("this account may mount nothing")
     try:
         with pytest.raises(OSError, match="No space left"):
-            written(disk, entries=10_000)
+            # 17 entries of 700 bytes leave room for a part of the next one in the 12 KiB beside the file of the head.
+            written(disk, entries=10_000, text="x" * 530)
         (note,) = check_audit_log(disk).notes
         assert "is torn, as by a full disk; the next entry will say so" in note
     finally:

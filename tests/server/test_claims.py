@@ -185,7 +185,7 @@ def check_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Ru
     unfit = [n for n, each in per_class.items() if (each.auroc or 0) >= 0.8 and each.balanced_accuracy <= 0.6]
     assert names_in(prominent, "A threshold of 0.5") == sorted(unfit)
     assert any("which images belong to one patient" in s for s in prominent) == (summary.patients_known is False)
-    untrained = any("better than before the first" in s for s in prominent)
+    untrained = any("better than before training" in s for s in prominent)
     assert untrained == (summary.best_round == 0 and summary.rounds > 0)
     improving = any("more rounds may give" in s for s in prominent)
     by_validation = summary.experiment.get("evaluation", {}).get("checkpoint", "best") == "best"

@@ -297,7 +297,7 @@ def test_words_in_columns_that_the_user_named_are_asked_about_and_beside_1_and_0
     path = table_of_words(tmp_path, "file,patient,Mass,Erguss,Geschlecht", rows)
     out, named = tmp_path / "mine.toml", ("--findings", "Mass", "--findings", "Erguss")
     first = flwr_sim("init", path, "--out", out)
-    assert "--findings Geschlecht" in first.err
+    assert "--findings Erguss" in first.err
     ended = flwr_sim("init", path, "--out", out, *named)
     assert (ended.code, "in Geschlecht" in ended.err, "--present ''" in ended.err) == (2, False, False)
     ended = flwr_sim("init", path, "--out", out, *named, "--present", "JA")

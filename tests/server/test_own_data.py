@@ -236,7 +236,7 @@ DOUBLE = "file,patient,Fluid,Mass"
     [
         ("file,patient,Fluid", ["a,p1,1", "b,p2,0"], (), "Which column names the pictures?"),
         ("file,patient,Fluid", ["a.png,p1,1.5", "b.png,p2,0.5"], (), "Which columns say what a picture shows?"),
-        ("file,patient,Fluid", ["a.png,p1,ja", "b.png,p2,nein"], (), "--findings Fluid ja and nein"),
+        ("file,patient,Fluid", ["a.png,p1,ja", "b.png,p2,nein"], (), "--present ja in Fluid"),
         (DOUBLE, [*rows(40, "{a},{b}"), "040.png,p3,ja,0"], (), '"Fluid" ("ja" in line 42). Correct the cells'),
         ("file,patient,Fluid", ["lost.png,p1,1", "lost.png,p2,0"], (), 'none of the 2 pictures of column "file"'),
         ("file,patient,Fluid", ["a.png,p1,1"], ("--patient-column", "patinet"), 'Did you mean "patient"?'),
