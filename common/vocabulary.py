@@ -94,25 +94,33 @@ def name_declaration_by_vocabulary(declaration: LabelDeclaration, vocabulary: Vo
 
 
 def find_vocabulary_faults(declarations: Iterable[LabelDeclaration], vocabulary: Vocabulary) -> list[Fault]:
-    """Return a fault for each class of a site that is no class of the study, with the line to write."""
-    return [
-        _make_foreign_word_fault(declaration, own, word, vocabulary)
-        for declaration in declarations
-        for own, word in zip(declaration.names, declaration.canonical_names, strict=True)
-        if vocabulary and word not in vocabulary
-    ]
+    """Return a fault for each class of a site that is no class of the study, with the line to write.
+
+    The first fault of a site lists the study's classes.
+    """
+    faults = list[Fault]()
+    for declaration in declarations if vocabulary else ():
+        is_first = True
+        for own, word in zip(declaration.names, declaration.canonical_names, strict=True):
+            if word not in vocabulary:
+                faults.append(_make_foreign_word_fault(declaration, own, word, vocabulary, lists_classes=is_first))
+                is_first = False
+    return faults
 
 
-def _make_foreign_word_fault(declaration: LabelDeclaration, own: str, word: str, vocabulary: Vocabulary) -> Fault:
+def _make_foreign_word_fault(
+    declaration: LabelDeclaration, own: str, word: str, vocabulary: Vocabulary, *, lists_classes: bool
+) -> Fault:
     """Return the fault of a word that is no class of the study.
 
     Args:
         own: The site's own name of the class.
         word: The name that the site gives it in the federation.
+        lists_classes: True to list the study's classes.
     """
     site = declaration.site
-    classes = quote_names(vocabulary)
-    problem = f'"{word}" is no class of the study\'s vocabulary. Its classes: {classes}.'
+    problem = f'"{word}" is no class of the study\'s vocabulary.'
+    problem += f" Its classes: {quote_names(vocabulary)}." if lists_classes else ""
     nearest = find_nearest_class(word, vocabulary)
     if nearest:
         remedy = (

@@ -3,6 +3,7 @@
 Each run ends in the model that all-new programs train, or with a reason that names what the older release lacks.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,29 @@ def test_a_run_that_states_its_pixels_takes_an_old_hospital_too_which_is_sent_no
         assert summary_of(federation.out)["pixels"]["unknown"] == ["east"]
         refused = federation.run("pixels={image_size = 20}", out="larger")
         assert refused.ends() != 0
+
+
+def test_a_run_with_a_vocabulary_takes_an_old_hospital_by_the_studys_words_and_refuses_its_synonym_with_the_line(
+    old: InstalledRelease, tmp_path: Path
+) -> None:
+    with federation_of(tmp_path, NEW, old, NEW, NEW) as federation:
+        names = list("0123456789")
+        entries = ", ".join(f'"{name}" = {{}}' for name in names)
+        federation.ends_unharmed(federation.run(f"vocabulary={{{entries}}}"), 2)
+        synonyms = ", ".join(f'"class {name}" = {{synonyms = ["{name}"]}}' for name in names)
+        federation.run(f"vocabulary={{{synonyms}}}", "participation.min_sites=2", out="synonyms").succeeds()
+        assert sites_by_round(federation.folder / "synonyms") == [["north", "south"]] * 2
+        (left_out,) = events(federation.folder / "synonyms", "left_out")
+        assert left_out["site"] == "east"
+        own = next(name for name in names if f'"{name}" = "class {name}"' in left_out["reason"])
+        federation.east.program.says(f'"{own}" = "class {own}"')
+        federation.gather()  # that release ends its program when it is refused
+        command = ("status", federation.coordinator.folder, "--contract", federation.experiment, "--json")
+        contract = json.loads(federation.coordinator.typed(*command).out)
+        assert contract["silent"] == {}
+        stated = {site: points["level"]["here"] for site, points in contract["sites"].items()}
+        assert stated == {"east": "not stated", "north": "trusted", "south": "trusted"}
+        assert contract["sites"]["east"]["release"]["here"] == f"{RELEASE} (wire {BEFORE})"
 
 
 def test_a_masked_run_of_a_new_coordinator_goes_on_without_the_old_hospital_and_names_it(

@@ -92,6 +92,11 @@ def middle(data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+def beginning(data: bytes) -> bytes:
+    """Turn over one bit of the first byte."""
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
 def of_value(name: str) -> Change:
     """Change one hexadecimal digit of a named hash."""
 
@@ -111,7 +116,8 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("updates/initial.safetensors", with_tensor("hidden"), "initial.safetensors: is no model of this run"),
     ("updates/initial.safetensors", with_tensor("moments/x"), "initial.safetensors: holds more than a model"),
     ("updates/round-000001/site-2.record", middle, "updates/round-000001/site-2.record: is no record that was kept"),
-    ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: is no record that was kept"),
+    ("updates/roll-call/site-1.record", beginning, "updates/roll-call/site-1.record: is no record that was kept"),
+    ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: "),
     *(
         ("updates/roll-call/site-1.record", lambda data, line=line: line + b"\n", "is no record that was kept")
         for line in (b'{"a":[]}', b'{"a":null}', b"3", b"[" * 100_000)

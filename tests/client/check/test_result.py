@@ -223,7 +223,7 @@ def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospit
     (hospital.folder / "run.toml").write_text(DIGITS, encoding="utf-8")
     ended = flwr_client("check", hospital.folder, "--offline", "--json", "--experiment", hospital.folder / "run.toml")
     result = json.loads(ended.out)
-    assert set(result) == {"schema", "site", "exit_code", "areas"}
+    assert set(result) == {"schema", "site", "exit_code", "areas", "contract"}
     assert list(result["areas"]) == ["connection", "machine", "data", "training"]
     assert ended.code == result["exit_code"]
     findings = result["areas"]["data"]["findings"]
