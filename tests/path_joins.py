@@ -157,6 +157,7 @@ REVIEWED = {
         "server/runs/audit_log.py: self._updates / folder",
         "server/runs/folder.py: path / name",
         "server/runs/folder.py: self.path / name",
+        "server/runs/live_status.py: state / f'present-{mark}.json'",
         "server/runs/tracking.py: folder / f'events.out.tfevents.{time.time_ns()}'",
         "server/runs/verify.py: folder / name",
         "server/runs/verify.py: updates / where",

@@ -67,12 +67,12 @@ class CurrentRun:
     last_error_time: str = ""
     members: tuple[str, ...] = ()
 
-    @property
-    def status_file(self) -> str:
-        """Name of the run's own status file, beside that of a run of all sites."""
+    def find_status_path(self, state: Path) -> Path:
+        """Return the path of this run's status; a run of named members has a file of its own."""
         if not self.members:
-            return FILE
-        return f"present-{hashlib.sha256(self.run_folder.encode()).hexdigest()[:12]}.json"
+            return state / FILE
+        mark = hashlib.sha256(self.run_folder.encode()).hexdigest()[:12]
+        return state / f"present-{mark}.json"
 
 
 def describe_site_sign_off(when: str) -> str:

@@ -41,7 +41,7 @@ class RunReporter(SilentRunProgress):
     ) -> None:
         super().__init__()
         self._signed_off, self._note = signed_off, note
-        self._present, self._path, self._tell = present, state / present.status_file, tell
+        self._present, self._path, self._tell = present, present.find_status_path(state), tell
         self._lost: set[str] = set()  # reported as lost, and in no round since
         self._absent: dict[str, str] = {}  # the reason reported last
 

@@ -62,7 +62,7 @@ def test_the_superlink_s_death_costs_neither_study_anything(federation: Federati
         assert hash_in(federation.folder / name) == hash_in(federation.folder / f"{name}-alone")
 
 
-def test_a_member_that_nobody_admitted_is_named_and_a_simulation_has_no_members(federation: Federation) -> None:
+def test_a_member_that_nobody_admitted_is_named(federation: Federation) -> None:
     run = federation.run('participation.sites=["west"]', sites=0, once=True)
     assert run.ends() == 2
     assert 'participation.sites: has "west"' in " ".join(run.output.split())
