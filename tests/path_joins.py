@@ -110,7 +110,7 @@ REVIEWED = {
         "server/export/evaluation.py: base / of_run.images",
         "server/export/pictures.py: data / below",
         "server/export/pictures.py: data / below / name",
-        "server/federation/run.py: setting.base / model.weights",
+        "server/federation/run.py: base / model.weights",
         "studies/init/table.py: os.path.join(*place)",
         "studies/init/table.py: root / folder",
         "studies/init/table.py: self.folder / path",
