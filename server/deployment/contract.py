@@ -20,7 +20,7 @@ from polyclinic.common.models.state import build_initial_frozen_part
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.wire.records import RollCall
 from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_unrevoked_sites
-from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_coordinator_folder
+from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_run_members
 from polyclinic.server.coordinator.preflight import make_no_superlink_fault
 from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 from polyclinic.server.deployment.superlink.network_grid import open_network_grid
@@ -69,7 +69,7 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
     """Make the roll call of an experiment, and compare the answers of the hospitals.
 
     Raises:
-        BadInput: If the experiment has faults, no SuperLink answers, or a run is in progress.
+        BadInput: If the experiment has faults, no SuperLink answers, or a run of one of its sites is in progress.
     """
     experiment = complete_round_settings(file.experiment)
     method = build_experiment_strategy(experiment)
@@ -77,16 +77,19 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
     plan = make_hospital_plan(add_model_file_hashes(experiment, frozen, file.base_folder))
     if not is_superlink_answering(coordinator):
         raise BadInput([make_no_superlink_fault(coordinator)])
-    with lock_coordinator_folder(coordinator, "run"), open_network_grid(coordinator) as grid:
+    sites = frozenset(experiment.participation.sites)
+    with lock_run_members(coordinator, sites), open_network_grid(coordinator, sites) as grid:
         call = RollCall(f"contract-{secrets.token_hex(8)}", plan.model_dump_json())
         roll = RollCaller(grid, call, grid.list_registered_sites, grid.list_site_processes)
         roll.ask_new_sites_for_labels(ANSWER_S)
         limits = make_site_claim_limits_reader(coordinator)()
+        if sites:
+            limits = {site: limit for site, limit in limits.items() if site in sites}
         distinct = experiment.participation.distinct_classes
         compared = compare_sites_with_plan(list(roll.members.values()), plan, method, limits, distinct)
         silent = {roll.get_registered_site_name(node): reason for node, reason in roll.refused.items()}
         for name in read_unrevoked_sites(coordinator):
-            if name not in compared.points:
+            if name not in compared.points and (not sites or name in sites):
                 silent.setdefault(name, NOT_CONNECTED)
     return FederationContract(file.path.name, compared, dict(sorted(silent.items())))
 
