@@ -1,6 +1,7 @@
 """A hospital's patients keep their parts, over every change of the table; who opted out is left out."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -92,6 +93,42 @@ def test_another_split_seed_moves_nobody(hospital: Hospital, more: str) -> None:
     assert again.changes.kept > 5
     hospital.memory.unlink()
     assert parts_of(hospital.start(more).splits) != before
+
+
+def test_the_folder_of_a_second_study_has_each_common_patient_in_the_same_part(
+    hospital: Hospital, tmp_path: Path
+) -> None:
+    first = parts_of(hospital.start().splits)
+    second = Hospital(tmp_path / "second-study")
+    second.write_table([*range(10, PATIENTS), 40, 41, 42, 43, 44])
+    again = parts_of(second.start().splits)
+    common = first.keys() & again.keys()
+    assert len(common) == PATIENTS - 10
+    assert {patient: again[patient] for patient in common} == {patient: first[patient] for patient in common}
+
+
+@pytest.mark.parametrize("restored", ["the folder", "the table alone", "the memory alone"])
+def test_after_a_restored_backup_no_test_patient_is_trained_on(
+    hospital: Hospital, tmp_path: Path, restored: str
+) -> None:
+    """The backup is of the first start; since then patients came and went, and the seed of the split changed."""
+    ever = parts_of(hospital.start().splits)
+    backup = tmp_path / "backup"
+    shutil.copytree(hospital.folder, backup)
+    hospital.write_table([*range(5, PATIENTS), 40, 41, 42, 43, 44])
+    ever |= parts_of(hospital.start().splits)
+    if restored == "the folder":
+        shutil.rmtree(hospital.folder)
+        shutil.copytree(backup, hospital.folder)
+    elif restored == "the table alone":
+        shutil.copy(backup / "labels.csv", hospital.folder / "labels.csv")
+    else:
+        shutil.copy(backup / "state" / FILE, hospital.memory)
+    for patients in (range(PATIENTS), [*range(5, PATIENTS), 40, 41, 42, 43, 44]):
+        hospital.write_table(patients)
+        now = parts_of(hospital.start().splits)
+        assert now == {patient: ever[patient] for patient in now}
+    assert {patient for patient, part in ever.items() if part == "test"}
 
 
 def test_a_patient_written_in_another_way_is_the_same_one(hospital: Hospital) -> None:
