@@ -1,7 +1,7 @@
 """What one harmful hospital does to a model, and what each rule of the coordinator makes of it.
 
 PYTHONPATH=. python benchmarks/harm.py updates [--rules NAME ...] [--methods NAME ...] [--sites 3,4,10]
-PYTHONPATH=. python benchmarks/harm.py honest [--runs 40]
+PYTHONPATH=. python benchmarks/harm.py honest [--runs 40] [--rounds 6]
 PYTHONPATH=. python benchmarks/harm.py rules [--sites 5] [--shared 4] [--seeds 3]
 PYTHONPATH=. python benchmarks/harm.py seconds [--sites 1000]
 
@@ -245,7 +245,7 @@ def harmful_updates(
 # ---------------------------------------------------------------------- honest runs
 
 
-def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
+def honest_runs(runs: int, rounds: int, settings: tuple[str, ...]) -> Table:
     """Sites of unlike sizes and classes, few images each, images that get darker from site to site."""
     table = Table("run", "settings", "AUROC", "left out", "taken back", "updates shortened", "trials")
     total = TrialCost()
@@ -253,7 +253,7 @@ def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
         sites = (2, 3, 4, 6, 10)[number % 5]
         method = ("surgical", "fedavg", "vanilla", "fedprox")[number % 4]
         shared = 10 if method == "fedavg" or number % 3 == 0 else 4
-        choices = [f"run.method={method}", f"run.seed={number}", f"partition.sites={sites}", "run.rounds=6"]
+        choices = [f"run.method={method}", f"run.seed={number}", f"partition.sites={sites}", f"run.rounds={rounds}"]
         choices += [f"partition.shared={shared}", f"data.split_seed={number}", f"training.epochs={1 + number % 3}"]
         choices += settings
         drift = number % 2 == 1
@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="*")
     parser.add_argument("--methods", nargs="*", default=["surgical"])
     parser.add_argument("--sites")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="by default 5, of honest runs 6")
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--shared", type=int, default=4, help="classes that all sites annotate, of ten")
@@ -356,14 +356,14 @@ def main() -> None:
         seconds(int(arguments.sites or 1000))
         return
     if arguments.what == "honest":
-        table = honest_runs(arguments.runs, RULES[arguments.rules[0]] if arguments.rules else ())
+        table = honest_runs(arguments.runs, arguments.rounds or 6, RULES[arguments.rules[0]] if arguments.rules else ())
     elif arguments.what == "rules":
         rules = arguments.rules or ["nothing", "clip 3.0", "median", "trimmed mean", "multi-Krum", "Krum"]
         table = honest_by_rule(rules, int(arguments.sites or 5), arguments.shared, arguments.seeds)
     else:
         counts = map(int, (arguments.sites or "3,4,10").split(","))
         table = harmful_updates(
-            arguments.rules or ["clip 3.0"], arguments.methods, list(counts), arguments.rounds, arguments.kinds
+            arguments.rules or ["clip 3.0"], arguments.methods, list(counts), arguments.rounds or 5, arguments.kinds
         )
     Console(width=200).print(table)
 

@@ -36,12 +36,12 @@ class Rounds:
     peak_mb: dict[str, float] = field(default_factory=dict)
 
 
-def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) -> None:
-    """One repetition."""
+def measured(sites: int, rounds: int, hosts: int, folder: Path, repetition: int, into: Rounds) -> None:
+    """One repetition, in a folder of its own: the run of the one before is not read again."""
     federation = Federation(MODEL, folder / "federation")
     if not federation.folder.exists():
         federation.make(sites)
-    scratch = folder / "scratch"
+    scratch = folder / f"scratch-{repetition}"
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flwr-server", "start", federation.folder / "coordinator")
         start_sites(these, federation.sites, hosts)
@@ -60,12 +60,13 @@ def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) ->
 
 
 def table_of(results: dict[int, Rounds]) -> Table:
-    table = Table("sites", "rounds", "s a round, median", "range", "CPU s a round", "peak MB")
+    table = Table("sites", "rounds", "s a round, median", "mean", "range", "CPU s a round", "peak MB")
     for sites, each in results.items():
         cpu = ", ".join(f"{NAMES[name]} {statistics.median(values):.2f}" for name, values in sorted(each.cpu.items()))
         peak = ", ".join(f"{NAMES[name]} {each.peak_mb[name]:.0f}" for name in ("superlink", "run"))
         spread = f"{min(each.seconds):.2f} - {max(each.seconds):.2f}"
-        table.add_row(str(sites), str(len(each.seconds)), f"{statistics.median(each.seconds):.2f}", spread, cpu, peak)
+        middle, mean = statistics.median(each.seconds), statistics.fmean(each.seconds)
+        table.add_row(str(sites), str(len(each.seconds)), f"{middle:.2f}", f"{mean:.2f}", spread, cpu, peak)
     return table
 
 
@@ -83,9 +84,10 @@ def main() -> None:
     numbers = [int(number) for number in arguments.sites.split(",")]
     results = {number: Rounds() for number in numbers}
     with tempfile.TemporaryDirectory() as name:
-        for _ in range(arguments.repetitions):
+        for repetition in range(arguments.repetitions):
             for number in numbers:
-                measured(number, arguments.rounds, arguments.processes, Path(name) / str(number), results[number])
+                folder = Path(name) / str(number)
+                measured(number, arguments.rounds, arguments.processes, folder, repetition, results[number])
     Console(width=150).print(table_of(results))
     if arguments.out:
         rows = [{"sites": sites, **vars(each)} for sites, each in results.items()]

@@ -92,6 +92,11 @@ class Measured:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
+    @property
+    def mean(self) -> float:
+        """Rounds in which updates were tried are in it; the median hides them."""
+        return statistics.fmean(self.seconds)
+
 
 # ---------------------------------------------------------------------- processes
 
@@ -313,9 +318,10 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
         into.add(ends, cpu)
         into.peak_mb = these.peak_mb()
         eventually(lambda: process.poll() is not None, these)
-        last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
-    assert len(last["sites"]) == len(federation.sites), last
-    return int(last["bytes_down"]) // len(federation.sites)
+        lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert len(lines[-1]["sites"]) == len(federation.sites), lines[-1]
+    # A trial of the round's updates sends more models: the round that sent least has the size of one.
+    return int(min(line["bytes_down"] for line in lines)) // len(federation.sites)
 
 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
@@ -364,7 +370,18 @@ def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
 
 
 def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int]) -> Table:
-    table = Table("model", "contender", "rounds", "s a round, median", "range", "CPU s a round", "x raw", "peak MB")
+    head = (
+        "model",
+        "contender",
+        "rounds",
+        "s a round, median",
+        "mean",
+        "range",
+        "CPU s a round",
+        "x raw",
+        "mean x raw",
+    )
+    table = Table(*head, "peak MB")
     for model, contenders in measured.items():
         for name, each in contenders.items():
             table.add_row(
@@ -372,9 +389,11 @@ def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int])
                 name,
                 str(len(each.seconds)),
                 f"{each.median:.3f}",
+                f"{each.mean:.3f}",
                 f"{min(each.seconds):.3f} - {max(each.seconds):.3f}",
                 f"{statistics.median(each.cpu):.2f}" if each.cpu else "",
                 f"{each.median / contenders['raw'].median:.1f}",
+                f"{each.mean / contenders['raw'].mean:.1f}",
                 ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(each.peak_mb.items())),
             )
     return table

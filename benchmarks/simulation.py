@@ -12,7 +12,8 @@ stock   Flower's quickstart: FedAvg, a ClientApp with train and evaluate, its ow
 pfl     pfl-research's simulation in one process (benchmarks/pfl_loop.py, which says how to install it)
 
 CPU seconds and memory are those of the process and all it starts, sampled five times a second; a round's are taken
-from the end of the first to the end of the last, so that starting up is not in them. What comes after the last round
+from the end of the first to the end of the last, so that starting up is not in them. Medians hide rounds in which the
+coordinator tried updates; means, beside them, have them. What comes after the last round
 (validation, test, report, receipt) stands by itself, also as so many rounds' worth.
 """
 
@@ -200,13 +201,13 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
 
 
 def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
-    head = ("model", "sites", "", "start s", "s a round", "CPU s a round", "range", "x bare", "end CPU s", "= rounds")
-    table = Table(*head, "peak MB", "all MB")
+    head = ("model", "sites", "", "start s", "s a round", "CPU s a round", "mean", "range", "x bare", "mean x bare")
+    table = Table(*head, "end CPU s", "= rounds", "peak MB", "all MB")
     for case, contenders in measured.items():
         for name, entry in contenders.items():
             if not entry.cpu:
                 continue
-            cpu = statistics.median(entry.cpu)
+            cpu, mean = statistics.median(entry.cpu), statistics.fmean(entry.cpu)
             bare = contenders.get("bare", Measured()).cpu
             own, child = (max(values) for values in zip(*entry.peak_mb, strict=True))
             table.add_row(
@@ -216,8 +217,10 @@ def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
                 f"{statistics.median(entry.start):.2f}",
                 f"{statistics.median(entry.wall):.3f}",
                 f"{cpu:.3f}",
+                f"{mean:.3f}",
                 f"{min(entry.cpu):.3f} - {max(entry.cpu):.3f}",
                 f"{cpu / statistics.median(bare):.2f}" if bare else "",
+                f"{mean / statistics.fmean(bare):.2f}" if bare else "",
                 f"{statistics.median(entry.end):.2f}" if entry.end else "",
                 f"{statistics.median(entry.end) / cpu:.1f}" if entry.end else "",
                 f"{own:.0f}" + (f", {child:.0f}" if child else ""),

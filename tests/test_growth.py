@@ -19,6 +19,7 @@ from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_la
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.parts import find_tensor_slots, list_parts, set_training_flag
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.data.base.image_set import DIGEST_BLOCKS, ImageSet, compute_picture_digest
 from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, RunSummary
@@ -199,6 +200,12 @@ def test_few_pictures_have_the_digests_of_each(count: int) -> None:
     assert few.picture_digests.tolist() == [compute_picture_digest(few.stored[row]) for row in range(count)]
 
 
+def test_a_long_text_is_looked_at_once_for_each_different_character() -> None:
+    text = "2 µm · größer als " * 50_000
+    assert count_calls(lambda: is_plain_text(text)) < 200
+    assert not is_plain_text(text + "\u202e")
+
+
 # ---------------------------------------------------------------------- requests of a site
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, task="multi_label")
@@ -217,6 +224,19 @@ def test_sites_that_evaluate_one_model_write_its_trunk_once_and_hash_nothing(tmp
     counts = call_counts(lambda: federation(tmp_path, "run.rounds=1", "partition.sites=4"), noted)
     # The last validation and the test: each message's trunk is written for the first of four sites.
     assert counts == {("TrainRequest", True): 4, ("EvaluateRequest", True): 2, ("EvaluateRequest", False): 6}
+
+
+def test_a_test_scores_each_part_of_the_data_once(tmp_path: Path) -> None:
+    def noted(frame: FrameType) -> object:
+        back = frame.f_back
+        while frame.f_code.co_name == "compute_logits" and back is not None:
+            if back.f_code.co_name == "evaluate_received_model":
+                return back.f_locals["request"].test
+            back = back.f_back
+        return None
+
+    counts = call_counts(lambda: federation(tmp_path, "run.rounds=1", "partition.sites=3"), noted)
+    assert counts == {False: 3, True: 6}  # the last validation; of the test, validation and test images
 
 
 def test_a_network_is_walked_through_once() -> None:

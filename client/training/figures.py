@@ -23,12 +23,16 @@ from polyclinic.common.metrics.auroc import (
     load_plugin_metrics,
 )
 from polyclinic.common.metrics.score_histograms import Floats, ScoreHistogram, compute_score_histogram
-from polyclinic.common.models.network import compute_image_probabilities, select_head_row_labels
+from polyclinic.common.models.network import (
+    compute_image_probabilities,
+    logits_to_probabilities,
+    select_head_row_labels,
+)
 from polyclinic.common.models.state import hash_arrays, hash_model_state, make_model_layout, read_model_state
 from polyclinic.common.wire.records import Request
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
-from polyclinic.strategies.local.training import ValidationMetrics, validate_network
+from polyclinic.strategies.local.training import ValidationMetrics, judge_logits
 
 if TYPE_CHECKING:
     from polyclinic.client.training.task import LocalTask
@@ -41,8 +45,9 @@ Histograms = Mapping[str, ScoreHistogram]
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels, both ``(n, classes)``, and names of the site's classes for one part of its data."""
     images, network = getattr(task.site, part), task.network
-    scores = compute_image_probabilities(network, task.prepare_network_inputs(part), task.plan.training.precision)
-    rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
+    scores = logits_to_probabilities(task.get_or_compute_logits(part), network.spec.task).cpu().numpy()
+    of_site = frozenset(images.class_names)
+    rows = [row for row, name in enumerate(network.class_names) if name in of_site]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], select_head_row_labels(images, names).numpy(), names
 
@@ -188,7 +193,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
             return own  # no label of a hidden class is in it
         images = site.get_images_without_hidden_labels("validation", plan.model.task)
         examples = pair_pixels_with_labels(images, task.prepare_network_inputs("validation"), network.class_names)
-        return validate_network(network, examples, task.method.loss, plan.training, site.hidden_classes("validation"))
+        logits, hidden = task.get_or_compute_logits("validation"), site.hidden_classes("validation")
+        return judge_logits(network, logits, examples, task.method.loss, hidden)
 
     def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
         """Return the numbers of test images with a known class that is not hidden, and of correct predictions.

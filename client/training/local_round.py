@@ -377,6 +377,7 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
         best = memory.parts if better else memory.best
     else:
         best = find_best_local_parts(memory, request, memory.parts) or memory.parts
+    task.forget_logits()
     write_model_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 

@@ -19,6 +19,7 @@ from polyclinic.common.models.network import (
     MemoryFormat,
     SplitNetwork,
     build_network,
+    compute_logits,
     make_dense_layer,
     set_memory_format,
     unfreeze_network,
@@ -44,8 +45,8 @@ from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.training import (
     EpochTrainer,
     ValidationMetrics,
+    judge_logits,
     make_training_reproducible,
-    validate_network,
 )
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -82,6 +83,7 @@ class LocalTask:
     epoch: EpochTrainer | None = None
     arithmetic: str = ""
     _examples: dict[str, LabelledExamples] = field(default_factory=dict)
+    _logits: dict[str, Tensor] = field(default_factory=dict)
 
     def make_labelled_examples(self, part: str) -> LabelledExamples:
         """Return the images of ``train`` or ``validation``, with labels for the network's head rows."""
@@ -127,9 +129,24 @@ class LocalTask:
     def validate_current_network(self) -> ValidationMetrics:
         """Validate the network as it is now; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
-        return validate_network(
-            self.network, self.make_labelled_examples("validation"), self.method.loss, self.plan.training, hidden
-        )
+        examples = self.make_labelled_examples("validation")
+        self.forget_logits()
+        if not examples.has_known_labels:
+            return ValidationMetrics()
+        logits = compute_logits(self.network, examples.images, self.plan.training.precision)
+        self._logits["validation"] = logits
+        return judge_logits(self.network, logits, examples, self.method.loss, hidden)
+
+    def get_or_compute_logits(self, part: str) -> Tensor:
+        """Return the network's logits for one part of the data; those of the last validation are not computed again."""
+        logits = self._logits.get(part)
+        if logits is None:
+            logits = compute_logits(self.network, self.prepare_network_inputs(part), self.plan.training.precision)
+        return logits
+
+    def forget_logits(self) -> None:
+        """Forget the logits of the last validation, because the network changes."""
+        self._logits.clear()
 
 
 @dataclass(frozen=True)
@@ -320,7 +337,7 @@ def get_unfilled_network(
         memory_format: Memory format of the convolutions; None to leave it.
     """
     cache = get_cached_networks(spec, device, gpus)
-    cache.trunk_source = None  # each caller that gets the network may change it
+    cache.trunk_source = None  # the caller may change the network
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
         set_memory_format(networks[()], memory_format)  # all networks share this backbone and neck

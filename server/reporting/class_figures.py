@@ -36,6 +36,9 @@ TICKS = ("0", 0.0), ("0.5", 0.5), ("1", 1.0)
 MOST_NUMBERED = 14
 """Number of classes up to which the cells of a confusion matrix have room for numbers."""
 
+MOST_IN_MATRIX = 60
+"""Number of classes up to which a confusion matrix shows all: its cells grow with the square, and get too small."""
+
 Content = TypeVar("Content")
 
 
@@ -171,20 +174,35 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
 
 
 def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
-    """Draw the confusion matrix: true class by row, predicted class by column, shaded by share of the row."""
+    """Draw the confusion matrix: true class by row, predicted class by column, shaded by share of the row.
+
+    Of more than :data:`MOST_IN_MATRIX` classes, those are drawn that have the most wrong answers.
+    """
     counts = np.array(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size, names = len(class_names), [_shorten_class_name(name, 16) for name in class_names]
+    shown = _find_most_confused_classes(counts)
+    counts, shares = counts[np.ix_(shown, shown)], shares[np.ix_(shown, shown)]
+    size, names = len(shown), [_shorten_class_name(class_names[row], 16) for row in shown]
     with use_report_plot_theme():
         figure, (axes,) = make_figure(9, min(9.0, 1.6 + 0.36 * size))
-        texts = [[str(count) if count else "" for count in row] for row in table] if size <= MOST_NUMBERED else ()
+        texts = [[str(count) if count else "" for count in row] for row in counts] if size <= MOST_NUMBERED else ()
         draw_heat_map(axes, shares, (0.0, 1.0), texts)
         axes.set(xlabel="answer", ylabel="class")
         axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(size), names)
         axes.tick_params(labelsize=10 if size <= MOST_NUMBERED else 6)
+        if size < len(class_names):
+            axes.set_title(f"The {size} of {len(class_names)} classes with the most wrong answers")
         about = "Confusion matrix: test images by class and by the model's answer."
         return convert_figure_to_svg(figure, "confusion", about)
+
+
+def _find_most_confused_classes(counts: NDArray[np.intp]) -> list[int]:
+    """Return the rows of the classes with the most wrong answers of or about them, in order; at most sixty."""
+    right = counts.diagonal()
+    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * right  # (classes,)
+    most = np.argsort(-wrong, kind="stable")[:MOST_IN_MATRIX]
+    return sorted(most.tolist())
 
 
 def _shorten_class_name(name: str, longest: int = 22) -> str:

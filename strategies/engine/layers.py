@@ -6,8 +6,9 @@ own module. A run creates only the layers that it uses.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,6 +28,17 @@ from polyclinic.strategies.engine.aggregator import update_global_model
 from polyclinic.strategies.engine.events import FederationValidation, RollbackEvent
 from polyclinic.strategies.engine.exchange import ExchangeReplies
 from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.engine.trials import (
+    CHANGES_STORED,
+    FEWEST_JUDGES,
+    UpdateTrial,
+    compute_loss_change,
+    compute_loss_ratio,
+    find_opposing_sites,
+    has_loss_risen_beyond_noise,
+    has_model_stalled,
+    order_by_suspicion,
+)
 
 if TYPE_CHECKING:
     from polyclinic.strategies.engine.coordinator import Coordinator
@@ -175,14 +187,14 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
         self._lengths[reply.site] = compute_update_part_norms(reply.update)
         return reply
 
-    def has_updates_over_norm_bound(self, replies: Mapping[str, TrainReply]) -> bool:
-        """Return True if any of the updates is longer than the bound."""
-        lengths = list(map(self._lengths.__getitem__, replies))
-        medians = compute_median_part_norms(lengths)
-        longest = 0.0
-        for norms in lengths:
-            longest = max(longest, *divide_norms_by_medians(norms, medians).values(), 0.0)
-        return longest > self.clip
+    def compute_relative_lengths(self, replies: Mapping[str, TrainReply]) -> dict[str, float]:
+        """Return the length of each site's update, in median lengths of the round: that of its longest part."""
+        lengths = {site: self._lengths[site] for site in replies}
+        medians = compute_median_part_norms(lengths.values())
+        relative = dict[str, float]()
+        for site, norms in lengths.items():
+            relative[site] = max(divide_norms_by_medians(norms, medians).values(), default=0.0)
+        return relative
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
         """Return a function that shortens long updates before ``merge`` merges them."""
@@ -201,16 +213,12 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
 
 # ---------------------------------------------------------------------- rollback of a collapsed model
 
-COLLAPSE, STALL = 3.0, 0.98
-"""Ratios of a model's loss to the previous model's: above the first it has collapsed, above the second it stalls."""
-HARM, HARM_AUROC = 2.0, 0.1
-"""An update harms if it raises the loss by this ratio, or lowers the AUROC by this difference."""
-LEAST_LOSS = 0.1
-"""A lower loss counts as this loss, because a loss of 0.02 near convergence doubles by chance."""
+COLLAPSE = 3.0
+"""Ratio of a model's loss to the previous model's, above which it has collapsed."""
 SITES = range(3, 17)
 """Numbers of sites for which leave-one-site-out models are evaluated."""
-FEWEST_JUDGES = 2
-"""Smallest number of other sites that judge a site's update: a single judge could exclude any other site."""
+PAUSE_OF_IMPROVING_MODEL = 3
+"""While the loss falls, a long update in which a trial found no harm in round r is tried again from round 3 r on."""
 
 FEWEST_HARMED = 2
 """Smallest number of sites to which a collapsed model is useless."""
@@ -247,7 +255,7 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
         if any(words in why for words in CANNOT_GO_ON):
             lost.add(site)
     for site in losses.keys() & before.keys():
-        if (ratio := _compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
+        if (ratio := compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
             worse.append(ratio)
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if len(lost) + len(worse) < FEWEST_HARMED or 2 * (len(lost) + len(worse)) <= voters:
@@ -256,61 +264,16 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
     return f"{len(lost) + len(worse)} of {voters} sites have {much}"
 
 
-def has_model_stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
-    """Return True if at more than half of the sites a model's loss is not clearly lower than that of the model before.
+@dataclass(frozen=True)
+class TrialSuspects:
+    """The sites whose updates a trial is about.
 
-    A loss is clearly lower if it is at most :data:`STALL` times the loss before, or at most :data:`LEAST_LOSS`.
-
-    Args:
-        losses: Site -> validation loss of the model.
-        before: Site -> validation loss of the model before; sites without both losses do not count.
+    Attributes:
+        are_all: True if all sites of the round are suspects, because it is not known whose update harms.
     """
-    judges, no_better = losses.keys() & before.keys(), 0
-    for site in judges:
-        no_better += losses[site] > LEAST_LOSS and _compute_loss_ratio(losses[site], before[site]) > STALL
-    return 2 * no_better > len(judges) > 0
 
-
-def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
-    """Return the site whose update harms the model most, with the reason; two empty strings if no update harms.
-
-    An update harms if more than half of the other sites, and at least :data:`FEWEST_JUDGES` sites, measure a loss
-    :data:`HARM` times as high with the update as without it, or an AUROC lower by :data:`HARM_AUROC`. A site's figures
-    do not count for its own update. So, with three or more sites, a single site cannot prevent its own exclusion, even
-    by sending no figures. It also cannot cause the exclusion of another site.
-
-    Args:
-        whole: The sites' validation figures of the model from all updates; a loss that is not finite is missing.
-        without: Site -> all sites' validation figures of the model from all updates except the update of this site.
-    """
-    harm = dict[str, tuple[float, float]]()  # factor on most other sites' loss, and fall of their AUROC
-    for site, trial in without.items():
-        judges = (whole.loss.keys() | trial.loss.keys()) - {site}
-        pairs = [(whole.loss.get(judge, math.inf), trial.loss.get(judge, math.inf)) for judge in judges]
-        ratios = [_compute_loss_ratio(*pair) for pair in pairs]
-        tested = (whole.auroc.keys() & trial.auroc.keys()) - {site}
-        drops = [trial.auroc[judge] - whole.auroc[judge] for judge in tested]
-        harm[site] = _compute_majority_bound(ratios, 1.0), _compute_majority_bound(drops, 0.0)
-    site = max(sorted(harm), key=lambda name: harm[name])
-    times, drop = harm[site]
-    if times < HARM and drop < HARM_AUROC:
-        return "", ""
-    much = f"{times:.3g} times the validation loss" if math.isfinite(times) else "no finite validation loss"
-    return site, f"more than half of the other sites have {much}, or more, with its update, and {drop:.2f} less AUROC"
-
-
-def _compute_majority_bound(values: list[float], none: float) -> float:
-    """Return the largest b such that more than half of the values are >= b.
-
-    Return ``none`` if there are fewer values than :data:`FEWEST_JUDGES`.
-    """
-    return sorted(values)[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
-
-
-def _compute_loss_ratio(loss: float, other: float) -> float:
-    if not math.isfinite(other):
-        return 1.0
-    return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
+    sites: tuple[str, ...] = ()
+    are_all: bool = False
 
 
 class RollbackLayer(CoordinatorRoundLayer):
@@ -319,17 +282,19 @@ class RollbackLayer(CoordinatorRoundLayer):
     A model has *collapsed* if the validation loss of more than half of the sites is three times as high as with the
     previous model, or not finite. The run then returns to the previous model, and the sites train the round again.
 
-    Before the new updates are merged, a *trial* takes place: for each site, the coordinator makes a model without that
-    site's update, and every site evaluates it. If one site's update turns out to be harmful, the updates are merged
-    without it, and the site is excluded from the rest of the run. A trial also takes place without a rollback, if the
-    model has not improved or if an update had to be shortened.
+    Before updates are merged, a *trial* may take place (:mod:`polyclinic.strategies.engine.trials`): sites evaluate
+    models without the updates of some sites. If one site's update turns out to be harmful, the updates are merged
+    without it, and the site is excluded from the rest of the run. A trial takes place after a rollback, if the loss of
+    the model rose beyond what the rounds before explain, or if an update had to be shortened. Among three or four
+    sites, an update can be as long as all others together without being shortened; it is tried if the loss does not
+    fall.
 
     The layer is off under secure aggregation, with noise, and in sequential training, because no model without one
     site's update can be made there. It does nothing if the number of sites is outside :data:`SITES`. With two sites,
     each would be the only judge of the other; with very many sites, one bounded update has little influence.
 
     Args:
-        bound: The layer that bounds the length of updates; a trial follows if it shortens an update.
+        bound: The layer that bounds the length of updates; a trial may follow if it shortens an update.
     """
 
     buffered = True
@@ -337,21 +302,35 @@ class RollbackLayer(CoordinatorRoundLayer):
     def __init__(self, coordinator: "Coordinator", bound: UpdateNormBoundLayer) -> None:
         self._coordinator, self._bound = coordinator, bound
 
-    def is_leave_out_trial_due(
-        self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool
-    ) -> bool:
-        """Return True if leave-one-site-out models must be evaluated before a round's updates are merged.
+    def find_trial_suspects(
+        self, state: FederationState, losses: Mapping[str, float], relative_lengths: Mapping[str, float]
+    ) -> TrialSuspects:
+        """Return the sites whose updates must be tried before a round's updates are merged; usually none.
 
         Args:
             state: The state before the round.
             losses: Site -> loss of the model at the beginning of the round, for sites with an accepted update.
-            updates: Number of accepted updates.
-            too_long: True if an update had to be shortened.
+            relative_lengths: Site -> length of its accepted update, in median lengths of the round.
         """
-        if updates not in SITES or len(losses) < FEWEST_JUDGES:
-            return False
-        odd = too_long or has_model_stalled(losses, state.sound_losses)
-        return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
+        server_round = state.round + 1
+        if len(relative_lengths) not in SITES or len(losses) < FEWEST_JUDGES:
+            return TrialSuspects()
+        if state.repeated == server_round:
+            return TrialSuspects(tuple(relative_lengths), are_all=True)
+        change = compute_loss_change(losses, state.sound_losses)
+        if has_loss_risen_beyond_noise(change, state.loss_changes) and server_round >= state.next_trial:
+            return TrialSuspects(tuple(relative_lengths), are_all=True)
+        long = {site for site, length in relative_lengths.items() if length > self._bound.clip}
+        has_stalled = has_model_stalled(losses, state.sound_losses)
+        if has_stalled:
+            long.update(find_opposing_sites(relative_lengths))
+        due = list[str]()
+        for site in sorted(long):
+            last = state.tried.get(site, 0)
+            first = compute_round_of_next_trial(last) if has_stalled else PAUSE_OF_IMPROVING_MODEL * last
+            if server_round >= first:
+                due.append(site)
+        return TrialSuspects(tuple(due))
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
         """Check if the current model has collapsed; a round is repeated at most once.
@@ -369,52 +348,86 @@ class RollbackLayer(CoordinatorRoundLayer):
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
     def update_state_after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
-        """Store the losses of the model at the beginning of the round, for the next check for a collapse."""
-        return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
+        """Store the losses of the model at the beginning of the round, and their change, for the next checks."""
+        changes, change = state.loss_changes, compute_loss_change(validation.loss, state.sound_losses)
+        if change is not None and math.isfinite(change):
+            changes = (*changes, change)[-CHANGES_STORED:]
+        losses = MappingProxyType({**state.sound_losses, **validation.loss})
+        return replace(state, sound_losses=losses, loss_changes=changes)
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
-        """Return a function that merges the updates, after a trial of leave-one-site-out models if one is due."""
+        """Return a function that merges the updates, after a trial of models without some sites if one is due."""
 
-        def merge_after_leave_out_trial(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+        def merge_after_trial(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.from_replies(received.accepted).loss
-            too_long = self._bound.has_updates_over_norm_bound(received.accepted)
-            if self.is_leave_out_trial_due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
-                received = self._exclude_harmful_site(merge, received)
+            lengths = self._bound.compute_relative_lengths(received.accepted)
+            suspects = self.find_trial_suspects(self._coordinator.state, losses, lengths)
+            if suspects.are_all:
+                updates = {site: reply.update for site, reply in received.accepted.items()}
+                suspects = replace(suspects, sites=tuple(order_by_suspicion(updates, lengths)))
+            if suspects.sites:
+                received = self._exclude_harmful_site(merge, received, suspects, losses)
             return merge(received)
 
-        return merge_after_leave_out_trial
+        return merge_after_trial
 
-    def _exclude_harmful_site(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
-        """Exclude from the run the site whose update harms the model most, and return the replies of the other sites.
+    def _exclude_harmful_site(
+        self,
+        merge: Merge,
+        received: ExchangeReplies[TrainReply],
+        suspects: TrialSuspects,
+        losses: Mapping[str, float],
+    ) -> ExchangeReplies[TrainReply]:
+        """Exclude from the run the suspect whose update harms the model, and return the replies of the other sites.
 
         All replies are returned if no update harms.
+
+        Args:
+            losses: Site -> loss that it stated; only these sites can judge.
 
         Raises:
             TooFewSites: If too few replies are left.
         """
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
-        sites = sorted(received.accepted)
-
-        def validate_without_site(out: str = "") -> FederationValidation:
-            some = {site: received.accepted[site] for site in sites if site != out}
-            means = merge(replace(received, accepted=some)).merged.means
-            model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
-            training = coordinator.requests
-            messages = coordinator.make_evaluate_messages(server_round, model, sites, test=False)
-            validation = coordinator.collect_site_validation(messages, server_round)
-            for receiver, size in coordinator.requests.bytes_down.items():
-                training.bytes_down[receiver] = training.bytes_down.get(receiver, 0) + size
-            coordinator.requests = training
-            return validation
-
-        whole, without = validate_without_site(), {site: validate_without_site(out=site) for site in sites}
-        site, reason = find_harmful_site(whole, without)
+        trusted_last = {site: place for place, site in enumerate(suspects.sites)}
+        judges = sorted(losses, key=lambda site: (-trusted_last.get(site, len(losses)), site))
+        trial = UpdateTrial(partial(self._validate_without_sites, merge, received), judges)
+        site, reason = trial.find_harmful_site(suspects.sites)
         state = coordinator.state
-        if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
-            coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))
+        if not site:
+            coordinator.state = _put_off_next_trial(state, server_round, suspects)
             return received
         coordinator.callbacks.on_exclusion(server_round, site, reason)
         coordinator.state = replace(state, excluded={**state.excluded, site: reason})
         received = replace(received.drop_site_replies({site: reason}), unfit=received.unfit | {site})
         coordinator.refuse_too_few_replies(server_round, received)
         return received
+
+    def _validate_without_sites(
+        self, merge: Merge, received: ExchangeReplies[TrainReply], out: Collection[str], judges: Collection[str]
+    ) -> FederationValidation:
+        """Return the judges' validation figures of the round's model without the updates of some sites."""
+        coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
+        some = {site: reply for site, reply in received.accepted.items() if site not in out}
+        means = merge(replace(received, accepted=some)).merged.means
+        model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
+        training = coordinator.requests
+        messages = coordinator.make_evaluate_messages(server_round, model, judges, test=False)
+        validation = coordinator.collect_site_validation(messages, server_round)
+        for receiver, size in coordinator.requests.bytes_down.items():
+            training.bytes_down[receiver] = training.bytes_down.get(receiver, 0) + size
+        coordinator.requests = training
+        return validation
+
+
+def _put_off_next_trial(state: FederationState, server_round: int, suspects: TrialSuspects) -> FederationState:
+    """Return the state after a trial in vain; pauses grow, so that a run of 100 rounds has a dozen trials at most."""
+    if suspects.are_all:
+        return replace(state, next_trial=compute_round_of_next_trial(server_round))
+    tried = dict.fromkeys(suspects.sites, server_round)
+    return replace(state, tried=MappingProxyType({**state.tried, **tried}))
+
+
+def compute_round_of_next_trial(server_round: int) -> int:
+    """Return the first round of the next trial after one in vain: half as many rounds later, at least one."""
+    return server_round + max(server_round // 2, 1)

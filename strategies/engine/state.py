@@ -92,7 +92,9 @@ class FederationState:
         excluded: Site -> why it is excluded for the rest of the run.
         sound_losses: Site -> validation loss of the last model that had not collapsed; empty in runs without rollback.
         repeated: The last round that was repeated because its model had collapsed.
-        next_trial: First round in which leave-one-site-out models may be evaluated again, after a trial found no harm.
+        loss_changes: Changes of the logarithm of the validation loss in the latest rounds, medians over sites.
+        next_trial: First round in which a rise of the loss may lead to a trial again, after a trial found no harm.
+        tried: Site -> round of the last trial of its long update, which found no harm.
         lengths: Site -> lengths of the parts of its last update; only in sequential training.
         moments: Moments of the server optimiser or of the coordinator's own training, or arrays that a method stores.
         statistics: Statistics that the method aggregated at the coordinator.
@@ -111,7 +113,9 @@ class FederationState:
     excluded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sound_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
     repeated: int = 0
+    loss_changes: tuple[float, ...] = ()
     next_trial: int = 0
+    tried: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=make_empty_arrays)
@@ -364,7 +368,9 @@ class _StoredStateHeader(TomlSection):
     excluded: dict[str, str]
     sound_losses: dict[str, float]
     repeated: int
+    loss_changes: tuple[float, ...] = ()  # earlier releases wrote neither these nor the trials of sites
     next_trial: int
+    tried: dict[str, int] = Field(default_factory=dict)
     lengths: dict[str, dict[str, float]]
 
 
@@ -383,6 +389,7 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
         fact = state.model.head.class_names if name == "class_names" else getattr(state, name)
         facts[name] = dict(fact) if isinstance(fact, Mapping) else fact
     facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
+    facts["tried"] = dict(sorted(state.tried.items()))
     facts["lengths"] = {site: dict(lengths) for site, lengths in sorted(state.lengths.items())}
     models = (("model", state.model), ("best", state.best))
     by_prefix: dict[str, Mapping[str, NDArray[Any]]]

@@ -285,6 +285,19 @@ def validate_network(
     if not examples.has_known_labels:
         return ValidationMetrics()
     logits = compute_logits(network, examples.images, spec.precision)
+    return judge_logits(network, logits, examples, loss, but)
+
+
+def judge_logits(
+    network: SplitNetwork,
+    logits: Tensor,
+    examples: LabelledExamples,
+    loss: LossFunction,
+    but: Collection[str] = (),
+) -> ValidationMetrics:
+    """Return the figures of :func:`validate_network` for logits ``(n, rows)`` that are already computed."""
+    if not examples.has_known_labels:
+        return ValidationMetrics()
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return ValidationMetrics(value)

@@ -18,6 +18,7 @@ from polyclinic.common.system.plain_text import (
     format_rounds,
     format_signed,
 )
+from polyclinic.server.reporting.class_figures import MOST_IN_MATRIX, draw_confusion_matrix
 from polyclinic.server.reporting.page import AnnotatedClassGroup
 from polyclinic.server.reporting.run_claims import describe_run_result
 from polyclinic.server.reporting.run_figures import (
@@ -219,6 +220,19 @@ def test_prototypes_show_every_pair_and_say_what_nobody_knows() -> None:
     names, row = tuple(f"class {n}" for n in range(14)), (1.0, *[0.5] * 13)
     svg = draw_prototype_similarity(PrototypeSimilarity(classes=names, positives=(row,) * 14, signs=row))
     assert ("0.50" in words(svg), len(re.findall("var\\(--blue\\)", svg))) == (False, 14 * 14)
+
+
+def test_of_many_classes_the_confusion_matrix_shows_those_with_the_most_wrong_answers() -> None:
+    few = draw_confusion_matrix([[3, 1], [0, 4]], ["a", "b"])
+    assert [text for text in words(few) if text.isdigit()] == ["3", "1", "4"]
+    size = 1_000
+    table = [[9 * (row == column) for column in range(size)] for row in range(size)]
+    for row in range(500, 500 + MOST_IN_MATRIX):
+        table[row][row + 1 if row % 2 == 0 else row - 1] = 2  # confused in pairs
+    drawn = words(draw_confusion_matrix(table, [f"class {number}" for number in range(size)]))
+    assert "The 60 of 1000 classes with the most wrong answers" in drawn
+    labels = [text for text in drawn if text.startswith("class ")]
+    assert set(labels) == {f"class {number}" for number in range(500, 560)}
 
 
 @pytest.mark.parametrize(("rounds", "columns"), [(5, 5), (1000, 100)])

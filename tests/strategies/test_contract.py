@@ -190,7 +190,7 @@ def test_updates_that_wait_make_the_model_of_those_added_as_they_come(method: st
     streamed, waiting = (
         lead(unlike(method, tmp_path, f"participation.clip={clip}"), tmp_path / clip, 2) for clip in ("off", "1000.0")
     )
-    as_without_trials = replace(waiting.coordinator.state, sound_losses={}, next_trial=0)
+    as_without_trials = replace(waiting.coordinator.state, sound_losses={}, loss_changes=())
     assert bits(streamed) == serialize_federation_state(as_without_trials)
 
 

@@ -20,7 +20,7 @@ from polyclinic.server.federation.checkpoints import CheckpointFolder
 from polyclinic.server.federation.recorder import RunRecorder
 from polyclinic.server.runs.verify import verify_run
 from polyclinic.server.simulation.simulate import simulate
-from polyclinic.strategies.engine.layers import RollbackLayer
+from polyclinic.strategies.engine.layers import RollbackLayer, TrialSuspects
 from polyclinic.strategies.registry import STRATEGIES
 from tests.backdoors import Schedule, backdoor, measure_success, with_square
 from tests.federations import ALL_DIGITS, federation, given_weights, json_lines, needs_of
@@ -141,12 +141,12 @@ COLLAPSING = plan(3, rounds=3)
 
 @pytest.fixture
 def only_after_a_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
-    due = RollbackLayer.is_leave_out_trial_due
+    find = RollbackLayer.find_trial_suspects
     monkeypatch.setattr(
         RollbackLayer,
-        "is_leave_out_trial_due",
-        lambda self, state, losses, updates, too_long: (
-            state.repeated == state.round + 1 and due(self, state, losses, updates, too_long=too_long)
+        "find_trial_suspects",
+        lambda self, state, losses, lengths: (
+            find(self, state, losses, lengths) if state.repeated == state.round + 1 else TrialSuspects()
         ),
     )
     lied(monkeypatch, LIES["1e30"])
@@ -167,7 +167,7 @@ KILLS = {
     "before the rollback is written": (RunRecorder, "on_state_reset", 1, False),
     "after the rollback is written": (RunRecorder, "on_state_reset", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save_checkpoint", 2, True),
-    "while models are tried": (polyclinic.strategies.engine.layers, "update_global_model", 3, False),
+    "while models are tried": (polyclinic.strategies.engine.layers, "update_global_model", 2, False),
 }
 QUICK_KILLS = {"after the rollback is written", "while models are tried"}
 
