@@ -172,13 +172,23 @@ def init_experiment_from_table(
         list[str],
         typer.Option("--no-finding", help="Name that says that nothing was found; may be given several times."),
     ] = [],  # noqa: B006
+    other_finding: Annotated[
+        list[str],
+        typer.Option("--other-finding", help="Name that is no class; may be given several times."),
+    ] = [],  # noqa: B006
+    not_assessed: Annotated[
+        list[str],
+        typer.Option("--not-assessed", help="Name or word whose labels are unknown; may be given several times."),
+    ] = [],  # noqa: B006
     present: Annotated[
         list[str],
-        typer.Option("--present", help='Word that says that a finding is present; "": words are names of findings.'),
+        typer.Option(
+            "--present", help='Word for a present finding; may be given several times; "": words name findings.'
+        ),
     ] = [],  # noqa: B006
     absent: Annotated[
         list[str],
-        typer.Option("--absent", help="Word that says that a finding is absent; the other word where left out."),
+        typer.Option("--absent", help='Word for an absent finding; may be given several times; "": no word is.'),
     ] = [],  # noqa: B006
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
@@ -208,6 +218,8 @@ def init_experiment_from_table(
         findings=tuple(findings),
         separator=separator,
         no_finding=tuple(no_finding),
+        other_findings=tuple(other_finding),
+        not_assessed=tuple(not_assessed),
         present=tuple(present) or None,
         absent=tuple(absent),
         join_patients=join_patients,

@@ -24,6 +24,7 @@ from polyclinic.studies.init.report import (
     describe_pictures,
     describe_spelling_synonyms,
 )
+from polyclinic.studies.init.roles import list_no_finding_names
 from polyclinic.studies.init.table import InspectedDataset
 
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
@@ -269,10 +270,13 @@ def _format_label_lines(data: InspectedDataset) -> list[str]:
     lines = [f"finding_column = {format_as_json_text(roles.finding)}"]
     lines.append(f"separator = {format_as_json_text(names.separator)}")
     lines.append(f"classes = {format_as_json_text(list(names.classes))}   # move what is no finding to the next lines")
-    mark = "" if names.no_finding else "# "
-    no_finding = format_as_json_text([*NO_FINDING, *names.no_finding])
+    own = list_no_finding_names(names)
+    mark = "# " if own == NO_FINDING else ""
+    no_finding = format_as_json_text(list(own))
     lines.append(f"{mark}no_finding = {no_finding}   # such an image shows no class")
-    lines.append("# other_findings = []   # such names count as no class")
+    mark = "" if names.other_findings else "# "
+    others = format_as_json_text(list(names.other_findings))
+    lines.append(f"{mark}other_findings = {others}   # such names count as no class")
     if names.not_assessed:
         words = format_as_json_text(list(names.not_assessed))
         lines.append(f"not_assessed = {words}   # the labels of such an image are unknown")

@@ -29,6 +29,8 @@ class ColumnHints:
         findings: The label columns, or the one column of findings.
         separator: Text between the names in the column of findings.
         no_finding: Names in the column of findings that say that nothing was found.
+        other_findings: Names in the column of findings that are no class and do not say that nothing was found.
+        not_assessed: Names in the column of findings, or words in label columns, whose images have unknown labels.
         present: Words in label columns that count as 1; one empty text if words are names of findings; None for what
             the user is to say.
         absent: Words in label columns that count as 0; the other word of each column where left out.
@@ -44,6 +46,8 @@ class ColumnHints:
     findings: tuple[str, ...] = ()
     separator: str | None = None
     no_finding: tuple[str, ...] = ()
+    other_findings: tuple[str, ...] = ()
+    not_assessed: tuple[str, ...] = ()
     present: tuple[str, ...] | None = None
     absent: tuple[str, ...] = ()
     join_patients: bool = False
@@ -121,12 +125,11 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
     for name in hints.findings:
         words += ["--findings", name]
     words += [] if hints.separator is None else ["--separator", hints.separator]
-    for name in hints.no_finding:
-        words += ["--no-finding", name]
-    for word in hints.present or ():
-        words += ["--present", word]
-    for word in hints.absent:
-        words += ["--absent", word]
+    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
+    lists |= {"--not-assessed": hints.not_assessed, "--present": hints.present or (), "--absent": hints.absent}
+    for option, values in lists.items():
+        for value in values:
+            words += [option, value]
     words += ["--join-patients"] if hints.join_patients else []
     words += ["--ignore-missing-files"] if hints.ignore_missing else []
     return " ".join(quote(word) for word in words)

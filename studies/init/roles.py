@@ -4,11 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.base.vocabulary import PART_NAMES
@@ -105,12 +107,16 @@ class FindingNames:
         separator: Text between the names of a cell.
         classes: The names with their numbers of rows, the most frequent first.
         no_finding: Names, beyond :data:`NO_FINDING`, that say that nothing was found.
+        other_findings: Names that the user calls no class.
         not_assessed: Names that name nothing: such an image has no label.
+        normal: Names that say that nothing was found, with their numbers of rows.
     """
 
     separator: str = "|"
     classes: Mapping[str, int] = field(default_factory=dict)
     no_finding: tuple[str, ...] = ()
+    other_findings: tuple[str, ...] = ()
+    normal: Mapping[str, int] = field(default_factory=dict)
     not_assessed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -489,17 +495,21 @@ def read_finding_names(
         counts.update(dict.fromkeys(parts, rows))
         spellings = parts | spellings
     no_finding = (*(known.no_finding if known is not None else ()), *hints.no_finding)
-    absent = [word for word in hints.no_finding if word.casefold() not in counts]
-    if absent:
-        problem = (
-            f'column "{name}" holds no name {quote_names(absent)}. Its names: {quote_names(spellings.values(), 20)}.'
-        )
-        raise BadInput([Fault("--no-finding", problem, "Write the name as the column has it.")])
-    own_words = {word.casefold() for word in no_finding}
-    unassessed = {word.casefold() for word in (known.not_assessed if known is not None else ())}
+    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
+    faults = list[Fault]()
+    for option, words in (lists | {"--not-assessed": hints.not_assessed}).items():
+        strange = [word for word in words if word.casefold() not in counts]
+        problem = f'column "{name}" holds no name {quote_names(strange)}. '
+        problem += f"Its names: {quote_names(spellings.values(), 20)}."
+        faults += [Fault(option, problem, "Write the name as the column has it.")] if strange else []
+    raise_faults(faults)
+    own_words = {word.casefold() for word in (*no_finding, *hints.other_findings)}
+    unassessed = {word.casefold() for word in (*hints.not_assessed, *(known.not_assessed if known is not None else ()))}
     unassessed = {key for key in counts if key in unassessed or is_placeholder_finding(key)} - own_words
-    normal = _NO_FINDING | own_words
-    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in unassessed | normal}
+    others = {word.casefold() for word in hints.other_findings}
+    normal = (_NO_FINDING | own_words) - others - unassessed
+    no_classes = unassessed | normal | others
+    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
     _refuse_sentences(name, list(classes))
@@ -508,8 +518,16 @@ def read_finding_names(
         separator=separator,
         classes=classes,
         no_finding=tuple(word for word in no_finding if word.casefold() in counts),
+        other_findings=hints.other_findings,
+        normal={spellings[key]: rows for key, rows in counts.items() if key in normal},
         not_assessed={spellings[key]: counts[key] for key in counts if key in unassessed},
     )
+
+
+def list_no_finding_names(names: FindingNames) -> tuple[str, ...]:
+    """Return the names that say that nothing was found: the usual ones, and the user's."""
+    elsewhere = {name.casefold() for name in (*names.other_findings, *names.not_assessed)}
+    return tuple(name for name in (*NO_FINDING, *names.no_finding) if name.casefold() not in elsewhere)
 
 
 def _split_cell(cell: str, separator: str) -> list[str]:
@@ -544,19 +562,20 @@ def _refuse_sentences(name: str, names: Sequence[str]) -> None:
 
 def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts: Mapping[str, int]) -> None:
     """Refuse names that consist of other names of the column, because such an image would lack these classes."""
-    composed = dict[str, list[int]]()
+    composed, signs = dict[str, list[int]](), dict[str, None]()
     for place, cell in enumerate(column.cells):
         for part in _split_cell(cell, separator):
             pieces = [" ".join(piece.split()).casefold() for piece in _JOINING_SIGNS.split(part)]
             if len(pieces) > 1 and all(piece in counts for piece in pieces):
                 composed.setdefault(part, []).append(place)
+                signs |= dict.fromkeys(_JOINING_SIGNS.findall(part))
     if composed:
         problem = f'column "{name}" holds {column.describe_cell_part_lines(composed)}, '
         problem += "which consists of names of the column."
-        remedy = (
-            "If a sign stands between all names, add it: --separator ','. Else write the same separator between all "
-        )
-        remedy += "names, such as |, or give the finding a name of its own."
+        remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
+        if len(signs) == 1:
+            sign = format_as_json_text(next(iter(signs)))[1:-1]
+            remedy = f"If it separates all names, add --separator {quote(sign)}. Else: {remedy[0].lower()}{remedy[1:]}"
         raise BadInput([Fault("labels", problem, remedy)])
 
 

@@ -20,7 +20,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.data.base.names import find_similar_names, is_blank_cell, normalize_name
-from polyclinic.data.base.spec import NO_FINDING, FolderDatasetSpec
+from polyclinic.data.base.spec import FolderDatasetSpec
 from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
@@ -61,6 +61,7 @@ from polyclinic.studies.init.roles import (
     ask_for_patients,
     assign_column_roles,
     list_names_in_names,
+    list_no_finding_names,
     read_finding_names,
 )
 
@@ -292,6 +293,8 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         findings=tuple(map(normalize_name, hints.findings)),
         separator=None if hints.separator is None else hints.separator.replace("\\n", "\n").replace("\\t", "\t"),
         no_finding=tuple(map(normalize_name, hints.no_finding)),
+        other_findings=tuple(map(normalize_name, hints.other_findings)),
+        not_assessed=tuple(map(normalize_name, hints.not_assessed)),
         present=None if hints.present is None else tuple(map(normalize_name, hints.present)),
         absent=tuple(map(normalize_name, hints.absent)),
     )
@@ -415,6 +418,8 @@ class InspectedDataset:
         columns: The columns of ``table``, with only the rows whose picture exists.
         own_columns: The columns of ``own_table``, with all rows.
         names: The names in the column of findings; None for label columns.
+        own_finding: The column of findings of the user's table; None for label columns.
+        own_names: The names in ``own_finding``, also where ``table`` has label columns made from them.
         spec: The data specification that a run would use.
         checked: The table as a run reads it, after all checks.
         hospitals: The hospitals of the table; None if no column names them.
@@ -438,6 +443,8 @@ class InspectedDataset:
     own_columns: CsvTable
     roles: ColumnRoles
     names: FindingNames | None
+    own_finding: str | None
+    own_names: FindingNames | None
     known: KnownTable | None
     spec: FolderDatasetSpec
     checked: LabelTable
@@ -494,7 +501,7 @@ class InspectedDataset:
     @cached_property
     def names_in_names(self) -> dict[str, str]:
         """Class name -> another class name that it contains as whole words; empty for label columns."""
-        return {} if self.names is None or self.known is not None else list_names_in_names(self.checked.class_names)
+        return {} if self.own_names is None or self.known is not None else list_names_in_names(self.checked.class_names)
 
     @property
     def class_count(self) -> int:
@@ -557,9 +564,11 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         else None
     )
     hints = examination.hints
-    if names is None and (hints.separator is not None or hints.no_finding):
+    if names is None and (hints.separator is not None or hints.no_finding or hints.other_findings):
         problem = "these are options for a column of names, and the labels are columns of 0 and 1."
-        raise BadInput([Fault("--separator, --no-finding", problem, "Leave them out, or add --findings.")])
+        where = "--separator, --no-finding, --other-finding"
+        raise BadInput([Fault(where, problem, "Leave them out, or add --findings.")])
+    own_names = names
     table, joining_rule = examination.table, ""
     one_line_each = pictures.names_lead_there and not must_join_lines(columns, roles)
     if not (examination.has_headings and one_line_each) or examination.patients_in_paths or pictures.lines.parts:
@@ -591,6 +600,8 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         own_columns=examination.columns,
         roles=roles,
         names=names,
+        own_finding=examination.roles.finding,
+        own_names=own_names,
         known=examination.known,
         spec=spec,
         checked=checked,
@@ -632,8 +643,9 @@ def _make_spec(
         settings |= examination.known.settings
     if names is not None:
         settings |= {"finding_column": roles.finding, "separator": names.separator, "classes": tuple(names.classes)}
-        settings["no_finding"] = (*NO_FINDING, *names.no_finding)
-        settings["not_assessed"] = tuple(name for name in names.not_assessed)
+        settings["no_finding"] = list_no_finding_names(names)
+        settings["other_findings"] = names.other_findings
+        settings["not_assessed"] = tuple(names.not_assessed)
     return FolderDatasetSpec.model_validate(settings)
 
 

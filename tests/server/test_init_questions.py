@@ -504,3 +504,63 @@ def test_sentences_are_wrapped_anew_and_rows_of_tables_are_not() -> None:
         "    one two three four five six seven",
         "        eight nine ten",
     ]
+
+
+KEIN_ERGUSS = ("Erguss", "kein Erguss", "V.a. Pneumonie", "Pneumonie", "Rundherd", "Infiltrat")
+
+
+def lines_of_findings(folder: Path, *more: str) -> Path:
+    """Write a line a finding: each picture has two lines."""
+    pictures(folder / "scans", *(f"{n:03}.png" for n in range(42)))
+    rows = [f"{n:03}.png,p{n},{KEIN_ERGUSS[(n + step) % 6]}" for n in range(42) for step in (0, 3)]
+    return write(folder / "long.csv", "file,patient,Befund", *rows, *more)
+
+
+def test_names_in_names_are_a_decision_also_where_each_finding_has_a_line(tmp_path: Path) -> None:
+    path, out = lines_of_findings(tmp_path), tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out, "--findings", "Befund")
+    said = " ".join(ended.out.split())
+    assert ended.code == 0, ended.err
+    assert "names in names: " in said
+    assert '"kein Erguss" contains "Erguss"' in said
+    assert '"V.a. Pneumonie" contains "Pneumonie"' in said
+    assert "first decide on classes in" in said
+    assert 'These are the words of column "Befund".' in said
+
+
+def test_a_name_is_no_class_or_unknown_if_the_user_says_so(tmp_path: Path) -> None:
+    path, out = lines_of_findings(tmp_path), tmp_path / "mine.toml"
+    options = ("--findings", "Befund", "--other-finding", "kein Erguss", "--not-assessed", "V.a. Pneumonie")
+    ended = flwr_sim("init", path, "--out", out, *options)
+    assert ended.code == 0, ended.err
+    assert "first decide" not in ended.out
+    images = images_of(out)
+    assert sorted(images.class_names) == ["Erguss", "Infiltrat", "Pneumonie", "Rundherd"]
+    # Pictures 0 and 3 of each six have Erguss and Pneumonie, 1 and 4 Rundherd; 2 and 5 Infiltrat.
+    counts = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
+    assert counts == {"Erguss": 14, "Infiltrat": 14, "Pneumonie": 14, "Rundherd": 14}
+
+
+def test_a_name_that_excludes_one_finding_contradicts_no_other(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    names = (("Pneumonie", "kein Erguss"), ("Erguss",), ("unauffällig",), ("kein Erguss",))
+    rows = [f"{n:03}.png,p{n},{name}" for n in range(40) for name in names[n % 4]]
+    path, out = write(tmp_path / "long.csv", "file,patient,finding", *rows), tmp_path / "mine.toml"
+    no_finding = ("--no-finding", "unauffällig")
+    ended = flwr_sim("init", path, "--out", out, *no_finding, "--no-finding", "kein Erguss")
+    assert (ended.code, "--other-finding 'kein Erguss'" in ended.err) == (2, True), ended.err
+    ended = flwr_sim("init", path, "--out", out, *no_finding, "--other-finding", "kein Erguss")
+    assert ended.code == 0, ended.err
+    assert "no finding: unauffällig 10. Such a line shows no class." in ended.out
+    images = images_of(out)
+    assert set(images.class_names) == {"Erguss", "Pneumonie"}
+    assert [(images.labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[10, 10], [30, 30]]
+
+
+def test_the_sign_between_all_names_is_named_as_it_is_typed(tmp_path: Path) -> None:
+    cells = ("Mass + Scar", "Mass", "Scar", "Edema")
+    path, out = files_and_patients(tmp_path, "file,patient,finding", cells), tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert (ended.code, "add --separator +." in ended.err) == (2, True), ended.err
+    assert flwr_sim("init", path, "--out", out, "--separator", "+").code == 0
+    assert sorted(images_of(out).class_names) == ["Edema", "Mass", "Scar"]
