@@ -1,6 +1,7 @@
 """Ask the user what the rules for tables do not settle: as a short dialogue, or as options to add to the command."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ LONGEST_LINE, SHORTEST_LINE = 160, 40
 PROGRAM = "flwr-sim init"
 PLACEHOLDER = "???"
 """Stands in the command to paste for a value that only the user knows; the command refuses it."""
+_RANGE = re.compile(r"(\d{1,3})-(\d{1,3})")
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,9 @@ def refuse_open_questions(
     command = format_command(table, out, answered)
     paste = f"The command with these options:\n    {command}"
     if PLACEHOLDER in command:
-        paste = f"Replace each {PLACEHOLDER} by an answer from above:\n    {command}"
+        several = [question.option for question in questions if question.several and len(question.choices) > 1]
+        repeated = f" ({' and '.join(several)} may stand several times)" if several else ""
+        paste = f"Replace each {PLACEHOLDER} by an answer from above{repeated}:\n    {command}"
     raise BadInput([*faults[:-1], replace(faults[-1], problem=f"{faults[-1].problem}\n{paste}")])
 
 
@@ -185,21 +189,35 @@ def _wrap_question(question: Question, width: int) -> str:
 
 
 def ask_questions(
-    questions: Sequence[Question], hints: ColumnHints, show: Callable[[str], object], read: Callable[[], str]
+    questions: Sequence[Question],
+    hints: ColumnHints,
+    show: Callable[[str], object],
+    read: Callable[[], str],
+    *,
+    first: int = 1,
+    record: Callable[[ColumnHints], object] = lambda hints: None,
 ) -> ColumnHints:
     """Ask each question at the terminal, and return the statements with the answers.
 
     Args:
         show: Prints a line.
         read: Reads a line that the user types.
+        first: Number of the first question.
+        record: Takes the statements after each answer, so that none is lost if the input ends.
 
     Raises:
         BadInput: If the input ends, or the user says no to a question on which the command depends.
     """
-    for number, question in enumerate(questions, start=1):
+    for number, question in enumerate(questions, start=first):
+        if question.option == "--absent" and hints.present == ("",):
+            continue  # the words are names of findings
+        if question.option == "--absent":
+            choices = tuple(choice for choice in question.choices if choice.value not in (hints.present or ()))
+            question = replace(question, choices=choices)
         show("")
-        show(f"Question {number} of {len(questions)}. {question.text}")
+        show(f"Question {number} of {first + len(questions) - 1}. {question.text}")
         hints = add_answer(hints, question, _ask_one(question, show, read))
+        record(hints)
     return hints
 
 
@@ -230,7 +248,7 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
         named = [choice for choice in question.choices if line and choice.value == line and not choice.more]
         if named:
             return [named[0].value]
-        places = line.replace(",", " ").split()
+        places = _RANGE.sub(_expand_range, line).replace(",", " ").split()
         is_valid = bool(places) and all(
             place.isdecimal() and 1 <= int(place) <= len(question.choices) for place in places
         )
@@ -238,6 +256,12 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
             values = [value for place in places for value in question.choices[int(place) - 1].values]
             return list(dict.fromkeys(values))
         show(f"    That is no answer. Type {hint}, from 1 to {len(question.choices)}.")
+
+
+def _expand_range(match: re.Match[str]) -> str:
+    """Return the numbers of a range such as 6-8, with spaces between them."""
+    low, high = int(match[1]), int(match[2])
+    return " ".join(map(str, range(low, high + 1)))
 
 
 def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) -> ColumnHints:
@@ -255,6 +279,8 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
         return replace(hints, findings=tuple(values))
     if question.option == "--present":
         return replace(hints, present=tuple(values))
+    if question.option == "--absent":
+        return replace(hints, absent=tuple(values))
     if not values:
         return hints
     if question.option == "--images":

@@ -28,6 +28,7 @@ from polyclinic.data.tables.columns import (
     describe_some_cells,
     find_wrong_label_cells,
     group_rows_alike,
+    holds_labels_and_words,
     is_label_column,
     list_columns_by_heading,
     names_findings,
@@ -40,7 +41,8 @@ from polyclinic.studies.init.known import KnownTable
 from polyclinic.studies.init.label_words import (
     NO_LABEL_WORDS,
     LabelWordLists,
-    ask_for_present_word,
+    ask_for_meaning_of_words,
+    list_columns_of_few_words,
     list_columns_of_two_words,
     read_label_words,
     refuse_useless_words,
@@ -282,7 +284,8 @@ def ask_for_patients(columns: CsvTable, roles: ColumnRoles, folders: Sequence[Ch
     for name in roles.unused:
         column = columns.get_column(name)
         filled = [cell for cell in column.cells if not is_blank_cell(cell)]
-        if 1 < len(filled) < len(column.places) and not is_label_column(column):
+        may_be_labels = is_label_column(column) or holds_labels_and_words(column)
+        if 1 < len(filled) < len(column.places) and not may_be_labels:
             candidates.append(name)
     # The more groups a column makes, the more it looks like one of patients.
     candidates.sort(key=lambda name: -len(columns.get_column(name).cells))
@@ -299,7 +302,8 @@ def list_possible_hospital_columns(columns: CsvTable, names: Sequence[str]) -> l
         filled = _list_filled(columns, name)
         is_repeated = 2 * len(filled) <= len(columns.lines)
         if _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS and is_repeated:
-            possible += [] if is_label_column(columns.get_column(name)) else [name]
+            column = columns.get_column(name)
+            possible += [] if is_label_column(column) or holds_labels_and_words(column) else [name]
     return possible
 
 
@@ -399,15 +403,17 @@ def _assign_findings(
     headings = PATIENT_HEADINGS | HOSPITAL_HEADINGS | SPLIT_HEADINGS | READER_HEADINGS | NO_FINDING_HEADINGS
     others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
     others = [name for name in others if name != image]
+    mixed = [name for name in others if holds_labels_and_words(columns.get_column(name))]
     short = list_columns_of_two_words(columns, others)  # such as j and n, which are no names of findings
     others = [name for name in others if contains_repeated_words(columns.get_column(name))]
     two_words = {} if hints.present is not None else list_columns_of_two_words(columns, [*named, *others]) | short
-    if labels and (named or others):
+    if mixed or (labels and (named or others)):
         text = _WHICH_FINDINGS
-        offered = [name for name in rest if name in (*labels, *named, *others)]
+        offered = [name for name in rest if name in (*labels, *mixed, *named, *others, *short)]
         choices = list(_offer_columns(columns, offered))
-        if len(labels) > 1:
-            choices.append(Choice(labels[0], "all columns of 0 and 1", more=tuple(labels[1:])))
+        of_labels = [name for name in rest if name in (*labels, *mixed)]
+        if len(of_labels) > 1:
+            choices.append(Choice(of_labels[0], "all columns of 0 and 1", more=tuple(of_labels[1:])))
         questions.append(Question("--findings", text, tuple(choices), several=True))
         return (), None
     if labels:
@@ -418,7 +424,7 @@ def _assign_findings(
     candidates = named if len(named) == 1 else list(dict.fromkeys((*named, *others, *short)))
     pairs = {frozenset(map(str.casefold, two_words.get(name, ()))) for name in candidates}
     if len(pairs) == 1 and pairs != {frozenset()}:
-        questions += ask_for_present_word({name: two_words[name] for name in candidates})
+        questions += ask_for_meaning_of_words({name: two_words[name] for name in candidates}, hints)
         return (), None
     if len(named) == 1:
         rules["findings"] = f"{named[0]}: a well-known heading of findings"
@@ -458,17 +464,22 @@ def _assign_named_findings(
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the label columns, or the column of names of findings, that the user named."""
     rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
-    labels = list[str]()
+    if hints.present == ("",) and len(hints.findings) == 1:
+        return (), hints.findings[0]
+    labels, others = list[str](), list[str]()
     for name in hints.findings:
-        column = columns.get_column(name)
-        if is_label_column(column, words.meanings) or find_wrong_label_cells(column, words.meanings):
-            labels.append(name)
-    others = [name for name in hints.findings if name not in labels]
-    two_words = list_columns_of_two_words(columns, others)
-    if hints.present is None and others and len(two_words) == len(others):
-        questions += ask_for_present_word(two_words, may_be_names=len(hints.findings) == 1)
-        return (), None
-    if len(hints.findings) > 1 or (others and words.present):
+        is_label = is_label_column(columns.get_column(name), words.meanings)
+        (labels if is_label else others).append(name)
+    few = list_columns_of_few_words(columns, others)
+    if others and len(few) == len(others):
+        holds_labels = any(holds_labels_and_words(columns.get_column(name)) for name in others)
+        may_be_names = len(hints.findings) == 1 and not holds_labels
+        open_questions = ask_for_meaning_of_words(few, hints, may_be_names=may_be_names)
+        if open_questions:
+            questions += open_questions
+            return (), None
+    wrong = [name for name in others if find_wrong_label_cells(columns.get_column(name), words.meanings)]
+    if len(hints.findings) > 1 or (others and words.present) or wrong:
         refuse_words_in_label_columns(columns, hints.findings, words.meanings)
     if len(hints.findings) > 1 or labels:
         return tuple(name for name in columns if name in hints.findings), None

@@ -253,7 +253,8 @@ def test_columns_of_words_beside_those_of_0_and_1_are_a_question(tmp_path: Path)
     assert (ended.code, ended.err.count("error --findings: Which columns")) == (2, 1)
     assert "--findings smoker --findings quality" in ended.err
     words = flwr_sim("init", path, "--out", out, "--findings", "smoker", "--findings", "Primary finding")
-    assert (words.code, "--present ja --absent nein" in words.err) == (2, True)
+    assert (words.code, "--present Mass" in words.err) == (2, True)
+    assert "If the words are names of findings, name their column alone: --findings." in words.err
     code, text = talked(["Primary finding"], "init", path, "--out", out)
     assert code == 0, text
     assert images_of(out).class_names == ("Mass", "Nodule", "Effusion")
@@ -310,7 +311,8 @@ def test_a_third_word_is_unknown_once_present_and_absent_are_named(tmp_path: Pat
     path = table_of_words(tmp_path, "file,patient,Erguss,Infiltrat", rows)
     out, named = tmp_path / "mine.toml", ("--findings", "Erguss", "--findings", "Infiltrat", "--present", "ja")
     ended = flwr_sim("init", path, "--out", out, *named)
-    assert (ended.code, '"fraglich" in line 4 (13 lines)' in ended.err) == (2, True)
+    assert (ended.code, "error --absent: Which word says" in ended.err) == (2, True)
+    assert "--absent fraglich" in ended.err
     ended = flwr_sim("init", path, "--out", out, *named, "--absent", "nein")
     assert ended.code == 0, ended.err
     labels = images_of(out).labels
@@ -564,3 +566,64 @@ def test_the_sign_between_all_names_is_named_as_it_is_typed(tmp_path: Path) -> N
     assert (ended.code, "add --separator +." in ended.err) == (2, True), ended.err
     assert flwr_sim("init", path, "--out", out, "--separator", "+").code == 0
     assert sorted(images_of(out).class_names) == ["Edema", "Mass", "Scar"]
+
+
+THREE_WORDS = ("negativ", "positiv", "fraglich")
+
+
+def test_a_third_word_in_the_column_that_the_user_named_is_asked_about(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Ergebnis", THREE_WORDS)
+    out, named = tmp_path / "mine.toml", ("--findings", "Ergebnis")
+    ended = flwr_sim("init", path, "--out", out, *named)
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert (ended.code, options) == (2, ["--present:", "--absent:"])
+    assert all(f"--absent {word}" in ended.err for word in THREE_WORDS)
+    ended = flwr_sim("init", path, "--out", out, *named, "--present", "positiv")
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert (ended.code, options) == (2, ["--absent:"])
+    code, text = talked(["2", "1"], "init", path, "--out", out, *named)
+    assert code == 0, text
+    assert "unknown: fraglich" in text
+    images = images_of(out)
+    assert images.class_names == ("Ergebnis",)
+    assert [int((images.labels == value).sum()) for value in (1, 0)] == [13, 14]
+    assert int(np.isnan(images.labels).sum()) == 13
+
+
+def test_few_names_of_findings_remain_classes_and_nobody_asks_for_absent(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Befund", ("Rundherd", "Erguss", "Infiltrat"))
+    out = tmp_path / "mine.toml"
+    code, text = talked(["4"], "init", path, "--out", out, "--findings", "Befund")
+    assert (code, "Which word says that a finding is absent?" in text) == (0, False), text
+    assert images_of(out).class_names == ("Rundherd", "Erguss", "Infiltrat")
+
+
+def test_a_column_of_1_and_0_and_a_word_is_offered_and_its_word_is_unknown(tmp_path: Path) -> None:
+    cells = [f"{('1', '0', 'n.b.')[n % 3]},{n % 2}" for n in range(12)]
+    path, out = files_and_patients(tmp_path, "file,Fall,Erguss,Rundherd", cells), tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert "--findings Erguss --findings Rundherd  all columns of 0 and 1" in ended.err
+    assert "--patient-column Erguss" not in ended.err
+    code, text = talked(["3", "1", "1", "1"], "init", path, "--out", out)
+    assert code == 0, text
+    assert "The command" not in text
+    images = images_of(out)
+    assert images.class_names == ("Erguss", "Rundherd")
+    assert np.isnan(images.labels).sum(axis=0).tolist() == [13, 0]
+
+
+def test_answers_are_not_lost_if_the_dialogue_ends_in_an_error(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Resultat", ("oui", "non", "douteux"))
+    out = tmp_path / "mine.toml"
+    code, text = talked(["1", "oui", "\x04"], "init", path, "--out", out)
+    assert (code, out.exists()) == (2, False)
+    assert "The command with your answers so far:" in text
+    assert "--findings Resultat --present oui" in text
+
+
+def test_a_range_of_numbers_is_an_answer(tmp_path: Path) -> None:
+    cells = [f"{n % 2},{n % 3 % 2},{('gut', 'matt')[n % 2]}" for n in range(12)]
+    path = files_and_patients(tmp_path, "file,patient,Erguss,Rundherd,Qualität", cells)
+    code, text = talked(["1-2"], "init", path, "--out", tmp_path / "mine.toml")
+    assert code == 0, text
+    assert images_of(tmp_path / "mine.toml").class_names == ("Erguss", "Rundherd")
