@@ -196,6 +196,9 @@ def init_experiment_from_table(
     ignore_missing: Annotated[
         bool, typer.Option("--ignore-missing-files", help="Leave out lines whose picture is not there.")
     ] = False,
+    leave_out_last: Annotated[
+        bool, typer.Option("--leave-out-last-line", help="Leave out the last line, such as one of totals.")
+    ] = False,
 ) -> None:
     """Write a commented experiment for your own table and pictures, after the checks that a run makes.
 
@@ -224,6 +227,7 @@ def init_experiment_from_table(
         absent=tuple(absent),
         join_patients=join_patients,
         ignore_missing=ignore_missing,
+        leave_out_last=leave_out_last,
     )
     write_experiment_for_table(labels, out, hints, console)
 

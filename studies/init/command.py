@@ -61,7 +61,7 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
             show("The command with your answers so far:")
             show(f"    {format_command(table, out, answered[-1])}")
         raise
-    for line in (*join_broken_lines(lines), describe_next_command(undecided, out)):
+    for line in (*join_broken_lines(lines), *describe_next_command(undecided, out).splitlines()):
         show(line)
 
 

@@ -123,7 +123,8 @@ def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
     first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
     run = f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
     compare = f"flwr-sim compare {quote(str(out))} OTHER.toml --out {quote(f'runs/{out.stem}_methods')}"
-    return f"{run}\nTo compare methods, copy the file, write another method in the copy, and: {compare}"
+    how = 'copy the file to OTHER.toml, write another method there, such as method = "fedavg", and:'
+    return f"{run}\nTo compare methods, {how}\n{compare}"
 
 
 def format_experiment_text(

@@ -38,6 +38,7 @@ class ColumnHints:
         absent: Words in label columns that count as 0; the other word of each column where left out.
         join_patients: Whether patients with similar names count as one patient.
         ignore_missing: Whether rows without a picture are left out.
+        leave_out_last: Whether the last line is left out, such as one of totals.
     """
 
     images: Path | None = None
@@ -54,6 +55,7 @@ class ColumnHints:
     absent: tuple[str, ...] = ()
     join_patients: bool = False
     ignore_missing: bool = False
+    leave_out_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
             words += [option, value]
     words += ["--join-patients"] if hints.join_patients else []
     words += ["--ignore-missing-files"] if hints.ignore_missing else []
+    words += ["--leave-out-last-line"] if hints.leave_out_last else []
     return " ".join(quote(word) for word in words)
 
 
@@ -275,6 +278,8 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
         return replace(hints, ignore_missing=True)
     if question.option == "--join-patients":
         return replace(hints, join_patients=True)
+    if question.option == "--leave-out-last-line":
+        return replace(hints, leave_out_last=True)
     if question.option == "--findings":
         return replace(hints, findings=tuple(values))
     if question.option == "--present":

@@ -166,7 +166,13 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
     columns = read_csv_table(table, "labels", has_headings=has_headings)
     hints = _normalize_hints(table, columns, hints)
     known = recognise_table(columns)
+    columns, last_line = _take_last_line(columns, search, hints, known)
     roles, questions = assign_column_roles(columns, search, hints, known)
+    if last_line and hints.leave_out_last:
+        roles = replace(roles, rules={**roles.rules, "last line": f"{last_line} is left out, as you said"})
+    elif last_line:
+        text = f"The last line names no picture, and is blank where all others are not: {last_line}. Leave it out?"
+        questions.insert(0, Question("--leave-out-last-line", text, is_yes_or_no=True))
     pictures = None
     patients = list[str]()
     if roles.image:
@@ -206,6 +212,28 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
         patients_in_paths=dict(zip(paths, patients, strict=True)) if patients else {},
         questions=tuple(questions),
     )
+
+
+def _take_last_line(
+    columns: CsvTable, search: PictureSearch, hints: ColumnHints, known: KnownTable | None
+) -> tuple[CsvTable, str]:
+    """Return the table without a last line that may hold totals, and this line as text; else the table and no text.
+
+    Such a line names no file, and is blank in a column that all other lines fill, or the user names it.
+    """
+    count = len(columns.lines)
+    blank = [columns.get_column(name).find_blank_rows() for name in columns]
+    is_open = any(of_column[-1] and not of_column[:-1].any() for of_column in blank)
+    if count < HEAD_ROWS or not (is_open or hints.leave_out_last):
+        return columns, ""
+    others = columns.select_rows(np.arange(count - 1))
+    cells = {name: columns.get_column(name).cells[columns.get_column(name).places[-1]] for name in columns}
+    if not hints.leave_out_last:
+        image = assign_column_roles(others, search, hints, known)[0].image
+        if not image or search.share_of_pictures([cells[image]])[0] > 0:
+            return columns, ""
+    filled = [cell for cell in cells.values() if not is_blank_cell(cell)]
+    return others, f"line {columns.lines[-1]} ({list_first_and_count_rest(filled, _OFFERED)})"
 
 
 def _list_folders_of_level(paths: Sequence[str], level: int) -> list[str]:
@@ -571,6 +599,7 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
     own_names = names
     table, joining_rule = examination.table, ""
     one_line_each = pictures.names_lead_there and not must_join_lines(columns, roles)
+    one_line_each = one_line_each and not hints.leave_out_last  # a run would read the last line, too
     if not (examination.has_headings and one_line_each) or examination.patients_in_paths or pictures.lines.parts:
         raise_faults(find_existing_output_faults(new_table))
         paths = [of_row for of_row in pictures.lines.paths if of_row]

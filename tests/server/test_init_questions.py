@@ -78,6 +78,8 @@ def talked(answers: Sequence[str], *arguments: object) -> tuple[int, str]:
         text += piece
         if text.endswith(b"    > ") and left:
             os.write(terminal, f"{left.pop(0)}\n".encode())
+        elif text.endswith(b"    > "):  # a question more than the test answers
+            os.write(terminal, b"\x04")
     os.close(terminal)
     return program.wait(60), " ".join(text.decode().split())
 
@@ -255,7 +257,7 @@ def test_columns_of_words_beside_those_of_0_and_1_are_a_question(tmp_path: Path)
     words = flwr_sim("init", path, "--out", out, "--findings", "smoker", "--findings", "Primary finding")
     assert (words.code, "--present Mass" in words.err) == (2, True)
     assert "If the words are names of findings, name their column alone: --findings." in words.err
-    code, text = talked(["Primary finding"], "init", path, "--out", out)
+    code, text = talked(["Primary finding", "4"], "init", path, "--out", out)
     assert code == 0, text
     assert images_of(out).class_names == ("Mass", "Nodule", "Effusion")
 
@@ -470,7 +472,9 @@ def test_a_folder_of_each_picture_is_offered_as_the_patient(tmp_path: Path) -> N
 def test_columns_that_may_name_hospitals_are_named_at_the_end(tmp_path: Path) -> None:
     path = files_and_patients(tmp_path, "file,patient,Klinik,finding", ("Bonn,Mass", "Ulm,Scar", "Ulm,Edema"))
     ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
-    assert "add --source-column. It may be: Klinik." in " ".join(ended.out.split())
+    assert "delete the new file, and add --source-column. It may be: Klinik." in " ".join(ended.out.split())
+    before, _, _ = ended.out.partition("mine.toml: an experiment")
+    assert "If one is it: --source-column Klinik" in " ".join(before.split())
 
 
 def test_no_line_is_wider_than_the_terminal_but_a_command_or_a_path(own: Path) -> None:
@@ -627,3 +631,26 @@ def test_a_range_of_numbers_is_an_answer(tmp_path: Path) -> None:
     code, text = talked(["1-2"], "init", path, "--out", tmp_path / "mine.toml")
     assert code == 0, text
     assert images_of(tmp_path / "mine.toml").class_names == ("Erguss", "Rundherd")
+
+
+def test_a_last_line_of_totals_is_a_question_and_left_out(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"p{n // 2};{n:03}.png;{n % 2};{n // 2 % 2}" for n in range(40)]
+    path = write(tmp_path / "t.csv", "patient;file;Erguss;Rundherd", *rows, "Summe;;104;110")
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert (ended.code, options) == (2, ["--leave-out-last-line:"]), ended.err
+    assert "line 42 (Summe, 104 and 110)" in ended.err
+    ended = flwr_sim("init", path, "--out", out, "--leave-out-last-line")
+    assert ended.code == 0, ended.err
+    assert len(images_of(out)) == 40
+
+
+@pytest.mark.parametrize("title", ["Röntgen-Thorax Export", "Röntgen, Export;;", "Röntgen"])
+def test_a_title_that_is_narrower_than_the_table_is_named(title: str, tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png;p{n};{('Mass', 'Scar')[n % 2]};1,5" for n in range(40)]
+    path = write(tmp_path / "t.csv", title, "", "file;patient;finding;dose", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert (ended.code, "If lines stand above the headings, delete them" in ended.err) == (2, True), ended.err
