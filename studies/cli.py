@@ -172,19 +172,32 @@ def init_experiment_from_table(
         list[str],
         typer.Option("--no-finding", help="Name that says that nothing was found; may be given several times."),
     ] = [],  # noqa: B006
+    other_finding: Annotated[
+        list[str],
+        typer.Option("--other-finding", help="Name that is no class; may be given several times."),
+    ] = [],  # noqa: B006
+    not_assessed: Annotated[
+        list[str],
+        typer.Option("--not-assessed", help="Name or word whose labels are unknown; may be given several times."),
+    ] = [],  # noqa: B006
     present: Annotated[
         list[str],
-        typer.Option("--present", help='Word that says that a finding is present; "": words are names of findings.'),
+        typer.Option(
+            "--present", help='Word for a present finding; may be given several times; "": words name findings.'
+        ),
     ] = [],  # noqa: B006
     absent: Annotated[
         list[str],
-        typer.Option("--absent", help="Word that says that a finding is absent; the other word where left out."),
+        typer.Option("--absent", help='Word for an absent finding; may be given several times; "": no word is.'),
     ] = [],  # noqa: B006
     join_patients: Annotated[
         bool, typer.Option("--join-patients", help="Patients whose names are alike (P-007, p7) count as one.")
     ] = False,
     ignore_missing: Annotated[
         bool, typer.Option("--ignore-missing-files", help="Leave out lines whose picture is not there.")
+    ] = False,
+    leave_out_last: Annotated[
+        bool, typer.Option("--leave-out-last-line", help="Leave out the last line, such as one of totals.")
     ] = False,
 ) -> None:
     """Write a commented experiment for your own table and pictures, after the checks that a run makes.
@@ -208,10 +221,13 @@ def init_experiment_from_table(
         findings=tuple(findings),
         separator=separator,
         no_finding=tuple(no_finding),
+        other_findings=tuple(other_finding),
+        not_assessed=tuple(not_assessed),
         present=tuple(present) or None,
         absent=tuple(absent),
         join_patients=join_patients,
         ignore_missing=ignore_missing,
+        leave_out_last=leave_out_last,
     )
     write_experiment_for_table(labels, out, hints, console)
 

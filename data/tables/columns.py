@@ -49,6 +49,8 @@ _LISTED_COLUMNS = 5
 _MOST_WORDS = 30
 """Number of different cells up to which a column of words may be one of findings."""
 _SHOWN_LETTERS = 20
+_FEWEST_WORDS, _MOST_FEW_WORDS, _SHORT_WORDS = 2, 5, 2
+"""Different words of a column that may say present, absent and unknown, and the parts of such a word."""
 
 
 def make_heading_key(heading: str) -> str:
@@ -107,6 +109,25 @@ def list_two_words(column: CsvColumn) -> list[str]:
         word in _NO_FINDING or (any(map(str.isalpha, word)) and is_placeholder_finding(word)) for word in spellings
     )
     return [] if are_numbers or are_labels or name_nothing else list(reversed(spellings.values()))
+
+
+def list_few_words(column: CsvColumn) -> list[str]:
+    """Return the words of a column of few short ones, of which some are no labels; else an empty list.
+
+    It may hold 1 and 0 besides, such as 1, 0 and n.b. Such words may say present, absent and unknown.
+    """
+    spellings = {cell.casefold(): cell for cell in reversed(column.cells) if not is_blank_cell(cell)}
+    strange = [word for word in spellings if interpret_label_cell(word) is None]
+    is_short = all(len(word.split()) <= _SHORT_WORDS and not re.search(r"[|;,\n\t]", word) for word in spellings)
+    are_numbers = any(re.fullmatch(r"[-+]?[\d.,]+", word) for word in strange)
+    if not is_short or are_numbers or _NO_FINDING.intersection(spellings) or len(spellings) < _FEWEST_WORDS:
+        return []
+    return list(reversed(spellings.values())) if 0 < len(strange) <= _MOST_FEW_WORDS else []
+
+
+def holds_labels_and_words(column: CsvColumn) -> bool:
+    """Return True if a column holds 1, and few words that are no labels."""
+    return bool(list_few_words(column)) and any(interpret_label_cell(cell) == "present" for cell in column.cells)
 
 
 def names_findings(column: CsvColumn) -> bool:

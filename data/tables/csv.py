@@ -48,6 +48,8 @@ _LONGEST_LINE = 1 << 20
 """Maximum number of characters in a line, and in a cell of several lines."""
 _BLOCK = 1 << 20
 """Number of characters that are held as Python objects before they become columns."""
+_FEWEST_ROWS_BELOW_A_TITLE = 5
+"""Number of rows from which a first row with fewer cells may be a title."""
 _OF_A_COLUMN, _OF_A_CELL = 1024, 150
 """Memory in bytes per column, and per distinct cell besides its characters."""
 _HEAD = 132
@@ -316,6 +318,7 @@ def _read_table_in_blocks(path: Path, where: str, limit: int, *, has_headings: b
             if header is None:
                 raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
             line = rows.line_num + len(head) - len(after) + 1
+            raise_faults(_find_title_faults(after, separator, path.name, where) if has_headings else [])
             data: Iterable[list[str]] = rows
             if not has_headings:
                 line -= _count_lines_of_row(header)
@@ -363,6 +366,32 @@ def _guess_csv_delimiter(head: Sequence[str]) -> str:
             # The last row may be incomplete, because it continues after the first lines.
             scores[separator] = (len(set(widths[:-1])) <= 1, widths[0])
     return max(scores, key=lambda separator: scores[separator], default=",")
+
+
+def _find_title_faults(head: Sequence[str], separator: str, name: str, where: str) -> list[Fault]:
+    """Return a fault if the lines below the first one are equally wide, and the first one has fewer cells.
+
+    Args:
+        head: The first lines of the table.
+        separator: The separator of cells, as it is guessed from all of these lines.
+        name: The file's name.
+        where: The configuration key that names the table.
+    """
+    for sign in (separator, *SEPARATORS):
+        try:
+            widths = [len(row) for row in csv.reader(head, delimiter=sign, skipinitialspace=True) if any(row)]
+        except csv.Error:
+            continue
+        # The last row may be incomplete, because it continues after the first lines.
+        first, below = widths[0] if widths else 0, set(widths[1:-1])
+        if sign == separator and first > 1 and below <= {first}:
+            return []
+        if len(widths) >= _FEWEST_ROWS_BELOW_A_TITLE and len(below) == 1 and first < max(below):
+            cells = format_count_with_noun(first, "cell")
+            problem = f"the first line of {name} has {cells}, and the lines below it have {max(below)}."
+            remedy = "If lines stand above the headings, delete them; else name each column in the first line."
+            return [Fault(where, problem, remedy)]
+    return []
 
 
 class _DistinctCellIndex(dict[str, int]):

@@ -434,7 +434,8 @@ def _find_distinct_image_rows(
         problem = f"{format_count_with_noun(len(contradictions), 'line')} about a picture of an earlier line: "
         problem += f"{list_first_and_count_rest(contradictions, 5)}."
         remedy = "Give each image one line, or lines that say the same: "
-        remedy += 'docs/recipes.md, "A line for each reader or finding".'
+        remedy += 'docs/recipes.md, "A line for each reader or finding". If a column names the reader of each line, '
+        remedy += "name it in flwr-sim init: --reader-column."
         faults.append(Fault("data.image_column", problem, remedy))
     return np.setdiff1d(np.arange(len(paths)), list(others)), faults
 
@@ -466,7 +467,10 @@ def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault
     article = "an" if what == "image" else "a"
     remedy = "Fill them, or remove them."
     if what == "patient":
-        remedy = "Fill them: the picture's name where nobody knows the patient. Or leave patient_column out."
+        remedy = (
+            "Write the patient in each line. If the number stands in a patient's first line only, as in merged cells, "
+        )
+        remedy += "fill it down. Write a picture's name only for a patient without other pictures."
     problem = f"{format_count_with_noun(len(lines), 'line')} without {article} {what}, line {lines[0]} first."
     return [Fault(key, problem, remedy)]
 

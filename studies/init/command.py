@@ -8,11 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from polyclinic.common.errors import BadInput
 from polyclinic.studies.init.experiment import check_and_write_experiment, describe_next_command
 from polyclinic.studies.init.public import PublicDataset, recognise_public_dataset, write_public_experiment
 from polyclinic.studies.init.questions import (
     ColumnHints,
     ask_questions,
+    format_command,
     is_dialogue_possible,
     join_broken_lines,
     refuse_open_questions,
@@ -36,20 +38,30 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
     examination = _examine(table, hints)
     for line in examination.describe_rules(console.width):
         show(line)
-    while examination.questions:
-        if not is_dialogue_possible():
-            width = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
-            refuse_open_questions(examination.questions, table, out, hints, width)
-        hints = ask_questions(examination.questions, hints, show, partial(console.input, "    > "))
-        # An answer may open a question: whether the pictures of the column that the user named are all there.
-        examination = _examine(table, hints)
+    answered = [hints]
     tell = partial(console.print, markup=False)
-    if isinstance(examination, PublicDataset):
-        lines = write_public_experiment(examination, out, hints, tell)
+    try:
+        asked = 0
+        while examination.questions:
+            if not is_dialogue_possible():
+                width = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
+                refuse_open_questions(examination.questions, table, out, answered[-1], width)
+            read = partial(console.input, "    > ")
+            ask_questions(examination.questions, answered[-1], show, read, first=asked + 1, record=answered.append)
+            asked += len(examination.questions)
+            # An answer may open a question: whether the pictures of the column that the user named are all there.
+            examination = _examine(table, answered[-1])
         undecided = list[str]()
-    else:
-        lines, undecided = _write_own_experiment(examination, out, tell)
-    for line in (*join_broken_lines(lines), describe_next_command(undecided, out)):
+        if isinstance(examination, PublicDataset):
+            lines = write_public_experiment(examination, out, answered[-1], tell)
+        else:
+            lines, undecided = _write_own_experiment(examination, out, tell)
+    except BadInput:
+        if answered[1:]:
+            show("The command with your answers so far:")
+            show(f"    {format_command(table, out, answered[-1])}")
+        raise
+    for line in (*join_broken_lines(lines), *describe_next_command(undecided, out).splitlines()):
         show(line)
 
 

@@ -24,6 +24,7 @@ from polyclinic.studies.init.report import (
     describe_pictures,
     describe_spelling_synonyms,
 )
+from polyclinic.studies.init.roles import list_no_finding_names
 from polyclinic.studies.init.table import InspectedDataset
 
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
@@ -122,7 +123,8 @@ def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
     first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
     run = f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
     compare = f"flwr-sim compare {quote(str(out))} OTHER.toml --out {quote(f'runs/{out.stem}_methods')}"
-    return f"{run}\nTo compare methods, copy the file, write another method in the copy, and: {compare}"
+    how = 'copy the file to OTHER.toml, write another method there, such as method = "fedavg", and:'
+    return f"{run}\nTo compare methods, {how}\n{compare}"
 
 
 def format_experiment_text(
@@ -269,10 +271,13 @@ def _format_label_lines(data: InspectedDataset) -> list[str]:
     lines = [f"finding_column = {format_as_json_text(roles.finding)}"]
     lines.append(f"separator = {format_as_json_text(names.separator)}")
     lines.append(f"classes = {format_as_json_text(list(names.classes))}   # move what is no finding to the next lines")
-    mark = "" if names.no_finding else "# "
-    no_finding = format_as_json_text([*NO_FINDING, *names.no_finding])
+    own = list_no_finding_names(names)
+    mark = "# " if own == NO_FINDING else ""
+    no_finding = format_as_json_text(list(own))
     lines.append(f"{mark}no_finding = {no_finding}   # such an image shows no class")
-    lines.append("# other_findings = []   # such names count as no class")
+    mark = "" if names.other_findings else "# "
+    others = format_as_json_text(list(names.other_findings))
+    lines.append(f"{mark}other_findings = {others}   # such names count as no class")
     if names.not_assessed:
         words = format_as_json_text(list(names.not_assessed))
         lines.append(f"not_assessed = {words}   # the labels of such an image are unknown")

@@ -8,17 +8,16 @@ from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import make_label_words
 from polyclinic.data.tables.cells import LabelWords, interpret_label_cell
-from polyclinic.data.tables.columns import find_wrong_label_cells, list_two_words
+from polyclinic.data.tables.columns import list_few_words, list_two_words
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.studies.init.questions import Choice, ColumnHints, Question
 
 _LISTED = 5
+MOST_WORDS_WITHOUT_QUESTION = 2
+"""Words of a column up to which the one that does not mean present means absent."""
 _MOST_FURTHER_WORDS = 5
 """Number of words beside those for present and absent up to which a column may be one of labels."""
-_NAME_WORDS = (
-    "Say which words mean present and absent, such as --present ja --absent nein; other words are then unknown labels. "
-    "If the columns name findings, write all of a picture into one column, with | between them."
-)
+_NAME_WORDS = "If the columns name findings, write all of a picture into one column, with | between them."
 
 
 @dataclass(frozen=True)
@@ -52,25 +51,26 @@ NO_LABEL_WORDS = LabelWordLists()
 def read_label_words(columns: CsvTable, names: Sequence[str], hints: ColumnHints) -> LabelWordLists:
     """Return the meaning of the words in the columns that hold a word for present.
 
-    Where the user names no word for absent, it is the other word of such a column; where he names one, further words
-    are unknown labels.
+    Where the user names no word for absent, it is the other word of such a column; where he names one, or says that no
+    word means absent, further words are unknown labels.
 
     Raises:
         BadInput: If no column holds a word that the user named, or all words of a column are to mean present.
     """
     _refuse_strange_words(columns, names, hints)
     present = {word.casefold() for word in hints.present or () if word}
-    absent = {word.casefold(): word for word in hints.absent}
-    not_assessed = dict[str, str]()
+    absent = {word.casefold(): word for word in hints.absent if word}
+    not_assessed = {word.casefold(): word for word in hints.not_assessed}
     for name in names:
         cells = columns.get_column(name).cells
         filled = {cell.casefold(): cell for cell in reversed(cells) if not is_blank_cell(cell)}
         others = {key: cell for key, cell in filled.items() if key not in present and not interpret_label_cell(cell)}
         if present.isdisjoint(filled):
             continue
+        others = {key: cell for key, cell in others.items() if key not in not_assessed}
         if not hints.absent:
             absent |= others if len(others) == 1 else {}
-        elif not absent.keys().isdisjoint(filled):
+        elif not absent or not absent.keys().isdisjoint(filled):
             further = {key: cell for key, cell in others.items() if key not in absent}
             not_assessed |= further if len(further) <= _MOST_FURTHER_WORDS else {}
     return LabelWordLists(
@@ -82,7 +82,10 @@ def _refuse_strange_words(columns: CsvTable, names: Sequence[str], hints: Column
     """Refuse words that no column holds, and all words of a column as words for present."""
     faults, present = list[Fault](), {word.casefold() for word in hints.present or () if word}
     every = {cell.casefold() for name in names for cell in columns.get_column(name).cells}
-    for option, words in (("--present", hints.present or ()), ("--absent", hints.absent)):
+    lists = {"--present": hints.present or (), "--absent": hints.absent, "--not-assessed": hints.not_assessed}
+    if hints.present is None:  # names of findings may be unassessed, too
+        lists.pop("--not-assessed")
+    for option, words in lists.items():
         strange = [word for word in words if word and word.casefold() not in every]
         if strange:
             problem = f"no column holds {quote_names(strange)}."
@@ -102,7 +105,7 @@ def refuse_useless_words(
 
     Nothing is refused while the columns are a question.
     """
-    if any(question.option in ("--findings", "--present") for question in questions):
+    if any(question.option in ("--findings", "--present", "--absent") for question in questions):
         return
     cells = {cell.casefold() for name in label_columns for cell in columns.get_column(name).cells}
     faults = list[Fault]()
@@ -122,27 +125,52 @@ def list_columns_of_two_words(columns: CsvTable, names: Sequence[str]) -> dict[s
     return {name: of_column for name, of_column in words.items() if of_column}
 
 
-def ask_for_present_word(two_words: Mapping[str, Sequence[str]], *, may_be_names: bool = True) -> list[Question]:
-    """Return the question which word says that a finding is present; empty without columns of two words.
+def list_columns_of_few_words(columns: CsvTable, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return column -> its words, for the columns whose few words may say present, absent and unknown."""
+    words = {name: list_few_words(columns.get_column(name)) for name in names}
+    words |= list_columns_of_two_words(columns, [name for name in names if not words[name]])
+    return {name: of_column for name, of_column in words.items() if of_column}
+
+
+def ask_for_meaning_of_words(
+    words: Mapping[str, Sequence[str]], hints: ColumnHints, *, may_be_names: bool = True
+) -> list[Question]:
+    """Return the questions which words say that a finding is present, and which that it is absent.
+
+    Where each column has two words at most, the other one says absent, and the second question is left out.
 
     Args:
-        two_words: Column -> its words.
+        words: Column -> its words; empty if nothing is open.
         may_be_names: Whether the words may be names of findings themselves.
     """
-    if not two_words:
-        return []
     holders, spellings = dict[str, list[str]](), dict[str, str]()
-    for name, words in two_words.items():
-        for word in words:
+    for name, of_column in words.items():
+        for word in of_column:
             spellings.setdefault(word.casefold(), word)
             holders.setdefault(word.casefold(), []).append(name)
-    choices = [
-        Choice(spellings[key], f"in {list_first_and_count_rest(names, _LISTED)}") for key, names in holders.items()
-    ]
-    if may_be_names:
-        choices.append(Choice("", "none: these words are names of findings, each of which becomes a class"))
-    text = "Which word says that a finding is present? The other word of its column then says that it is absent."
-    return [Question("--present", text, tuple(choices), several=True)]
+    questions = list[Question]()
+    are_several = any(len(of_column) > MOST_WORDS_WITHOUT_QUESTION for of_column in words.values())
+    if words and hints.present is None:
+        choices = _offer_words(holders, spellings)
+        if may_be_names:
+            choices.append(Choice("", "none: these words are names of findings, each of which becomes a class"))
+        text = "Which word says that a finding is present?"
+        if not are_several and all(len(of_column) > 1 for of_column in words.values()):
+            text += " The other word of its column then says that it is absent."
+        if not may_be_names:
+            text += " If the words are names of findings, name their column alone: --findings."
+        questions.append(Question("--present", text, tuple(choices), several=True))
+    if are_several and not hints.absent:
+        present = {word.casefold() for word in hints.present or ()}
+        choices = _offer_words({key: names for key, names in holders.items() if key not in present}, spellings)
+        choices.append(Choice("", "none: only words for present and unknown labels"))
+        text = "Which word says that a finding is absent? All others are then unknown labels."
+        questions.append(Question("--absent", text, tuple(choices), several=True))
+    return questions
+
+
+def _offer_words(holders: Mapping[str, Sequence[str]], spellings: Mapping[str, str]) -> list[Choice]:
+    return [Choice(spellings[key], f"in {list_first_and_count_rest(names, _LISTED)}") for key, names in holders.items()]
 
 
 def refuse_words_in_label_columns(columns: CsvTable, names: Sequence[str], words: LabelWords) -> None:
@@ -151,7 +179,7 @@ def refuse_words_in_label_columns(columns: CsvTable, names: Sequence[str], words
     for name in names:
         column = columns.get_column(name)
         wrong = [place for place, cell in enumerate(column.cells) if interpret_label_cell(cell, words) is None]
-        if wrong and not find_wrong_label_cells(column, words):
+        if wrong:
             problem = f'column "{name}" holds {column.describe_cell_lines(wrong, 3)}; expected 1, 0, -1 or nothing.'
             faults.append(Fault("--findings", problem, _NAME_WORDS))
     raise_faults(faults)

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import list_first_and_count_rest
@@ -170,13 +171,14 @@ def _join_lines(
     reader = find_reader_column(roles)
     readers = columns.get_column(reader) if reader else None
     votes = _read_names(columns, roles, names) if names is not None else _read_labels(columns, roles)
+    normal = _list_rows_without_finding(columns, roles, names) if names is not None else frozenset()
     labels, contradictions = dict[str, list[Label]](), list[str]()
     for path, rows in rows_of.items():
         by_reader = defaultdict[str, list[Sequence[bool | None]]](list)
         for row in rows:
             by_reader[_get_cell(readers, row) if readers else ""].append(votes[row])
         opinions = [_join_opinion(own) for own in by_reader.values()]
-        if readers is None and _is_contradictory([votes[row] for row in rows]):
+        if readers is None and any(row in normal for row in rows) and any(any(votes[row]) for row in rows):
             contradictions.append(f'"{path}" (lines {", ".join(str(columns.lines[row]) for row in rows[:_LISTED])})')
         labels[path] = [_count_votes([own[place] for own in opinions]) for place in range(len(votes[0]))]
     if names is not None and roles.source:
@@ -184,7 +186,10 @@ def _join_lines(
     if contradictions:
         problem = "lines of one picture name a finding, and say that there is none: "
         problem += f"{list_first_and_count_rest(contradictions, _LISTED)}."
-        remedy = "Correct these lines. If they are of several readers, name their column: --reader-column."
+        own = [f"--other-finding {quote(name)}" for name in (names.normal if names is not None else ())]
+        remedy = "Correct these lines. If they are of several readers, name their column: --reader-column. If such a "
+        remedy += "name only excludes one finding, it is no class, and does not exclude the others: "
+        remedy += f"{list_first_and_count_rest(own, _LISTED)} in place of --no-finding."
         raise BadInput([Fault("labels", problem, remedy)])
     if reader:
         return labels, f"a picture shows what more than half of its readers ({reader}) mark; a tie is unknown"
@@ -209,13 +214,26 @@ def _read_names(columns: CsvTable, roles: ColumnRoles, names: FindingNames) -> l
     """Return for each row and class whether the row names it; None in rows that do not assess the picture."""
     column = columns.get_column(str(roles.finding), with_line_ends=True)
     classes = [name.casefold() for name in names.classes]
-    absent = {name.casefold() for name in (*NO_FINDING, *names.no_finding)}
+    others = (*NO_FINDING, *names.no_finding, *names.other_findings)
+    absent = {name.casefold() for name in others} - {name.casefold() for name in names.not_assessed}
     of_cell = list[list[bool | None]]()
     for cell in column.cells:
         parts = {" ".join(part.split()).casefold() for part in split_finding_names(cell, names.separator)}
         is_assessed = bool(parts.intersection((*classes, *absent)))
         of_cell.append([name in parts if is_assessed else None for name in classes])
     return [of_cell[place] for place in column.places.tolist()]
+
+
+def _list_rows_without_finding(columns: CsvTable, roles: ColumnRoles, names: FindingNames) -> frozenset[int]:
+    """Return the rows that say that nothing was found, and name no class."""
+    column = columns.get_column(str(roles.finding), with_line_ends=True)
+    classes = {name.casefold() for name in names.classes}
+    normal = {name.casefold() for name in names.normal}
+    of_cell = list[bool]()
+    for cell in column.cells:
+        parts = {" ".join(part.split()).casefold() for part in split_finding_names(cell, names.separator)}
+        of_cell.append(not parts.isdisjoint(normal) and parts.isdisjoint(classes))
+    return frozenset(row for row, place in enumerate(column.places.tolist()) if of_cell[place])
 
 
 def _read_labels(columns: CsvTable, roles: ColumnRoles) -> list[list[bool | None]]:
@@ -232,12 +250,6 @@ def _read_labels(columns: CsvTable, roles: ColumnRoles) -> list[list[bool | None
 def _join_opinion(lines: Sequence[Sequence[bool | None]]) -> list[bool | None]:
     """Return the opinion of one reader, who may mark each finding in a line of its own."""
     return [max((value for value in values if value is not None), default=None) for values in zip(*lines, strict=True)]
-
-
-def _is_contradictory(lines: Sequence[Sequence[bool | None]]) -> bool:
-    """Return True if some lines name a class, and others say that there is none."""
-    assessed = [line for line in lines if any(value is not None for value in line)]
-    return len({any(line) for line in assessed}) > 1
 
 
 def _count_votes(opinions: Sequence[bool | None]) -> Label:

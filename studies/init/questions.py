@@ -1,6 +1,7 @@
 """Ask the user what the rules for tables do not settle: as a short dialogue, or as options to add to the command."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ LONGEST_LINE, SHORTEST_LINE = 160, 40
 PROGRAM = "flwr-sim init"
 PLACEHOLDER = "???"
 """Stands in the command to paste for a value that only the user knows; the command refuses it."""
+_RANGE = re.compile(r"(\d{1,3})-(\d{1,3})")
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,14 @@ class ColumnHints:
         findings: The label columns, or the one column of findings.
         separator: Text between the names in the column of findings.
         no_finding: Names in the column of findings that say that nothing was found.
+        other_findings: Names in the column of findings that are no class and do not say that nothing was found.
+        not_assessed: Names in the column of findings, or words in label columns, whose images have unknown labels.
         present: Words in label columns that count as 1; one empty text if words are names of findings; None for what
             the user is to say.
         absent: Words in label columns that count as 0; the other word of each column where left out.
         join_patients: Whether patients with similar names count as one patient.
         ignore_missing: Whether rows without a picture are left out.
+        leave_out_last: Whether the last line is left out, such as one of totals.
     """
 
     images: Path | None = None
@@ -44,10 +49,13 @@ class ColumnHints:
     findings: tuple[str, ...] = ()
     separator: str | None = None
     no_finding: tuple[str, ...] = ()
+    other_findings: tuple[str, ...] = ()
+    not_assessed: tuple[str, ...] = ()
     present: tuple[str, ...] | None = None
     absent: tuple[str, ...] = ()
     join_patients: bool = False
     ignore_missing: bool = False
+    leave_out_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,14 +129,14 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
     for name in hints.findings:
         words += ["--findings", name]
     words += [] if hints.separator is None else ["--separator", hints.separator]
-    for name in hints.no_finding:
-        words += ["--no-finding", name]
-    for word in hints.present or ():
-        words += ["--present", word]
-    for word in hints.absent:
-        words += ["--absent", word]
+    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
+    lists |= {"--not-assessed": hints.not_assessed, "--present": hints.present or (), "--absent": hints.absent}
+    for option, values in lists.items():
+        for value in values:
+            words += [option, value]
     words += ["--join-patients"] if hints.join_patients else []
     words += ["--ignore-missing-files"] if hints.ignore_missing else []
+    words += ["--leave-out-last-line"] if hints.leave_out_last else []
     return " ".join(quote(word) for word in words)
 
 
@@ -164,7 +172,9 @@ def refuse_open_questions(
     command = format_command(table, out, answered)
     paste = f"The command with these options:\n    {command}"
     if PLACEHOLDER in command:
-        paste = f"Replace each {PLACEHOLDER} by an answer from above:\n    {command}"
+        several = [question.option for question in questions if question.several and len(question.choices) > 1]
+        repeated = f" ({' and '.join(several)} may stand several times)" if several else ""
+        paste = f"Replace each {PLACEHOLDER} by an answer from above{repeated}:\n    {command}"
     raise BadInput([*faults[:-1], replace(faults[-1], problem=f"{faults[-1].problem}\n{paste}")])
 
 
@@ -182,21 +192,35 @@ def _wrap_question(question: Question, width: int) -> str:
 
 
 def ask_questions(
-    questions: Sequence[Question], hints: ColumnHints, show: Callable[[str], object], read: Callable[[], str]
+    questions: Sequence[Question],
+    hints: ColumnHints,
+    show: Callable[[str], object],
+    read: Callable[[], str],
+    *,
+    first: int = 1,
+    record: Callable[[ColumnHints], object] = lambda hints: None,
 ) -> ColumnHints:
     """Ask each question at the terminal, and return the statements with the answers.
 
     Args:
         show: Prints a line.
         read: Reads a line that the user types.
+        first: Number of the first question.
+        record: Takes the statements after each answer, so that none is lost if the input ends.
 
     Raises:
         BadInput: If the input ends, or the user says no to a question on which the command depends.
     """
-    for number, question in enumerate(questions, start=1):
+    for number, question in enumerate(questions, start=first):
+        if question.option == "--absent" and hints.present == ("",):
+            continue  # the words are names of findings
+        if question.option == "--absent":
+            choices = tuple(choice for choice in question.choices if choice.value not in (hints.present or ()))
+            question = replace(question, choices=choices)
         show("")
-        show(f"Question {number} of {len(questions)}. {question.text}")
+        show(f"Question {number} of {first + len(questions) - 1}. {question.text}")
         hints = add_answer(hints, question, _ask_one(question, show, read))
+        record(hints)
     return hints
 
 
@@ -227,7 +251,7 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
         named = [choice for choice in question.choices if line and choice.value == line and not choice.more]
         if named:
             return [named[0].value]
-        places = line.replace(",", " ").split()
+        places = _RANGE.sub(_expand_range, line).replace(",", " ").split()
         is_valid = bool(places) and all(
             place.isdecimal() and 1 <= int(place) <= len(question.choices) for place in places
         )
@@ -235,6 +259,12 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
             values = [value for place in places for value in question.choices[int(place) - 1].values]
             return list(dict.fromkeys(values))
         show(f"    That is no answer. Type {hint}, from 1 to {len(question.choices)}.")
+
+
+def _expand_range(match: re.Match[str]) -> str:
+    """Return the numbers of a range such as 6-8, with spaces between them."""
+    low, high = int(match[1]), int(match[2])
+    return " ".join(map(str, range(low, high + 1)))
 
 
 def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) -> ColumnHints:
@@ -248,10 +278,14 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
         return replace(hints, ignore_missing=True)
     if question.option == "--join-patients":
         return replace(hints, join_patients=True)
+    if question.option == "--leave-out-last-line":
+        return replace(hints, leave_out_last=True)
     if question.option == "--findings":
         return replace(hints, findings=tuple(values))
     if question.option == "--present":
         return replace(hints, present=tuple(values))
+    if question.option == "--absent":
+        return replace(hints, absent=tuple(values))
     if not values:
         return hints
     if question.option == "--images":

@@ -156,28 +156,25 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
     """Return lines for the user on what the classes are, on blank cells, and on columns that are not used."""
     roles, lines = data.roles, list[str]()
     is_open = data.spec.blank == "unknown"
-    if roles.label_columns:
+    if data.own_names is None:
         lines.append(
             "    These are columns of labels. Remove from label_columns what is no finding (smoker, contrast agent)."
         )
     else:
-        lines += [
-            f'    These are the words of column "{roles.finding}". Move a word that says that nothing was found from',
-            "    classes to no_finding, and one of a doubtful or past finding to other_findings or not_assessed.",
-        ]
+        lines.append(f'    These are the words of column "{data.own_finding}".')
+        if data.own_names.normal:
+            words = ", ".join(f"{name} {count}" for name, count in data.own_names.normal.items())
+            lines.append(f"    no finding: {words}. Such a line shows no class.")
+        lines.append(f"    {_describe_options_for_names(data)}")
     if data.names_in_names:
         pairs = (f'"{longer}" contains "{shorter}"' for longer, shorter in data.names_in_names.items())
         lines += [
             f"    names in names: {list_first_and_count_rest(list(pairs), 5)}. An image of the longer name counts as",
-            "    without the shorter. If that is wrong, correct the cells, or move the longer name from classes to",
-            "    no_finding, other_findings or not_assessed.",
+            "    without the shorter. If that is wrong, say what the longer name is, as above.",
         ]
-    if data.names is not None and data.names.not_assessed:
-        words = ", ".join(f"{name} {count}" for name, count in data.names.not_assessed.items())
-        lines += [
-            f"    not assessed: {words}. The labels of such an image are unknown. Move a word that says that nothing",
-            "    was found from not_assessed to no_finding.",
-        ]
+    if data.own_names is not None and data.own_names.not_assessed:
+        words = ", ".join(f"{name} {count}" for name, count in data.own_names.not_assessed.items())
+        lines.append(f"    not assessed: {words}. The labels of such an image are unknown.")
     if is_open and (never := data.classes_without_negatives if roles.label_columns else []):
         lines += [
             f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
@@ -198,6 +195,17 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
         count = format_count_with_noun(data.own_columns.unnamed, "column has", "columns have")
         lines.append(f"    {count} no name in the first line, and cannot be used.")
     return lines
+
+
+def _describe_options_for_names(data: InspectedDataset) -> str:
+    """Return how the user calls a word no class: in the file, or in a new call where the table is a new one."""
+    if data.names is not None:
+        text = (
+            "Move a word that says that nothing was found from classes to no_finding, a doubtful one to not_assessed, "
+        )
+        return text + "and one that only excludes a finding to other_findings."
+    text = "If a word is no class, delete the two new files, and call init again: --no-finding WORD for nothing found, "
+    return text + "--not-assessed WORD for a doubtful one, --other-finding WORD for one that only excludes a finding."
 
 
 def describe_spelling_synonyms(data: InspectedDataset, out: Path) -> list[str]:

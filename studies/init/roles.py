@@ -4,11 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.base.vocabulary import PART_NAMES
@@ -26,6 +28,7 @@ from polyclinic.data.tables.columns import (
     describe_some_cells,
     find_wrong_label_cells,
     group_rows_alike,
+    holds_labels_and_words,
     is_label_column,
     list_columns_by_heading,
     names_findings,
@@ -38,7 +41,8 @@ from polyclinic.studies.init.known import KnownTable
 from polyclinic.studies.init.label_words import (
     NO_LABEL_WORDS,
     LabelWordLists,
-    ask_for_present_word,
+    ask_for_meaning_of_words,
+    list_columns_of_few_words,
     list_columns_of_two_words,
     read_label_words,
     refuse_useless_words,
@@ -105,12 +109,16 @@ class FindingNames:
         separator: Text between the names of a cell.
         classes: The names with their numbers of rows, the most frequent first.
         no_finding: Names, beyond :data:`NO_FINDING`, that say that nothing was found.
+        other_findings: Names that the user calls no class.
         not_assessed: Names that name nothing: such an image has no label.
+        normal: Names that say that nothing was found, with their numbers of rows.
     """
 
     separator: str = "|"
     classes: Mapping[str, int] = field(default_factory=dict)
     no_finding: tuple[str, ...] = ()
+    other_findings: tuple[str, ...] = ()
+    normal: Mapping[str, int] = field(default_factory=dict)
     not_assessed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -276,7 +284,8 @@ def ask_for_patients(columns: CsvTable, roles: ColumnRoles, folders: Sequence[Ch
     for name in roles.unused:
         column = columns.get_column(name)
         filled = [cell for cell in column.cells if not is_blank_cell(cell)]
-        if 1 < len(filled) < len(column.places) and not is_label_column(column):
+        may_be_labels = is_label_column(column) or holds_labels_and_words(column)
+        if 1 < len(filled) < len(column.places) and not may_be_labels:
             candidates.append(name)
     # The more groups a column makes, the more it looks like one of patients.
     candidates.sort(key=lambda name: -len(columns.get_column(name).cells))
@@ -293,7 +302,8 @@ def list_possible_hospital_columns(columns: CsvTable, names: Sequence[str]) -> l
         filled = _list_filled(columns, name)
         is_repeated = 2 * len(filled) <= len(columns.lines)
         if _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS and is_repeated:
-            possible += [] if is_label_column(columns.get_column(name)) else [name]
+            column = columns.get_column(name)
+            possible += [] if is_label_column(column) or holds_labels_and_words(column) else [name]
     return possible
 
 
@@ -393,15 +403,17 @@ def _assign_findings(
     headings = PATIENT_HEADINGS | HOSPITAL_HEADINGS | SPLIT_HEADINGS | READER_HEADINGS | NO_FINDING_HEADINGS
     others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
     others = [name for name in others if name != image]
+    mixed = [name for name in others if holds_labels_and_words(columns.get_column(name))]
     short = list_columns_of_two_words(columns, others)  # such as j and n, which are no names of findings
     others = [name for name in others if contains_repeated_words(columns.get_column(name))]
     two_words = {} if hints.present is not None else list_columns_of_two_words(columns, [*named, *others]) | short
-    if labels and (named or others):
+    if mixed or (labels and (named or others)):
         text = _WHICH_FINDINGS
-        offered = [name for name in rest if name in (*labels, *named, *others)]
+        offered = [name for name in rest if name in (*labels, *mixed, *named, *others, *short)]
         choices = list(_offer_columns(columns, offered))
-        if len(labels) > 1:
-            choices.append(Choice(labels[0], "all columns of 0 and 1", more=tuple(labels[1:])))
+        of_labels = [name for name in rest if name in (*labels, *mixed)]
+        if len(of_labels) > 1:
+            choices.append(Choice(of_labels[0], "all columns of 0 and 1", more=tuple(of_labels[1:])))
         questions.append(Question("--findings", text, tuple(choices), several=True))
         return (), None
     if labels:
@@ -412,7 +424,7 @@ def _assign_findings(
     candidates = named if len(named) == 1 else list(dict.fromkeys((*named, *others, *short)))
     pairs = {frozenset(map(str.casefold, two_words.get(name, ()))) for name in candidates}
     if len(pairs) == 1 and pairs != {frozenset()}:
-        questions += ask_for_present_word({name: two_words[name] for name in candidates})
+        questions += ask_for_meaning_of_words({name: two_words[name] for name in candidates}, hints)
         return (), None
     if len(named) == 1:
         rules["findings"] = f"{named[0]}: a well-known heading of findings"
@@ -452,17 +464,22 @@ def _assign_named_findings(
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the label columns, or the column of names of findings, that the user named."""
     rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
-    labels = list[str]()
+    if hints.present == ("",) and len(hints.findings) == 1:
+        return (), hints.findings[0]
+    labels, others = list[str](), list[str]()
     for name in hints.findings:
-        column = columns.get_column(name)
-        if is_label_column(column, words.meanings) or find_wrong_label_cells(column, words.meanings):
-            labels.append(name)
-    others = [name for name in hints.findings if name not in labels]
-    two_words = list_columns_of_two_words(columns, others)
-    if hints.present is None and others and len(two_words) == len(others):
-        questions += ask_for_present_word(two_words, may_be_names=len(hints.findings) == 1)
-        return (), None
-    if len(hints.findings) > 1 or (others and words.present):
+        is_label = is_label_column(columns.get_column(name), words.meanings)
+        (labels if is_label else others).append(name)
+    few = list_columns_of_few_words(columns, others)
+    if others and len(few) == len(others):
+        holds_labels = any(holds_labels_and_words(columns.get_column(name)) for name in others)
+        may_be_names = len(hints.findings) == 1 and not holds_labels
+        open_questions = ask_for_meaning_of_words(few, hints, may_be_names=may_be_names)
+        if open_questions:
+            questions += open_questions
+            return (), None
+    wrong = [name for name in others if find_wrong_label_cells(columns.get_column(name), words.meanings)]
+    if len(hints.findings) > 1 or (others and words.present) or wrong:
         refuse_words_in_label_columns(columns, hints.findings, words.meanings)
     if len(hints.findings) > 1 or labels:
         return tuple(name for name in columns if name in hints.findings), None
@@ -489,17 +506,21 @@ def read_finding_names(
         counts.update(dict.fromkeys(parts, rows))
         spellings = parts | spellings
     no_finding = (*(known.no_finding if known is not None else ()), *hints.no_finding)
-    absent = [word for word in hints.no_finding if word.casefold() not in counts]
-    if absent:
-        problem = (
-            f'column "{name}" holds no name {quote_names(absent)}. Its names: {quote_names(spellings.values(), 20)}.'
-        )
-        raise BadInput([Fault("--no-finding", problem, "Write the name as the column has it.")])
-    own_words = {word.casefold() for word in no_finding}
-    unassessed = {word.casefold() for word in (known.not_assessed if known is not None else ())}
+    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
+    faults = list[Fault]()
+    for option, words in (lists | {"--not-assessed": hints.not_assessed}).items():
+        strange = [word for word in words if word.casefold() not in counts]
+        problem = f'column "{name}" holds no name {quote_names(strange)}. '
+        problem += f"Its names: {quote_names(spellings.values(), 20)}."
+        faults += [Fault(option, problem, "Write the name as the column has it.")] if strange else []
+    raise_faults(faults)
+    own_words = {word.casefold() for word in (*no_finding, *hints.other_findings)}
+    unassessed = {word.casefold() for word in (*hints.not_assessed, *(known.not_assessed if known is not None else ()))}
     unassessed = {key for key in counts if key in unassessed or is_placeholder_finding(key)} - own_words
-    normal = _NO_FINDING | own_words
-    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in unassessed | normal}
+    others = {word.casefold() for word in hints.other_findings}
+    normal = (_NO_FINDING | own_words) - others - unassessed
+    no_classes = unassessed | normal | others
+    classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
         raise BadInput([Fault("--findings", f'column "{name}" names no finding.')])
     _refuse_sentences(name, list(classes))
@@ -508,8 +529,16 @@ def read_finding_names(
         separator=separator,
         classes=classes,
         no_finding=tuple(word for word in no_finding if word.casefold() in counts),
+        other_findings=hints.other_findings,
+        normal={spellings[key]: rows for key, rows in counts.items() if key in normal},
         not_assessed={spellings[key]: counts[key] for key in counts if key in unassessed},
     )
+
+
+def list_no_finding_names(names: FindingNames) -> tuple[str, ...]:
+    """Return the names that say that nothing was found: the usual ones, and the user's."""
+    elsewhere = {name.casefold() for name in (*names.other_findings, *names.not_assessed)}
+    return tuple(name for name in (*NO_FINDING, *names.no_finding) if name.casefold() not in elsewhere)
 
 
 def _split_cell(cell: str, separator: str) -> list[str]:
@@ -544,19 +573,20 @@ def _refuse_sentences(name: str, names: Sequence[str]) -> None:
 
 def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts: Mapping[str, int]) -> None:
     """Refuse names that consist of other names of the column, because such an image would lack these classes."""
-    composed = dict[str, list[int]]()
+    composed, signs = dict[str, list[int]](), dict[str, None]()
     for place, cell in enumerate(column.cells):
         for part in _split_cell(cell, separator):
             pieces = [" ".join(piece.split()).casefold() for piece in _JOINING_SIGNS.split(part)]
             if len(pieces) > 1 and all(piece in counts for piece in pieces):
                 composed.setdefault(part, []).append(place)
+                signs |= dict.fromkeys(_JOINING_SIGNS.findall(part))
     if composed:
         problem = f'column "{name}" holds {column.describe_cell_part_lines(composed)}, '
         problem += "which consists of names of the column."
-        remedy = (
-            "If a sign stands between all names, add it: --separator ','. Else write the same separator between all "
-        )
-        remedy += "names, such as |, or give the finding a name of its own."
+        remedy = "Write the same separator between all names, such as |, or give the finding a name of its own."
+        if len(signs) == 1:
+            sign = format_as_json_text(next(iter(signs)))[1:-1]
+            remedy = f"If it separates all names, add --separator {quote(sign)}. Else: {remedy[0].lower()}{remedy[1:]}"
         raise BadInput([Fault("labels", problem, remedy)])
 
 

@@ -20,7 +20,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.data.base.names import find_similar_names, is_blank_cell, normalize_name
-from polyclinic.data.base.spec import NO_FINDING, FolderDatasetSpec
+from polyclinic.data.base.spec import FolderDatasetSpec
 from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
@@ -61,6 +61,7 @@ from polyclinic.studies.init.roles import (
     ask_for_patients,
     assign_column_roles,
     list_names_in_names,
+    list_no_finding_names,
     read_finding_names,
 )
 
@@ -165,7 +166,13 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
     columns = read_csv_table(table, "labels", has_headings=has_headings)
     hints = _normalize_hints(table, columns, hints)
     known = recognise_table(columns)
+    columns, last_line = _take_last_line(columns, search, hints, known)
     roles, questions = assign_column_roles(columns, search, hints, known)
+    if last_line and hints.leave_out_last:
+        roles = replace(roles, rules={**roles.rules, "last line": f"{last_line} is left out, as you said"})
+    elif last_line:
+        text = f"The last line names no picture, and is blank where all others are not: {last_line}. Leave it out?"
+        questions.insert(0, Question("--leave-out-last-line", text, is_yes_or_no=True))
     pictures = None
     patients = list[str]()
     if roles.image:
@@ -205,6 +212,28 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
         patients_in_paths=dict(zip(paths, patients, strict=True)) if patients else {},
         questions=tuple(questions),
     )
+
+
+def _take_last_line(
+    columns: CsvTable, search: PictureSearch, hints: ColumnHints, known: KnownTable | None
+) -> tuple[CsvTable, str]:
+    """Return the table without a last line that may hold totals, and this line as text; else the table and no text.
+
+    Such a line names no file, and is blank in a column that all other lines fill, or the user names it.
+    """
+    count = len(columns.lines)
+    blank = [columns.get_column(name).find_blank_rows() for name in columns]
+    is_open = any(of_column[-1] and not of_column[:-1].any() for of_column in blank)
+    if count < HEAD_ROWS or not (is_open or hints.leave_out_last):
+        return columns, ""
+    others = columns.select_rows(np.arange(count - 1))
+    cells = {name: columns.get_column(name).cells[columns.get_column(name).places[-1]] for name in columns}
+    if not hints.leave_out_last:
+        image = assign_column_roles(others, search, hints, known)[0].image
+        if not image or search.share_of_pictures([cells[image]])[0] > 0:
+            return columns, ""
+    filled = [cell for cell in cells.values() if not is_blank_cell(cell)]
+    return others, f"line {columns.lines[-1]} ({list_first_and_count_rest(filled, _OFFERED)})"
 
 
 def _list_folders_of_level(paths: Sequence[str], level: int) -> list[str]:
@@ -292,6 +321,8 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         findings=tuple(map(normalize_name, hints.findings)),
         separator=None if hints.separator is None else hints.separator.replace("\\n", "\n").replace("\\t", "\t"),
         no_finding=tuple(map(normalize_name, hints.no_finding)),
+        other_findings=tuple(map(normalize_name, hints.other_findings)),
+        not_assessed=tuple(map(normalize_name, hints.not_assessed)),
         present=None if hints.present is None else tuple(map(normalize_name, hints.present)),
         absent=tuple(map(normalize_name, hints.absent)),
     )
@@ -415,6 +446,8 @@ class InspectedDataset:
         columns: The columns of ``table``, with only the rows whose picture exists.
         own_columns: The columns of ``own_table``, with all rows.
         names: The names in the column of findings; None for label columns.
+        own_finding: The column of findings of the user's table; None for label columns.
+        own_names: The names in ``own_finding``, also where ``table`` has label columns made from them.
         spec: The data specification that a run would use.
         checked: The table as a run reads it, after all checks.
         hospitals: The hospitals of the table; None if no column names them.
@@ -438,6 +471,8 @@ class InspectedDataset:
     own_columns: CsvTable
     roles: ColumnRoles
     names: FindingNames | None
+    own_finding: str | None
+    own_names: FindingNames | None
     known: KnownTable | None
     spec: FolderDatasetSpec
     checked: LabelTable
@@ -494,7 +529,7 @@ class InspectedDataset:
     @cached_property
     def names_in_names(self) -> dict[str, str]:
         """Class name -> another class name that it contains as whole words; empty for label columns."""
-        return {} if self.names is None or self.known is not None else list_names_in_names(self.checked.class_names)
+        return {} if self.own_names is None or self.known is not None else list_names_in_names(self.checked.class_names)
 
     @property
     def class_count(self) -> int:
@@ -557,11 +592,14 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         else None
     )
     hints = examination.hints
-    if names is None and (hints.separator is not None or hints.no_finding):
+    if names is None and (hints.separator is not None or hints.no_finding or hints.other_findings):
         problem = "these are options for a column of names, and the labels are columns of 0 and 1."
-        raise BadInput([Fault("--separator, --no-finding", problem, "Leave them out, or add --findings.")])
+        where = "--separator, --no-finding, --other-finding"
+        raise BadInput([Fault(where, problem, "Leave them out, or add --findings.")])
+    own_names = names
     table, joining_rule = examination.table, ""
     one_line_each = pictures.names_lead_there and not must_join_lines(columns, roles)
+    one_line_each = one_line_each and not hints.leave_out_last  # a run would read the last line, too
     if not (examination.has_headings and one_line_each) or examination.patients_in_paths or pictures.lines.parts:
         raise_faults(find_existing_output_faults(new_table))
         paths = [of_row for of_row in pictures.lines.paths if of_row]
@@ -591,6 +629,8 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         own_columns=examination.columns,
         roles=roles,
         names=names,
+        own_finding=examination.roles.finding,
+        own_names=own_names,
         known=examination.known,
         spec=spec,
         checked=checked,
@@ -632,8 +672,9 @@ def _make_spec(
         settings |= examination.known.settings
     if names is not None:
         settings |= {"finding_column": roles.finding, "separator": names.separator, "classes": tuple(names.classes)}
-        settings["no_finding"] = (*NO_FINDING, *names.no_finding)
-        settings["not_assessed"] = tuple(name for name in names.not_assessed)
+        settings["no_finding"] = list_no_finding_names(names)
+        settings["other_findings"] = names.other_findings
+        settings["not_assessed"] = tuple(names.not_assessed)
     return FolderDatasetSpec.model_validate(settings)
 
 

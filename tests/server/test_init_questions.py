@@ -78,6 +78,8 @@ def talked(answers: Sequence[str], *arguments: object) -> tuple[int, str]:
         text += piece
         if text.endswith(b"    > ") and left:
             os.write(terminal, f"{left.pop(0)}\n".encode())
+        elif text.endswith(b"    > "):  # a question more than the test answers
+            os.write(terminal, b"\x04")
     os.close(terminal)
     return program.wait(60), " ".join(text.decode().split())
 
@@ -253,8 +255,9 @@ def test_columns_of_words_beside_those_of_0_and_1_are_a_question(tmp_path: Path)
     assert (ended.code, ended.err.count("error --findings: Which columns")) == (2, 1)
     assert "--findings smoker --findings quality" in ended.err
     words = flwr_sim("init", path, "--out", out, "--findings", "smoker", "--findings", "Primary finding")
-    assert (words.code, "--present ja --absent nein" in words.err) == (2, True)
-    code, text = talked(["Primary finding"], "init", path, "--out", out)
+    assert (words.code, "--present Mass" in words.err) == (2, True)
+    assert "If the words are names of findings, name their column alone: --findings." in words.err
+    code, text = talked(["Primary finding", "4"], "init", path, "--out", out)
     assert code == 0, text
     assert images_of(out).class_names == ("Mass", "Nodule", "Effusion")
 
@@ -310,7 +313,8 @@ def test_a_third_word_is_unknown_once_present_and_absent_are_named(tmp_path: Pat
     path = table_of_words(tmp_path, "file,patient,Erguss,Infiltrat", rows)
     out, named = tmp_path / "mine.toml", ("--findings", "Erguss", "--findings", "Infiltrat", "--present", "ja")
     ended = flwr_sim("init", path, "--out", out, *named)
-    assert (ended.code, '"fraglich" in line 4 (13 lines)' in ended.err) == (2, True)
+    assert (ended.code, "error --absent: Which word says" in ended.err) == (2, True)
+    assert "--absent fraglich" in ended.err
     ended = flwr_sim("init", path, "--out", out, *named, "--absent", "nein")
     assert ended.code == 0, ended.err
     labels = images_of(out).labels
@@ -468,7 +472,9 @@ def test_a_folder_of_each_picture_is_offered_as_the_patient(tmp_path: Path) -> N
 def test_columns_that_may_name_hospitals_are_named_at_the_end(tmp_path: Path) -> None:
     path = files_and_patients(tmp_path, "file,patient,Klinik,finding", ("Bonn,Mass", "Ulm,Scar", "Ulm,Edema"))
     ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
-    assert "add --source-column. It may be: Klinik." in " ".join(ended.out.split())
+    assert "delete the new file, and add --source-column. It may be: Klinik." in " ".join(ended.out.split())
+    before, _, _ = ended.out.partition("mine.toml: an experiment")
+    assert "If one is it: --source-column Klinik" in " ".join(before.split())
 
 
 def test_no_line_is_wider_than_the_terminal_but_a_command_or_a_path(own: Path) -> None:
@@ -504,3 +510,147 @@ def test_sentences_are_wrapped_anew_and_rows_of_tables_are_not() -> None:
         "    one two three four five six seven",
         "        eight nine ten",
     ]
+
+
+KEIN_ERGUSS = ("Erguss", "kein Erguss", "V.a. Pneumonie", "Pneumonie", "Rundherd", "Infiltrat")
+
+
+def lines_of_findings(folder: Path, *more: str) -> Path:
+    """Write a line a finding: each picture has two lines."""
+    pictures(folder / "scans", *(f"{n:03}.png" for n in range(42)))
+    rows = [f"{n:03}.png,p{n},{KEIN_ERGUSS[(n + step) % 6]}" for n in range(42) for step in (0, 3)]
+    return write(folder / "long.csv", "file,patient,Befund", *rows, *more)
+
+
+def test_names_in_names_are_a_decision_also_where_each_finding_has_a_line(tmp_path: Path) -> None:
+    path, out = lines_of_findings(tmp_path), tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out, "--findings", "Befund")
+    said = " ".join(ended.out.split())
+    assert ended.code == 0, ended.err
+    assert "names in names: " in said
+    assert '"kein Erguss" contains "Erguss"' in said
+    assert '"V.a. Pneumonie" contains "Pneumonie"' in said
+    assert "first decide on classes in" in said
+    assert 'These are the words of column "Befund".' in said
+
+
+def test_a_name_is_no_class_or_unknown_if_the_user_says_so(tmp_path: Path) -> None:
+    path, out = lines_of_findings(tmp_path), tmp_path / "mine.toml"
+    options = ("--findings", "Befund", "--other-finding", "kein Erguss", "--not-assessed", "V.a. Pneumonie")
+    ended = flwr_sim("init", path, "--out", out, *options)
+    assert ended.code == 0, ended.err
+    assert "first decide" not in ended.out
+    images = images_of(out)
+    assert sorted(images.class_names) == ["Erguss", "Infiltrat", "Pneumonie", "Rundherd"]
+    # Pictures 0 and 3 of each six have Erguss and Pneumonie, 1 and 4 Rundherd; 2 and 5 Infiltrat.
+    counts = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
+    assert counts == {"Erguss": 14, "Infiltrat": 14, "Pneumonie": 14, "Rundherd": 14}
+
+
+def test_a_name_that_excludes_one_finding_contradicts_no_other(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    names = (("Pneumonie", "kein Erguss"), ("Erguss",), ("unauffällig",), ("kein Erguss",))
+    rows = [f"{n:03}.png,p{n},{name}" for n in range(40) for name in names[n % 4]]
+    path, out = write(tmp_path / "long.csv", "file,patient,finding", *rows), tmp_path / "mine.toml"
+    no_finding = ("--no-finding", "unauffällig")
+    ended = flwr_sim("init", path, "--out", out, *no_finding, "--no-finding", "kein Erguss")
+    assert (ended.code, "--other-finding 'kein Erguss'" in ended.err) == (2, True), ended.err
+    ended = flwr_sim("init", path, "--out", out, *no_finding, "--other-finding", "kein Erguss")
+    assert ended.code == 0, ended.err
+    assert "no finding: unauffällig 10. Such a line shows no class." in ended.out
+    images = images_of(out)
+    assert set(images.class_names) == {"Erguss", "Pneumonie"}
+    assert [(images.labels == value).sum(axis=0).tolist() for value in (1, 0)] == [[10, 10], [30, 30]]
+
+
+def test_the_sign_between_all_names_is_named_as_it_is_typed(tmp_path: Path) -> None:
+    cells = ("Mass + Scar", "Mass", "Scar", "Edema")
+    path, out = files_and_patients(tmp_path, "file,patient,finding", cells), tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert (ended.code, "add --separator +." in ended.err) == (2, True), ended.err
+    assert flwr_sim("init", path, "--out", out, "--separator", "+").code == 0
+    assert sorted(images_of(out).class_names) == ["Edema", "Mass", "Scar"]
+
+
+THREE_WORDS = ("negativ", "positiv", "fraglich")
+
+
+def test_a_third_word_in_the_column_that_the_user_named_is_asked_about(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Ergebnis", THREE_WORDS)
+    out, named = tmp_path / "mine.toml", ("--findings", "Ergebnis")
+    ended = flwr_sim("init", path, "--out", out, *named)
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert (ended.code, options) == (2, ["--present:", "--absent:"])
+    assert all(f"--absent {word}" in ended.err for word in THREE_WORDS)
+    ended = flwr_sim("init", path, "--out", out, *named, "--present", "positiv")
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert (ended.code, options) == (2, ["--absent:"])
+    code, text = talked(["2", "1"], "init", path, "--out", out, *named)
+    assert code == 0, text
+    assert "unknown: fraglich" in text
+    images = images_of(out)
+    assert images.class_names == ("Ergebnis",)
+    assert [int((images.labels == value).sum()) for value in (1, 0)] == [13, 14]
+    assert int(np.isnan(images.labels).sum()) == 13
+
+
+def test_few_names_of_findings_remain_classes_and_nobody_asks_for_absent(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Befund", ("Rundherd", "Erguss", "Infiltrat"))
+    out = tmp_path / "mine.toml"
+    code, text = talked(["4"], "init", path, "--out", out, "--findings", "Befund")
+    assert (code, "Which word says that a finding is absent?" in text) == (0, False), text
+    assert images_of(out).class_names == ("Rundherd", "Erguss", "Infiltrat")
+
+
+def test_a_column_of_1_and_0_and_a_word_is_offered_and_its_word_is_unknown(tmp_path: Path) -> None:
+    cells = [f"{('1', '0', 'n.b.')[n % 3]},{n % 2}" for n in range(12)]
+    path, out = files_and_patients(tmp_path, "file,Fall,Erguss,Rundherd", cells), tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    assert "--findings Erguss --findings Rundherd  all columns of 0 and 1" in ended.err
+    assert "--patient-column Erguss" not in ended.err
+    code, text = talked(["3", "1", "1", "1"], "init", path, "--out", out)
+    assert code == 0, text
+    assert "The command" not in text
+    images = images_of(out)
+    assert images.class_names == ("Erguss", "Rundherd")
+    assert np.isnan(images.labels).sum(axis=0).tolist() == [13, 0]
+
+
+def test_answers_are_not_lost_if_the_dialogue_ends_in_an_error(tmp_path: Path) -> None:
+    path = files_and_patients(tmp_path, "file,patient,Resultat", ("oui", "non", "douteux"))
+    out = tmp_path / "mine.toml"
+    code, text = talked(["1", "oui", "\x04"], "init", path, "--out", out)
+    assert (code, out.exists()) == (2, False)
+    assert "The command with your answers so far:" in text
+    assert "--findings Resultat --present oui" in text
+
+
+def test_a_range_of_numbers_is_an_answer(tmp_path: Path) -> None:
+    cells = [f"{n % 2},{n % 3 % 2},{('gut', 'matt')[n % 2]}" for n in range(12)]
+    path = files_and_patients(tmp_path, "file,patient,Erguss,Rundherd,Qualität", cells)
+    code, text = talked(["1-2"], "init", path, "--out", tmp_path / "mine.toml")
+    assert code == 0, text
+    assert images_of(tmp_path / "mine.toml").class_names == ("Erguss", "Rundherd")
+
+
+def test_a_last_line_of_totals_is_a_question_and_left_out(tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"p{n // 2};{n:03}.png;{n % 2};{n // 2 % 2}" for n in range(40)]
+    path = write(tmp_path / "t.csv", "patient;file;Erguss;Rundherd", *rows, "Summe;;104;110")
+    out = tmp_path / "mine.toml"
+    ended = flwr_sim("init", path, "--out", out)
+    options = [line.split()[1] for line in ended.err.splitlines() if line.startswith("error ")]
+    assert (ended.code, options) == (2, ["--leave-out-last-line:"]), ended.err
+    assert "line 42 (Summe, 104 and 110)" in ended.err
+    ended = flwr_sim("init", path, "--out", out, "--leave-out-last-line")
+    assert ended.code == 0, ended.err
+    assert len(images_of(out)) == 40
+
+
+@pytest.mark.parametrize("title", ["Röntgen-Thorax Export", "Röntgen, Export;;", "Röntgen"])
+def test_a_title_that_is_narrower_than_the_table_is_named(title: str, tmp_path: Path) -> None:
+    pictures(tmp_path / "scans", *(f"{n:03}.png" for n in range(40)))
+    rows = [f"{n:03}.png;p{n};{('Mass', 'Scar')[n % 2]};1,5" for n in range(40)]
+    path = write(tmp_path / "t.csv", title, "", "file;patient;finding;dose", *rows)
+    ended = flwr_sim("init", path, "--out", tmp_path / "mine.toml")
+    assert (ended.code, "If lines stand above the headings, delete them" in ended.err) == (2, True), ended.err
