@@ -269,7 +269,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
     if summary.is_initial_model_tested:
-        # A tie counts as no improvement, so the sentence must not say that validation was best there.
+        # A full tie counts as no improvement, so the sentence must not say that validation was best there.
         rounds = format_count_with_noun(summary.rounds, "round")
         before = f"In {rounds} validation did not get better than before training"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
