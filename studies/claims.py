@@ -130,7 +130,7 @@ def describe_headline_result(comparison: MethodComparison) -> str:
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     sentences = list[str]()
     if same := list(comparison.same_models):
-        reason = ", because no label is missing" if all(comparison.same_models.values()) else ""
+        reason = ", because every site annotates every class" if all(comparison.same_models.values()) else ""
         whose = f"{comparison.reference} and {join_as_english_list(same)}"
         sentences.append(f"{whose} end with the same model in each seed{reason}.")
     for method in comparison.methods[1:]:
@@ -186,7 +186,7 @@ def describe_same_model(comparison: MethodComparison, other: str) -> str:
     sentence = f"{other} is the same model as {comparison.reference} in each seed (model_sha256)"
     if not comparison.same_models[other]:
         return f"{sentence}: there is no difference to test."
-    why = "every site annotates every class, so no label is missing, and both methods compute the same"
+    why = "every site annotates every class, so that no label is missing"
     return f"{sentence}: {why}. They differ where a site does not annotate a class."
 
 

@@ -163,8 +163,8 @@ class MethodComparison:
         site_gains: Differences between the reference and every other method, site by site.
         kinds: Label of a method in tables (the run's name, if it has one) -> the method's own name, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
-        same_models: Label of another method whose model is the reference's own in each seed -> whether every site
-            annotates every class in all of these runs.
+        same_models: Label of another method whose model is the reference's own in each seed -> True if the reason is
+            that every site annotates every class; False if it is another, such as the initial model.
     """
 
     reference: str
@@ -252,7 +252,11 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
 
 
 def find_same_models(by_method: ByMethod) -> dict[str, bool]:
-    """Return label -> whether no label is missing, for methods that end with the first method's model in each seed."""
+    """Return the methods that end with the first method's model in each seed.
+
+    Returns:
+        Label -> True if the reason is that every site annotates every class, which makes many methods the same.
+    """
     reference, *others = by_method
     of_reference = by_method[reference]
     same = dict[str, bool]()
@@ -262,7 +266,8 @@ def find_same_models(by_method: ByMethod) -> dict[str, bool]:
         # The ensemble of models trained alone is none of the run's own model.
         is_model = all(ours.method != ENSEMBLE != theirs.method and ours.model_sha256 for ours, theirs in hashes)
         if common and is_model and all(ours.model_sha256 == theirs.model_sha256 for ours, theirs in hashes):
-            same[label] = all(annotates_every_class(of_reference[seed].summary) for seed in common)
+            summaries = [of_reference[seed].summary for seed in common]
+            same[label] = all(annotates_every_class(each) and not each.is_initial_model_tested for each in summaries)
     return same
 
 

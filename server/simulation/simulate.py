@@ -8,14 +8,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from polyclinic.common.config import Experiment, ExperimentFile, make_hospital_plan
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.models.network import Precision, find_network_build_faults
 from polyclinic.common.models.saved import load_model
@@ -30,11 +29,10 @@ from polyclinic.common.simulation import (
     select_site_test_images,
 )
 from polyclinic.common.system.files import write_atomically
-from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
+from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
 from polyclinic.common.vocabulary import map_words_to_classes, name_images_by_vocabulary
 from polyclinic.data.base.image_set import ImageSet, SharedPicture, SkippedImage, describe_skipped_images
-from polyclinic.data.base.spec import LabelColumnsSpec
 from polyclinic.data.load import (
     EXTERNAL_TEST,
     find_dataset_faults,
@@ -53,7 +51,7 @@ from polyclinic.server.federation.set_up import (
     record_data_hashes_or_refuse,
 )
 from polyclinic.server.reporting.live.server import serve_live_view_during_run
-from polyclinic.server.reporting.run_claims import MOST_NAMED, UNKNOWN_PATIENTS
+from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS
 from polyclinic.server.runs.live_status import CurrentRun
 from polyclinic.server.runs.progress import SilentRunProgress, make_run_progress
 from polyclinic.server.runs.reporter import RunReporter
@@ -62,6 +60,7 @@ from polyclinic.server.runs.tracking import TrackingService
 from polyclinic.server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
+from polyclinic.server.simulation.known_labels import describe_classes_of_one_label, describe_unlabelled_images
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
@@ -287,50 +286,6 @@ class SimulationBackend:
     @property
     def _evaluation_device(self) -> str:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
-
-
-def describe_classes_of_one_label(data: SimulatedData, experiment: Experiment) -> Iterator[str]:
-    """Yield a sentence on the classes whose known labels are all 1, and one on those whose labels are all 0.
-
-    Such a class has no AUROC, and a model that is trained on it gives every image the same answer.
-    """
-    known = data.known_labels
-    for value, word, other in ((1, "present", "absent"), (0, "absent", "present")):
-        names = [name for name, labels in known.items() if len(labels) and (labels == value).all()]
-        if not names:
-            continue
-        classes = (
-            quote_names(names) if len(names) <= MOST_NAMED else format_count_with_noun(len(names), "class", "classes")
-        )
-        none = "NO CLASS WILL HAVE AN AUROC. " if len(names) == len(known) else ""
-        fact = f"Every known label of {classes} says {word}: a model cannot learn to tell images apart."
-        yield f"{none}{fact} {suggest_other_label(experiment, other)}"
-
-
-def suggest_other_label(experiment: Experiment, other: Literal["present", "absent"]) -> str:
-    """Return what to write in ``[data]``, so that some images get the other label."""
-    spec = experiment.data
-    if not isinstance(spec, LabelColumnsSpec):
-        return f"Add images with the label {1 if other == 'present' else 0}."
-    blank = 'If a blank cell means absent, write blank = "negative" in [data]. '
-    blank = blank if other == "absent" and spec.blank == "unknown" else ""
-    if spec.label_columns:
-        return f'{blank}If a word of the table means {other}, write {other} = ["that word"] in [data].'
-    key = "classes" if other == "present" else "no_finding"
-    return f"{blank}If a word of the table means {other}, add it to {key} in [data]."
-
-
-def describe_unlabelled_images(data: SimulatedData) -> str:
-    """Return a sentence that counts the images without any known label; empty if there are none."""
-    test = data.test_images.labels
-    of_parts = [
-        (data.unlabelled_training_count, sum(len(part.train) for part in data.parts), "training"),
-        (int(np.isnan(test).all(axis=1).sum()), len(test), "test"),
-    ]
-    counts = [f"{count:,} of {every:,} {part} images" for count, every, part in of_parts if count]
-    if not counts:
-        return ""
-    return f"{join_as_english_list(counts)} have no known label: scores and counts of labels leave them out."
 
 
 def _write_shared_pictures(folder: Path, shared: Sequence[SharedPicture]) -> None:

@@ -274,7 +274,7 @@ def test_methods_of_one_model_in_each_seed_are_said_to_be_the_same() -> None:
     comparison = compared(*contents)
     assert comparison.same_models == {"theirs": True}
     headline = describe_headline_result(comparison)
-    assert headline == "ours and theirs end with the same model in each seed, because no label is missing."
+    assert headline == "ours and theirs end with the same model in each seed, because every site annotates every class."
     (verdict,) = describe_method_verdicts(comparison)
     assert verdict.startswith("theirs is the same model as ours in each seed")
     assert "no label is missing" in verdict
@@ -286,8 +286,14 @@ def test_the_same_model_with_missing_labels_has_another_reason() -> None:
     ]
     comparison = compared(*contents)
     assert comparison.same_models == {"theirs": False}
-    assert "no label is missing" not in describe_headline_result(comparison)
+    assert "every class" not in describe_headline_result(comparison)
     assert "no label is missing" not in describe_method_verdicts(comparison)[0]
+
+
+def test_the_same_initial_model_has_another_reason() -> None:
+    every = {"sites": {"north": {"classes": CLASSES}}, "best_round": 0, "model_sha256": "a"}
+    comparison = compared(*(summary(name, dict.fromkeys(CLASSES, 0.8), **every) for name in ("ours", "theirs")))
+    assert comparison.same_models == {"theirs": False}
 
 
 def test_methods_that_differ_in_one_seed_are_compared() -> None:
