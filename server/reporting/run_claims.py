@@ -128,7 +128,7 @@ def describe_way_to_mean_auroc(summary: RunSummary) -> str:
     headline = summary.test.compute_headline_auroc()
     if summary.test.mean_auroc is None or headline.mean is not None:
         return ""
-    beside = "The AUROC of each class stands in the table, with its interval where one is known."
+    beside = "The AUROC of each class stands in the table."
     most = max(headline.left_out.values())
     times = f"{format_number(FEWEST_POSITIVES / most, 1)} times as many test images" if most else "more test images"
     if "split_column" in (summary.experiment.get("data") or {}):
