@@ -81,6 +81,32 @@ class SimulatedData:
         }
 
     @property
+    def known_labels(self) -> dict[str, NDArray[np.float32]]:
+        """Class -> its known labels in all parts of the data: 1 or 0, of images whose site annotates the class."""
+        test = self.test_images.labels
+        labels: dict[str, list[NDArray[np.float32]]] = {name: [] for name in self.label_contract.class_names}
+        for name, of_class in labels.items():
+            column = self.splits.class_names.index(name)
+            for part in self.parts:
+                if name in part.class_names:
+                    of_class += [self.splits.train.labels[part.train, column]]
+                    of_class += [self.splits.validation.labels[part.validation, column]]
+            if name in self.test_images.class_names:
+                of_class += [test[:, self.test_images.class_names.index(name)]]
+        joined = {name: np.concatenate(of_class) for name, of_class in labels.items()}
+        return {name: known[~np.isnan(known)] for name, known in joined.items()}
+
+    @property
+    def unlabelled_training_count(self) -> int:
+        """Number of training images without a known label of a class that their site annotates."""
+        columns = self.splits.class_names.index
+        count = 0
+        for part in self.parts:
+            labels = self.splits.train.labels[part.train][:, [*map(columns, part.class_names)]]
+            count += int(np.isnan(labels).all(axis=1).sum())
+        return count
+
+    @property
     def label_contract(self) -> LabelContract:
         """The classes that each site of the partition annotates; the same if a baseline pools the sites' images."""
         return merge_label_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)

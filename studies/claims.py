@@ -128,7 +128,14 @@ def describe_what_p_tests(comparison: MethodComparison) -> str:
 def describe_headline_result(comparison: MethodComparison) -> str:
     """Return one sentence on the reference against all other methods, by the AUROC over all classes."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
+    sentences = list[str]()
+    if same := list(comparison.same_models):
+        reason = ", because every site annotates every class" if all(comparison.same_models.values()) else ""
+        whose = f"{comparison.reference} and {join_as_english_list(same)}"
+        sentences.append(f"{whose} end with the same model in each seed{reason}.")
     for method in comparison.methods[1:]:
+        if method.label in comparison.same_models:
+            continue
         test = comparison.find_method_contrast(method.label).result
         position = judge_test_outcome(test)
         sized = position in ("better", "worse", "too few seeds")
@@ -136,9 +143,11 @@ def describe_headline_result(comparison: MethodComparison) -> str:
             f"{method.label} ({format_signed(test.mean_difference)})" if sized else method.label
         )
     parts = [f"{_PHRASES[each]} {join_as_english_list(others)}" for each, others in by_standing.items() if others]
-    if not parts:
+    if len(comparison.methods) == 1:
         return "There is one method, nothing to compare it with."
-    return f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
+    if parts:
+        sentences.append(f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}.")
+    return " ".join(sentences)
 
 
 def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
@@ -148,6 +157,9 @@ def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
     """
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
+        if other in comparison.same_models:
+            sentences.append(describe_same_model(comparison, other))
+            continue
         test = comparison.find_method_contrast(other).result
         outcome, seeds, mean = (
             judge_test_outcome(test),
@@ -167,6 +179,15 @@ def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
             sentence = f"{compared} (95 % interval {interval}; {p} after Holm's correction)."
         sentences.append(sentence)
     return sentences
+
+
+def describe_same_model(comparison: MethodComparison, other: str) -> str:
+    """Return a sentence on a method that ends with the reference's model in each seed (one SHA-256)."""
+    sentence = f"{other} is the same model as {comparison.reference} in each seed (model_sha256)"
+    if not comparison.same_models[other]:
+        return f"{sentence}: there is no difference to test."
+    why = "every site annotates every class, so that no label is missing"
+    return f"{sentence}: {why}. They differ where a site does not annotate a class."
 
 
 def describe_large_differences(comparison: MethodComparison) -> list[str]:

@@ -65,7 +65,7 @@ def run_comparison(
 
     console.print(format_comparison_tables(comparison))
     for sentence in (describe_headline_result(comparison), *comparison.cautions):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        console.print(sentence, markup=False, highlight=False)
     console.print(f"Report: {out / REPORT}", soft_wrap=True)
 
 

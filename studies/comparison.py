@@ -23,6 +23,9 @@ from polyclinic.common.system.plain_text import (
 from polyclinic.server.reporting.run_claims import (
     MOST_NAMED,
     ONE_SCORE_CAUSE,
+    THRESHOLDS_HEADING,
+    describe_way_to_mean_auroc,
+    find_classes_without_sensitivity,
     find_undetected_classes,
     gives_all_images_one_score,
     is_last_round_best,
@@ -160,6 +163,8 @@ class MethodComparison:
         site_gains: Differences between the reference and every other method, site by site.
         kinds: Label of a method in tables (the run's name, if it has one) -> the method's own name, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
+        same_models: Label of another method whose model is the reference's own in each seed -> True if the reason is
+            that every site annotates every class; False if it is another, such as the initial model.
     """
 
     reference: str
@@ -170,6 +175,7 @@ class MethodComparison:
     site_gains: tuple[SiteGain, ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)
     external: "MethodComparison | None" = None
+    same_models: dict[str, bool] = field(default_factory=dict)
 
     @property
     def available_metrics(self) -> list[Measure]:
@@ -241,7 +247,33 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         site_gains=compare_methods_at_sites(by_method),
         kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
         external=external,
+        same_models=find_same_models(by_method),
     )
+
+
+def find_same_models(by_method: ByMethod) -> dict[str, bool]:
+    """Return the methods that end with the first method's model in each seed.
+
+    Returns:
+        Label -> True if the reason is that every site annotates every class, which makes many methods the same.
+    """
+    reference, *others = by_method
+    of_reference = by_method[reference]
+    same = dict[str, bool]()
+    for label in others:
+        common = sorted(by_method[label].keys() & of_reference.keys())
+        hashes = [(by_method[label][seed].summary, of_reference[seed].summary) for seed in common]
+        # The ensemble of models trained alone is none of the run's own model.
+        is_model = all(ours.method != ENSEMBLE != theirs.method and ours.model_sha256 for ours, theirs in hashes)
+        if common and is_model and all(ours.model_sha256 == theirs.model_sha256 for ours, theirs in hashes):
+            summaries = [of_reference[seed].summary for seed in common]
+            same[label] = all(annotates_every_class(each) and not each.is_initial_model_tested for each in summaries)
+    return same
+
+
+def annotates_every_class(summary: RunSummary) -> bool:
+    """Return True if every site of a run annotates every class."""
+    return all(set(summary.classes) <= set(site.classes) for site in summary.sites.values())
 
 
 def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
@@ -422,7 +454,8 @@ def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator
     names = list_first_and_count_rest([f"“{name}” ({shown[name]:,})" for name in sorted(left_out)], MOST_NAMED)
     rule = f"a mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
     if averaged <= left_out:
-        yield f"No mean AUROC can be given, because {rule}: fewer show {names}."
+        remedy = next(filter(None, map(describe_way_to_mean_auroc, summaries)), "")
+        yield f"No mean AUROC can be given, because {rule}: fewer show {names}.{remedy and f' {remedy}'}"
     else:
         yield f"{rule[:1].upper()}{rule[1:]}, here without {names}."
 
@@ -444,6 +477,18 @@ def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
         listed = list_first_and_count_rest(names, MOST_NAMED)
         interval = "the 95 % interval does not lie above an AUROC of 0.5"
         yield f"{label}: not detected better than by chance, because {interval}: {listed}."
+    missed: dict[str, list[int]] = {}  # class -> seeds in which no positive test image is found
+    for run in runs:
+        for name in find_classes_without_sensitivity(run.summary.test):
+            missed.setdefault(name, []).append(run.summary.seed)
+    if missed:
+        names = [
+            f"“{name}” ({len(found)} of {format_count_with_noun(len(runs), 'run')})" for name, found in missed.items()
+        ]
+        listed = list_first_and_count_rest(names, MOST_NAMED)
+        chosen = any(run.summary.test.operating_points.get(name) for run in runs for name in missed)
+        remedy = f" The pages of the runs have the better ones: “{THRESHOLDS_HEADING}”." if chosen else ""
+        yield f"{label}: at a threshold of 0.5 no positive test image is found (sensitivity 0): {listed}.{remedy}"
     if unfinished := [run.summary.seed for run in runs if is_last_round_best(run.summary)]:
         which = _count_seeds(unfinished, len(runs))
         yield f"{label}: with {which} validation was best in the last round: more rounds may give a better model."

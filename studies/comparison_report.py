@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from rich.console import Group
 
-from polyclinic.common.system.plain_text import format_signed
+from polyclinic.common.system.plain_text import format_number, format_signed
 from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
 from polyclinic.server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, draw_class_row_labels
@@ -272,6 +272,7 @@ def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
         means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
         rows.append((method.label, *map(format_mean_and_sd, means)))
     tables = [FittedTable(f"All methods, {over}", tuple(headings), tuple(rows))]
+    tables.append(_make_class_table(comparison, over))
     tables += _make_test_tables(comparison)
     if comparison.available_metrics:
         names = tuple(MEASURE_NAMES[measure] for measure in comparison.available_metrics)
@@ -293,6 +294,14 @@ def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
     for table in make_comparison_tables(comparison.external) if comparison.external else ():
         tables.append(replace(table, title=f"External test set: {table.title[0].lower()}{table.title[1:]}"))
     return [table.drop_empty_columns() for table in tables]
+
+
+def _make_class_table(comparison: MethodComparison, over: str) -> FittedTable:
+    """Return the AUROC of each class with each method."""
+    names = [name for group in comparison.class_groups.values() for name in group]
+    rows = [(name, *(format_number(method.per_class.get(name)) for method in comparison.methods)) for name in names]
+    headings = ("class", *(method.label for method in comparison.methods))
+    return FittedTable(f"By class: AUROC, {over.replace('mean ± SD', 'mean')}", headings, tuple(rows))
 
 
 def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:

@@ -38,6 +38,8 @@ MOST_NAMED = 8
 """Names in one sentence; more are counted."""
 WITHHELD_BY_SITE = "its policy tells no such figures, or no class has both a positive and a negative test image there"
 STAYED_MASKED = "fewer sites tested it than a sum needs, so its counts stayed masked"
+THRESHOLDS_HEADING = "Thresholds chosen on validation images"
+"""Heading of the page's table of thresholds."""
 UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
     "data, so that figures may be too good, and intervals are over images."
@@ -119,6 +121,23 @@ def explain_missing_mean_auroc(summary: RunSummary) -> str:
     most = max(headline.left_out.values())
     reason = f"at most {most:,} of the test images show a class, and a mean counts those that {FEWEST_POSITIVES} show"
     return f"no mean AUROC can be given: {reason}"
+
+
+def describe_way_to_mean_auroc(summary: RunSummary) -> str:
+    """Return what gives a mean AUROC where too few test images show each class; empty if the run has one."""
+    headline = summary.test.compute_headline_auroc()
+    if summary.test.mean_auroc is None or headline.mean is not None:
+        return ""
+    beside = "The AUROC of each class stands in the table."
+    most = max(headline.left_out.values())
+    times = f"{format_number(FEWEST_POSITIVES / most, 1)} times as many test images" if most else "more test images"
+    if "split_column" in (summary.experiment.get("data") or {}):
+        where = 'add to [data] split_column = "part", the name of a column that says train, val or test of each picture'
+    else:
+        where = (
+            "move images from the training part to the test part, or test on images of another place: [external_test]"
+        )
+    return f"{beside} A mean AUROC needs about {times}: {where}."
 
 
 def describe_external_test(summary: RunSummary) -> str:
@@ -269,7 +288,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
     if summary.is_initial_model_tested:
-        # A tie counts as no improvement, so the sentence must not say that validation was best there.
+        # A full tie counts as no improvement, so the sentence must not say that validation was best there.
         rounds = format_count_with_noun(summary.rounds, "round")
         before = f"In {rounds} validation did not get better than before training"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
@@ -304,6 +323,8 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     if sentence := describe_skipped_images(summary.skipped_images):
         limits.append(sentence)
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
+    if sentence := describe_way_to_mean_auroc(summary):
+        limits.append(sentence)
     if because := summary.last_model_because:
         limits.append(f"No best round was chosen by validation: {because}.")
     if is_last_round_best(summary):
@@ -483,18 +504,35 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
                 f"the 95 % interval{images} {where} an AUROC of 0.5",
             )
             yield f"{_quote_names(classes)} {verb} {detected} than by chance: {interval}."
-    pooled = test.pooled.per_class.items() if test.pooled else ()
-    decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
-    if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
+    if names := find_classes_without_sensitivity(test):
         images = f"none of the positive test images of {_quote_names(names)}"
-        yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0)."
+        remedy = describe_chosen_thresholds(names, test)
+        yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0).{remedy and f' {remedy}'}"
     results = test.per_class.items()
     figures = [
         (name, each.metric_with_error("auroc"), each.metric_with_error("balanced_accuracy")) for name, each in results
     ]
     if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
         reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
-        yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}."
+        remedy = describe_chosen_thresholds(names, test)
+        yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}.{remedy and f' {remedy}'}"
+
+
+def describe_chosen_thresholds(names: Iterable[str], test: FinalTestSummary) -> str:
+    """Return a sentence with the thresholds for these classes that the run chose; empty if it chose none."""
+    thresholds = {name: points[0].threshold for name in names if (points := test.operating_points.get(name))}
+    if not thresholds:
+        return ""
+    listed = list_first_and_count_rest([f"{value:.4g} for “{name}”" for name, value in thresholds.items()], MOST_NAMED)
+    chosen = "Thresholds chosen on validation images are on the run's page"
+    return f"{chosen} under “{THRESHOLDS_HEADING}”: {listed}."
+
+
+def find_classes_without_sensitivity(test: FinalTestSummary) -> list[str]:
+    """Return the classes of which the model finds no positive test image at a threshold of 0.5."""
+    pooled = test.pooled.per_class.items() if test.pooled else ()
+    decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
+    return [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]
 
 
 @dataclass(frozen=True)
@@ -550,7 +588,9 @@ def _has_figures_of_one_score(metrics: ClassMetrics) -> bool:
 def is_last_round_best(summary: RunSummary) -> bool:
     """Return True if validation chose the last of several rounds, so that more rounds may give a better model."""
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
-    return by_validation and not summary.last_model_because and 1 < summary.rounds == summary.best_round
+    # Where every label says the same, the loss falls for ever, and no round ranks better than another.
+    is_ranked = summary.test.mean_auroc is not None or bool(summary.test.withheld)
+    return by_validation and is_ranked and not summary.last_model_because and 1 < summary.rounds == summary.best_round
 
 
 def warn_about_few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:

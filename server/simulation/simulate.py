@@ -60,6 +60,7 @@ from polyclinic.server.runs.tracking import TrackingService
 from polyclinic.server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
+from polyclinic.server.simulation.known_labels import describe_classes_of_one_label, describe_unlabelled_images
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
@@ -224,12 +225,14 @@ class SimulationBackend:
     def _collect_label_table_notes(self) -> tuple[str, ...]:
         """Return the remarks for the user on the data set and the external test set, each once."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
-        return tuple(dict.fromkeys(note for images in sets for note in images.notes))
+        one_label = describe_classes_of_one_label(self.data, self.experiment)
+        return tuple(dict.fromkeys((*(note for images in sets for note in images.notes), *one_label)))
 
     def _collect_omissions(self) -> tuple[str, ...]:
         """Return the sentences on what is left out of the data set and of the external test set, each once."""
         external = [f"External test set: {sentence}" for sentence in self.external.omissions] if self.external else []
-        return tuple(dict.fromkeys((*self.data.splits.train.omissions, *external)))
+        unlabelled = [sentence] if (sentence := describe_unlabelled_images(self.data)) else []
+        return tuple(dict.fromkeys((*self.data.splits.train.omissions, *unlabelled, *external)))
 
     def _collect_skipped_images(self) -> list[SkippedImage]:
         """Return the images that could not be read, including those of the external test set."""

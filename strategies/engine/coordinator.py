@@ -201,13 +201,21 @@ class Coordinator:
         if not chooses or (self.state.best_round >= 0 and not judges < FEWEST_TO_OUTVOTE <= members):
             return ""
         if members < FEWEST_TO_OUTVOTE:
-            return "no hospital states validation figures, so the last model is the result"
-        model = (
-            "last model" if self.state.best_round in (-1, self.state.round) else f"model of round {self.result_round}"
-        )
-        few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals state validation figures"
-        consequence = f"so the {model} is the result: otherwise one hospital alone could choose it"
-        return f"{few} by which models can be compared, {consequence}"
+            remedy = "give a hospital validation images with known labels"
+            return (
+                f"no hospital sent a validation figure. The last model is the result. To have a round chosen, {remedy}"
+            )
+        is_last = self.state.best_round in (-1, self.state.round)
+        model = "last model" if is_last else f"model of round {self.result_round}"
+        measure = "AUROC" if self.state.criterion == "auroc" else "loss"
+        few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals sent a validation {measure} to compare rounds by"
+        rule = f"and one hospital alone must not choose. The {model} is the result"
+        remedy = "give more hospitals validation images with known labels"
+        if measure == "AUROC":
+            remedy = (
+                'set evaluation.criterion = "loss", or give more hospitals validation images with and without a finding'
+            )
+        return f"{few}, {rule}. To have a round chosen, {remedy}"
 
     def _count_participants(self) -> int:
         """Return the number of members without those that are excluded, or of which no reply counts."""

@@ -83,6 +83,8 @@ class FederationState:
         best_round: Round of the best model, -1 for none; 0 is the initial model.
         best_losses: Site -> loss of the best model, by the run's criterion.
         lowest_losses: Site -> lowest loss that it stated for any round's model, by the run's criterion.
+        best_validation_losses: Site -> validation loss of the best model, which decides between equal AUROCs; empty if
+            the validation loss itself is the run's criterion.
         criterion: Figure that counts as a site's loss; None before any model was validated.
         counted: Site -> last round in which its reply counted.
         left_out: Site -> why its last reply did not count, with the round; without sites whose last reply counted.
@@ -106,6 +108,7 @@ class FederationState:
     best_round: int = -1
     best_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
     lowest_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
+    best_validation_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
     criterion: Criterion | None = None
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -245,22 +248,27 @@ def record_model_validation(
         state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
     if state.criterion == "loss":
         return update_best_model(state, validation.loss, members)
-    return update_best_model(state, {site: 1 - auroc for site, auroc in validation.auroc.items()}, members)
+    complements = {site: 1 - auroc for site, auroc in validation.auroc.items()}
+    return update_best_model(state, complements, members, validation.loss)
 
 
-def update_best_model(state: FederationState, losses: Losses, members: int) -> FederationState:
+def update_best_model(
+    state: FederationState, losses: Losses, members: int, validation_losses: Losses = MappingProxyType({})
+) -> FederationState:
     """Return the state with the sites' losses of the current model, which becomes the best model if it is better.
 
     Only sites that validated both models, the earlier best one and the current one, are judges of the two.
 
-    - A run of one or two sites, or at least three judges: :func:`is_better_model` decides. The earlier model stays the
-      best if both are equally good, or if nobody validated the current one.
+    - A run of one or two sites, or at least three judges: :func:`is_better_model` decides. If every judge has the same
+      loss for both models, :func:`is_validation_loss_lower` does. Otherwise, or if nobody validated the current model,
+      the earlier one stays the best.
     - Fewer than three judges in a larger run: the current model is the best one unless :func:`do_both_judges_object`.
       If fewer than two sites validated it, there is no best model, so that the last model is the result.
 
     Args:
         losses: Site -> loss of the current model, by the run's criterion.
         members: Number of sites that take part in the run, whether they state figures or not.
+        validation_losses: Site -> validation loss of the current model, if the criterion is the AUROC; else empty.
     """
     lowest_losses = _lower_losses(state.lowest_losses, losses)
     state = replace(state, lowest_losses=lowest_losses)
@@ -271,11 +279,20 @@ def update_best_model(state: FederationState, losses: Losses, members: int) -> F
         earlier_stays_best = do_both_judges_object(losses, state.best_losses, lowest_losses)
     elif state.best is None:
         earlier_stays_best = not losses
+    elif judges and all(losses[site] == state.best_losses[site] for site in judges):
+        # A small validation part soon has an AUROC of 1, while the model still gets surer.
+        earlier_stays_best = not is_validation_loss_lower(validation_losses, state.best_validation_losses)
     else:
         earlier_stays_best = not losses or not is_better_model(losses, state.best_losses, lowest_losses)
     if earlier_stays_best:
         return state
-    return replace(state, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))
+    return replace(
+        state,
+        best=state.model,
+        best_round=state.round,
+        best_losses=MappingProxyType(dict(losses)),
+        best_validation_losses=MappingProxyType(dict(validation_losses)),
+    )
 
 
 def _lower_losses(lowest: Losses, losses: Losses) -> Losses:
@@ -323,6 +340,16 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     return sum_in_order(losses_now.values()) < sum_in_order(losses_before.values())
 
 
+def is_validation_loss_lower(now: Losses, before: Losses) -> bool:
+    """Return True if more than half of the sites that validated both models have a lower loss with the current one.
+
+    A majority decides and not the mean, so that one site alone cannot choose among models of equal AUROC.
+    """
+    judges = now.keys() & before.keys()
+    lower = [site for site in judges if now[site] < before[site]]
+    return 2 * len(lower) > len(judges)
+
+
 def compute_median_regret(losses: Losses, lowest: Losses) -> float:
     """Return the median over sites of a site's regret for a model; 1 without sites.
 
@@ -360,6 +387,7 @@ class _StoredStateHeader(TomlSection):
     best_round: int
     best_losses: dict[str, float]
     lowest_losses: dict[str, float]
+    best_validation_losses: dict[str, float] = Field(default_factory=dict)  # an earlier release wrote none
     criterion: Criterion | None
     counted: dict[str, int]
     left_out: dict[str, str]

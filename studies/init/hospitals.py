@@ -131,6 +131,8 @@ class HospitalsInTable:
             lines.append(f"    {name.ljust(widths[0])}  {right}")
         if len(self.names) > MOST_HOSPITALS:
             lines.append(f"    and {len(self.names) - MOST_HOSPITALS} more.")
+        if len(self.names) > 1 and self.annotated.all():
+            lines.append("    All hospitals annotate all classes: surgical and vanilla train the same model here.")
         if not self.by_label and not self.annotated.all():
             lines += [
                 "    A class that a hospital never names is taken for one that it does not look for: unknown in all of",

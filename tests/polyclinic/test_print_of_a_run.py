@@ -13,7 +13,7 @@ import pytest
 import polyclinic as pc
 from polyclinic.common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_results
 from polyclinic.common.metrics.bootstrap import AurocIntervals
-from polyclinic.common.metrics.calibration import DecisionCounts, ScoreQuality
+from polyclinic.common.metrics.calibration import DecisionCounts, OperatingPoint, ScoreQuality
 from polyclinic.server.reporting.run_report import write_run_report
 from tests.server.reports import NAMES, RESULTS, SITES, write
 
@@ -25,6 +25,7 @@ SAME = {
     if result.positives
 }
 POOR = ScoreQuality({}, {"mass": DecisionCounts(0, 30, 2, 168)})
+CHOSEN = {"mass": (OperatingPoint("youden", None, 0.125, (40, 60), DecisionCounts(20, 10, 2, 168)),)}
 
 
 def of(results: dict[str, ClassMetrics], note: str = GLOBAL_MODEL, **more: Any) -> dict[str, Any]:
@@ -74,6 +75,11 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
         "chance",
     ),
     "no positive found at 0.5": (of(RESULTS, quality=POOR), "finds none of the positive test images of “mass”"),
+    "thresholds chosen on validation": (
+        of(RESULTS, quality=POOR, operating_points=CHOSEN),
+        "Thresholds chosen on validation images are on the run's page under “Thresholds chosen on validation images”: "
+        "0.125 for “mass”.",
+    ),
     "one seed": ({}, "This is one run, with seed 1"),
 }
 

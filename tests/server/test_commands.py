@@ -133,6 +133,9 @@ def test_compare_runs_all_and_tests_in_pairs_and_does_no_run_twice(experiment: P
     first, again = flwr_sim(*command), flwr_sim(*command)
     assert (first.code, again.code) == (0, 0), first.err
     assert "4 of 4 runs are there already." in again.out
+    assert "By class: AUROC" in again.out
+    sentences = again.out[again.out.index("By mean AUROC") : again.out.index("Report:")]
+    assert max(map(len, sentences.splitlines())) <= 80
     comparison = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
     assert [method["label"] for method in comparison["methods"]] == ["surgical", "vanilla"]
     assert (out / "report.html").stat().st_size > 10_000

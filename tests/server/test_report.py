@@ -83,7 +83,11 @@ def comparison_html(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("comparison")
     better = {n: ClassMetrics(r.auroc and r.auroc + 0.05, 0.5, 0.5, 40, 9) for n, r in RESULTS.items()}
     test = asdict(summarise_test_results(better, {"edema"}, set(NAMES[2:])))
-    runs = [write(root / "0"), write(root / "1", name="<u>other</u>", test=test), write(root / "2", seed=2)]
+    runs = [
+        write(root / "0"),
+        write(root / "1", name="<u>other</u>", test=test, model_sha256="ef" * 32),
+        write(root / "2", seed=2),
+    ]
     return write_comparison_report(compare_methods([read_run(run) for run in runs]), root / "all.html").read_text(
         "utf-8"
     )

@@ -186,6 +186,40 @@ def test_by_auroc_the_round_is_chosen_that_ranks_best_though_its_loss_is_the_hig
     assert judged(RISING_LOSS, "loss").best_round == 0
 
 
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ([{"a": 0.5}, {"a": 0.4}, {"a": 0.3}], 2),
+        ([{"a": 0.5}, {"a": 0.3}, {"a": 0.4}], 1),
+        ([{"a": 0.5}, {"a": 0.5}], 0),
+        ([{"a": 0.5, "b": 0.5}, {"a": 0.4, "b": 0.6}], 0),  # half of the sites are no majority
+        ([{"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.4, "b": 0.4, "c": 0.6}], 1),
+    ],
+)
+def test_of_equal_aurocs_the_round_with_the_lower_validation_loss_is_chosen(losses: Judgements, best: int) -> None:
+    assert judged([{site: (loss, 1.0) for site, loss in each.items()} for each in losses]).best_round == best
+
+
+def test_a_lower_loss_does_not_outweigh_a_lower_auroc() -> None:
+    assert judged([{"a": (0.5, 0.95), "b": (0.5, 0.9)}, {"a": (0.1, 0.95), "b": (0.1, 0.89)}]).best_round == 0
+
+
+def test_one_site_does_not_choose_among_rounds_of_equal_auroc() -> None:
+    rounds: Sequence[Figures] = [
+        {"a": (0.3, 1.0), "b": (0.3, 1.0), "liar": (1000.0, 1.0)},
+        {"a": (0.9, 1.0), "b": (0.9, 1.0), "liar": (0.0, 1.0)},
+    ]
+    assert judged(rounds).best_round == 0
+
+
+def test_the_validation_losses_of_the_best_round_outlive_a_restart() -> None:
+    begun = judged([{"a": (0.5, 1.0)}, {"a": (0.4, 1.0)}])
+    again = deserialize_federation_state(serialize_federation_state(begun))
+    worse = FederationValidation({"a": 0.45}, {"a": 1.0})
+    assert again.best_validation_losses == {"a": 0.4}
+    assert record_model_validation(replace(again, round=2), worse, "auroc", 1).best_round == 1
+
+
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_method_is_chosen_by_ranking_unless_classes_exclude_one_another(name: str) -> None:
     assert STRATEGIES[name]().site.default_selection_criterion == "auroc"

@@ -3,7 +3,7 @@
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,18 @@ from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.calibration import DecisionCounts, OperatingPoint, ScoreQuality
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, MultiClassMetrics, RoundAccuracy
 from polyclinic.server.reporting.page import AnnotatedClassGroup
+from polyclinic.server.reporting.run_claims import describe_way_to_mean_auroc
 from polyclinic.server.reporting.tables import make_class_auroc_table
 from polyclinic.server.runs.reader import read_run
-from polyclinic.studies.claims import describe_method_verdicts, describe_site_gains, format_difference_interval
+from polyclinic.studies.claims import (
+    describe_headline_result,
+    describe_method_verdicts,
+    describe_site_gains,
+    format_difference_interval,
+)
 from polyclinic.studies.comparison import MeanAndSd, MethodComparison, MethodResult, compare_methods, write_comparison
 from polyclinic.studies.comparison_report import (
     comparison_as_markdown,
@@ -243,7 +250,72 @@ def test_without_a_class_that_enough_test_images_show_a_comparison_has_no_mean_a
     assert [method.auroc["all"].mean for method in comparison.methods] == [None, None]
     assert comparison.find_method_contrast("theirs").result.mean_difference is None
     (caution,) = [each for each in comparison.cautions if "No mean AUROC can be given" in each]
-    assert caution.endswith("fewer show “edema” (12) and “mass” (12).")
+    assert "fewer show “edema” (12) and “mass” (12)." in caution
+    assert "A mean AUROC needs about 2.5 times as many test images" in caution  # 30 over 12
+
+
+def test_a_way_to_a_mean_auroc_names_the_key_of_a_table() -> None:
+    few = asdict(summarise_test_results(metrics({"edema": 0.8}, positives=15), (), ()))
+    tables = {"experiment": {"data": {"split_column": None}}}
+    content = {**summary("ours", {"edema": 0.8}), "test": few}
+    assert "2.0 times" in describe_way_to_mean_auroc(run_of(content).summary)
+    assert "split_column" not in describe_way_to_mean_auroc(run_of(content).summary)
+    assert "split_column = " in describe_way_to_mean_auroc(run_of(content | tables).summary)
+    assert describe_way_to_mean_auroc(run_of(summary("ours", {"edema": 0.8})).summary) == ""
+
+
+def test_methods_of_one_model_in_each_seed_are_said_to_be_the_same() -> None:
+    every = {"sites": {"north": {"classes": CLASSES}, "south": {"classes": CLASSES}}}
+    contents = [
+        summary(name, dict.fromkeys(CLASSES, 0.8), seed=seed, model_sha256=f"{seed}", **every)
+        for name in ("ours", "theirs")
+        for seed in (0, 1)
+    ]
+    comparison = compared(*contents)
+    assert comparison.same_models == {"theirs": True}
+    headline = describe_headline_result(comparison)
+    assert headline == "ours and theirs end with the same model in each seed, because every site annotates every class."
+    (verdict,) = describe_method_verdicts(comparison)
+    assert verdict.startswith("theirs is the same model as ours in each seed")
+    assert "no label is missing" in verdict
+
+
+def test_the_same_model_with_missing_labels_has_another_reason() -> None:
+    contents = [
+        summary(name, dict.fromkeys(CLASSES, 0.8), CLASSES[:1], model_sha256="a") for name in ("ours", "theirs")
+    ]
+    comparison = compared(*contents)
+    assert comparison.same_models == {"theirs": False}
+    assert "every class" not in describe_headline_result(comparison)
+    assert "no label is missing" not in describe_method_verdicts(comparison)[0]
+
+
+def test_the_same_initial_model_has_another_reason() -> None:
+    every = {"sites": {"north": {"classes": CLASSES}}, "best_round": 0, "model_sha256": "a"}
+    comparison = compared(*(summary(name, dict.fromkeys(CLASSES, 0.8), **every) for name in ("ours", "theirs")))
+    assert comparison.same_models == {"theirs": False}
+
+
+def test_methods_that_differ_in_one_seed_are_compared() -> None:
+    contents = [
+        summary(name, dict.fromkeys(CLASSES, 0.8), seed=seed, model_sha256=sha256)
+        for name, seed, sha256 in (("ours", 0, "a"), ("theirs", 0, "a"), ("ours", 1, "b"), ("theirs", 1, "c"))
+    ]
+    assert compared(*contents).same_models == {}
+
+
+def test_classes_of_which_nothing_is_found_at_one_half_are_named_with_the_way_out() -> None:
+    none_found = DecisionCounts(0, 30, 2, 168)
+    point = OperatingPoint("youden", None, 0.2, (30, 30), none_found)
+    test = replace(
+        summarise_test_results(metrics({"edema": 0.9}), (), ()),
+        quality=ScoreQuality({}, {"edema": none_found}),
+        operating_points={"edema": (point,)},
+    )
+    content = {**summary("ours", {"edema": 0.9}), "test": asdict(test)}
+    (caution,) = [each for each in compared(content).cautions if "sensitivity 0" in each]
+    assert "“edema” (1 of 1 run)" in caution
+    assert "Thresholds chosen on validation images" in caution
 
 
 def test_figures_with_an_error_are_not_compared() -> None:

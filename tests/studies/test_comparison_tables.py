@@ -125,7 +125,7 @@ def connected() -> RenderableType:
             "superlink": "up",
             "certificate_days": 300.0,
             "sites": {name: {**site, "fingerprint": "ab" * 8} for name in names},
-            "run": None,
+            "runs": [],
         }
     )
 
