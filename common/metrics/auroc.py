@@ -102,23 +102,23 @@ def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
 
 
 def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
-    """Return a remedy for a metric that failed: a function, a threshold, or its two arguments exchanged; else ""."""
+    """Return a remedy for a metric that failed: a function, its arguments exchanged, or a threshold; else ""."""
     if hasattr(metric, "aggregate"):
         return (
             "A metric that gathers batches, such as MONAI's, is no function of scores and labels. Write one: "
             "lambda scores, labels: monai.metrics.compute_roc_auc(torch.from_numpy(scores), torch.from_numpy(labels))."
         )
-    arguments = "labels, scores >= 0.5" if isinstance(metric, _LabelsFirst) else "scores >= 0.5, labels"
-    if _works(metric, (scores >= THRESHOLD).astype(scores.dtype), labels):
+    if _works(metric, labels, scores):
         return (
-            "Scores are probabilities, and this metric works with 0 and 1. Choose a threshold: write "
-            f"lambda scores, labels: NAME({arguments}), with the name of your function."
+            "A metric is called as metric(scores, labels), and this one works with the labels first: write "
+            "lambda scores, labels: NAME(labels, scores), with the name of your function."
         )
-    if not _works(metric, labels, scores):
+    if not _works(metric, (scores >= THRESHOLD).astype(scores.dtype), labels):
         return ""
+    arguments = "labels, scores >= 0.5" if isinstance(metric, _LabelsFirst) else "scores >= 0.5, labels"
     return (
-        "A metric is called as metric(scores, labels), and this one works with the labels first: write "
-        "lambda scores, labels: NAME(labels, scores), with the name of your function."
+        "Scores are probabilities, and this metric works with 0 and 1. Choose a threshold: write "
+        f"lambda scores, labels: NAME({arguments}), with the name of your function."
     )
 
 

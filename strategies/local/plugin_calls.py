@@ -22,7 +22,7 @@ from polyclinic.common.plugins import (
 )
 from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.data.images.user_transform import takes_batch_and_generator
-from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
+from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, adapt_plugin_loss, make_training_loss
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 _IMAGES = 4
@@ -112,12 +112,24 @@ def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, si
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
-        raise BadInput([_make_few_classes_fault(experiment, few, classes, error)]) from error
+        loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN))
+        gets_all = site_labels.has_rows_of_all_classes and adapt_plugin_loss(loss) is loss
+        raise BadInput([_make_few_classes_fault(experiment, (few, classes), error, gets_all=gets_all)]) from error
 
 
-def _make_few_classes_fault(experiment: Experiment, few: int, classes: int, error: BaseException) -> Fault:
-    """Return the fault of a loss that works with all classes, and fails at a site that annotates fewer."""
+def _make_few_classes_fault(
+    experiment: Experiment, counts: tuple[int, int], error: BaseException, *, gets_all: bool
+) -> Fault:
+    """Return the fault of a loss that works with all classes, and fails at a site that annotates fewer.
+
+    Args:
+        counts: Number of classes of the site, and of the run.
+        gets_all: True if the loss gets a column for each class of the run.
+    """
+    few, classes = counts
     problem = f"fails at a site that annotates {few} of {classes} classes: {type(error).__name__}: {error}"
+    if gets_all:
+        return Fault("", problem.rstrip(".") + ".")
     remedy = (
         f'With run.method = "{experiment.run.method}" this loss gets the columns of the classes that the site '
         "annotates, and no others: tensors with an entry for each class of the run do not fit. For weights of classes "

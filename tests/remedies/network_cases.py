@@ -293,8 +293,8 @@ def try_threshold(folder: Path, message: str) -> None:
 
 
 def share_of_hits(chosen: Any, labels: Any) -> float:
-    if not np.isin(chosen, (0, 1)).all():
-        raise ValueError("chosen is 0 or 1")
+    if not np.isin([chosen, labels], (0, 1)).all():
+        raise ValueError("both are 0 or 1")
     return float((chosen == labels).mean())
 
 

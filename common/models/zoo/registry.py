@@ -294,7 +294,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 def _find_other_channels_fault(module: nn.Module, spec: ModelSpec, name: str) -> Fault | None:
     """Return a fault that names the number of channels that a network takes at this size; None if there is none."""
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
-    for channels in (1, 3):
+    for channels in {1, 3} - {spec.channels}:
         with contextlib.suppress(Exception), torch.no_grad():  # somebody else's code: it may raise anything
             module(torch.zeros(1, channels, spec.image_size, spec.image_size, device=device))
             problem = f"{name} does not take images of {spec.channels} channels; it takes {channels}."
