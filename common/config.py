@@ -494,6 +494,13 @@ def read_experiment(
     return validate_experiment(tree, base_of_paths, overrides, method_faults, base_of_paths.name)
 
 
+def _add_example_of_method(fault: Fault) -> Fault:
+    """Return the fault of a missing method with an example as its remedy, and any other unchanged."""
+    if not fault.where.endswith("run.method") or fault.problem != "is missing.":
+        return fault
+    return replace(fault, remedy='Name one, such as run.method = "surgical"; in Python {"run.method": "surgical"}.')
+
+
 def validate_experiment(
     tree: dict[str, Any],
     base_of_paths: Path,
@@ -533,7 +540,7 @@ def validate_experiment(
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        faults += translate_validation_errors(error, Experiment, name, extra=("extends",))
+        faults += map(_add_example_of_method, translate_validation_errors(error, Experiment, name, extra=("extends",)))
         faults += [replace(fault, where=f"{name}: {fault.where}") for fault in method_faults(tree)]
         raise BadInput(faults) from None
     raise_faults(faults)

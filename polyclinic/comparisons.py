@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from polyclinic.studies.comparison import MethodComparison
 
 PythonExperiment = str | Path | Mapping[str, Any]
-"""A path, the name of an example, or tables; a key with a dot, such as ``"run.method"``, is a setting."""
+"""A path, the name of an example or a method, or tables; a key with a dot, such as ``"run.method"``, is a setting."""
 TEXT_WIDTH = 100
 """Columns of the text of a comparison."""
 
@@ -64,7 +64,8 @@ def compare(
 
     Args:
         experiments: Experiments as for :func:`polyclinic.simulate`, in a list; or name -> experiment, where the name
-            is that of tables and report. The first is the reference of the tests.
+            is that of tables and report. A method's name is short for the setting ``run.method``.
+            The first is the reference of the tests.
         seeds: Number of seeds (0, 1, ...) for every experiment; a statistical verdict needs at least three.
         settings: Settings to override in every experiment, such as ``{"run.rounds": 3}``.
         model, head, dataset, loss, transform, optimizer, schedule, metrics: Parts of your own for every experiment, as
@@ -275,7 +276,8 @@ class _NamedExperiment:
 
 def _describe_equal_starts(model: nn.Module | Network | None, seeds: int) -> tuple[str, ...]:
     """Return a sentence if all seeds begin with the weights of one module, else nothing."""
-    if seeds == 1 or model is None or not hasattr(model, "state_dict"):  # a function makes new weights for each seed
+    # A function, or a class, makes new weights for each seed.
+    if seeds == 1 or isinstance(model, type) or not hasattr(model, "state_dict"):
         return ()
     return (
         f"All seeds begin with the weights of model={type(model).__name__}: SD over seeds, intervals and p do not "
@@ -292,6 +294,8 @@ def _name_experiments(
     Raises:
         BadInput: If there is none, or something is no experiment.
     """
+    from polyclinic.strategies.registry import STRATEGIES
+
     if isinstance(experiments, str | Path) or not experiments:
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
     if isinstance(experiments, Mapping) and experiments.keys() <= Experiment.model_fields.keys():
@@ -301,7 +305,9 @@ def _name_experiments(
     pairs: list[tuple[str | None, PythonExperiment]] = [(None, each) for each in experiments]
     if isinstance(experiments, Mapping):
         pairs = [(str(name), each) for name, each in experiments.items()]
-    for name, experiment in pairs:
+    for name, listed in pairs:
+        is_method = isinstance(listed, str) and listed in STRATEGIES and not Path(listed).is_file()
+        experiment: PythonExperiment = {"run.method": listed} if is_method else listed
         given = {} if name is None else {"run.name": name}
         if not isinstance(experiment, Mapping):
             path, tables = Path(experiment), None

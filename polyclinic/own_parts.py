@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,8 +90,10 @@ class OwnParts:
         """
         self._refuse_wrong_parts()
         added = dict(settings)
-        for key, group_and_part in self._list_replaced_settings().items():
-            added[key] = PLUGIN + register_local_plugin(*group_and_part)
+        for key, (group, part) in self._list_replaced_settings().items():
+            # MONAI's transforms keep their last draw: the caller's object would be another one for the next run.
+            registered = _copy_if_possible(part) if group == TRANSFORMS else part
+            added[key] = PLUGIN + register_local_plugin(group, registered)
         if self.head is not None:
             added["model.head"] = self.head
         if self.metrics:
@@ -134,6 +137,13 @@ class OwnParts:
         if self and file.experiment.simulation.backend == "ray":
             problem = "ray: its workers are other processes, which do not know what was given to this one."
             raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
+
+
+def _copy_if_possible(part: Any) -> Any:
+    try:
+        return copy.deepcopy(part)
+    except Exception:  # somebody else's code: it may raise anything
+        return part
 
 
 def read_python_experiment(

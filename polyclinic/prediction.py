@@ -59,6 +59,9 @@ def predict_images(
         raise BadInput([Fault("images", problem, 'Give one of them: run.predict(parts["test"]).')])
     if isinstance(images, Sequence) and images and all(isinstance(file, str | Path) for file in images):
         return _predict_from_paths(folder, network, images)
+    if is_map_style_dataset(inner := getattr(images, "dataset", None)) and not hasattr(images, "__getitem__"):
+        problem = f"is a {type(images).__name__}, which makes batches of its {type(inner).__name__}."
+        raise BadInput([Fault("images", problem, "Pass its data set: run.predict(loader.dataset).")])
     if not is_map_style_dataset(images) or not len(images):
         what = "an empty " if is_map_style_dataset(images) else "a "
         raise BadInput([Fault("images", f"must be {_FORMS}, not {what}{type(images).__name__}.")])

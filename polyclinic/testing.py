@@ -129,7 +129,7 @@ def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None
 def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: int = 4) -> None:
     """Check an augmentation plug-in, an entry point of ``polyclinic.transforms``.
 
-    The transform must keep shape and dtype, use only the given random generator, and not change its input.
+    The transform must keep shape and dtype, draw from generators that can be seeded, and not change its input.
 
     Raises:
         AssertionError: If a check fails, with the reason.
@@ -140,7 +140,7 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
     before = images.clone()
     first, second = (augment_images_weakly(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
     assert first.isfinite().all(), f"{name}: some pixels are not finite"
-    assert torch.equal(first, second), f"{name}: two runs of one seed differ; draw from the generator that it is given"
+    assert torch.equal(first, second), f"{name}: two runs of one seed differ; draw from a generator that can be seeded"
     assert torch.equal(images, before), f"{name}: changes the images that it is given"
 
 

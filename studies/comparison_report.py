@@ -324,7 +324,9 @@ def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
             tables.append(FittedTable(title, headings, tuple(rows)))
     if tables:
         has_interval = any(each.result.interval for each in comparison.contrasts if each.pairing == "classes")
-        about_intervals = "95 % interval: bootstrap over the classes. " if has_interval else ""
+        about_intervals = (
+            "95 % interval: bootstrap over the classes, too narrow if these are few. " if has_interval else ""
+        )
         caption = f"{about_intervals}{claims.describe_what_p_tests(comparison)}"
         tables[-1] = replace(tables[-1], caption=caption)
     return tables

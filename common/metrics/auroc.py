@@ -56,12 +56,22 @@ def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
     except (TypeError, ValueError):  # no function, which its first call reports; or one of C
         return metric
     if first == "y_true":
-        return lambda scores, labels: metric(labels, scores)
+        return _LabelsFirst(metric)
     if hasattr(metric, "forward"):
         import torch  # here: the metrics of most runs need none
 
         return lambda scores, labels: metric(torch.from_numpy(scores), torch.from_numpy(labels).long())
     return metric
+
+
+@dataclass(frozen=True)
+class _LabelsFirst:
+    """A metric of scores and labels that calls a function of labels and scores."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Any:
+        return self.function(labels, scores)
 
 
 def compute_plugin_metric(
@@ -92,20 +102,32 @@ def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
 
 
 def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
-    """Return a remedy for a metric that failed: a function, or its two arguments exchanged; else an empty text."""
+    """Return a remedy for a metric that failed: a function, its arguments exchanged, or a threshold; else ""."""
     if hasattr(metric, "aggregate"):
         return (
             "A metric that gathers batches, such as MONAI's, is no function of scores and labels. Write one: "
             "lambda scores, labels: monai.metrics.compute_roc_auc(torch.from_numpy(scores), torch.from_numpy(labels))."
         )
-    try:
-        _call_metric(metric, labels, scores)
-    except (Exception, SystemExit):  # it may raise anything
+    if _works(metric, labels, scores):
+        return (
+            "A metric is called as metric(scores, labels), and this one works with the labels first: write "
+            "lambda scores, labels: NAME(labels, scores), with the name of your function."
+        )
+    if not _works(metric, (scores >= THRESHOLD).astype(scores.dtype), labels):
         return ""
+    arguments = "labels, scores >= 0.5" if isinstance(metric, _LabelsFirst) else "scores >= 0.5, labels"
     return (
-        "A metric is called as metric(scores, labels), and this one works with the labels first: write "
-        "lambda scores, labels: NAME(labels, scores), with the name of your function."
+        "Scores are probabilities, and this metric works with 0 and 1. Choose a threshold: write "
+        f"lambda scores, labels: NAME({arguments}), with the name of your function."
     )
+
+
+def _works(metric: Metric, *arguments: NDArray[np.floating]) -> bool:
+    try:
+        _call_metric(metric, *arguments)
+    except (Exception, SystemExit):  # somebody else's code: it may raise anything
+        return False
+    return True
 
 
 def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:

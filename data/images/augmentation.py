@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.plugins import PLUGIN, TRANSFORMS, load_plugin_entry_point
 from polyclinic.data.base.spec import AugmentationSpec
+from polyclinic.data.images.user_transform import transform_training_images
 
 DRAWS = 7
 """Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
@@ -41,15 +40,11 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
     """
     if spec == AugmentationSpec():
         return images
-    images = apply_weak_augmentation(images, spec, torch.rand(DRAWS, len(images), generator=generator))
+    draws = torch.rand(DRAWS, len(images), generator=generator)
+    images = apply_weak_augmentation(images, spec, draws)
     if spec.transform is None:
         return images
-    result = load_plugin_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
-    if not isinstance(result, Tensor) or result.shape != images.shape or not result.is_floating_point():
-        got = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-        problem = f'"{spec.transform}" made {got} of float pixels {tuple(images.shape)}; shape and kind must stay.'
-        raise BadInput([Fault("augmentation.transform", problem)])
-    return result.to(images)
+    return transform_training_images(spec.transform, images, draws, generator)
 
 
 def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ from polyclinic.data.partition.spec import (
 from polyclinic.data.tables.class_names import NIH_CLASSES, find_numbered_class_faults, find_unknown_class_faults
 
 ClassLists = Mapping[str, tuple[str, ...]]
-_ORPHANS_REMEDY = "Give each class to a site that labels it. A class that is blank in every line has none: leave it "
-_ORPHANS_REMEDY += "out of [data], or in Python out of the labels."
+_ORPHANS_REMEDY = (
+    "Give each class to a site that labels it. A class that no site labels is left out of [data]; {python}."
+)
 
 
 def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
@@ -38,7 +39,8 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
                 return faults
             for site, names in spec.lists.items():
                 faults += find_unknown_class_faults(f"{where}.{site}", names, class_names)
-            return faults + find_unannotated_class_faults(class_names, spec.lists, where, _ORPHANS_REMEDY)
+            remedy = _ORPHANS_REMEDY.format(python=_suggest_fewer_columns(class_names, listed))
+            return faults + find_unannotated_class_faults(class_names, spec.lists, where, remedy)
         case PaperTablePartitionSpec():
             return _find_paper_table_faults(class_names, spec)
         case RandomOwnersPartitionSpec():
@@ -105,6 +107,15 @@ def find_unannotated_class_faults(
     """
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
+
+
+def _suggest_fewer_columns(class_names: Sequence[str], listed: Sequence[str]) -> str:
+    """Return the lines of Python that keep the label columns of the listed classes."""
+    columns = [column for column, name in enumerate(class_names) if name in listed]
+    names = [class_names[column] for column in columns]
+    fewer = f"item=lambda x: (x[0], x[1][{columns}])"
+    by_key = f'item=lambda x: {{**x, "label": x["label"][{columns}]}}'
+    return f"in Python pc.LabelledImages(dataset, class_names={names}, {fewer}), or for dictionaries {by_key}"
 
 
 def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartitionSpec) -> list[Fault]:

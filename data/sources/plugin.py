@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from polyclinic.common.plugins import (
     is_local_plugin_name,
     load_plugin_entry_point,
 )
+from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import (
     PARTS,
     DatasetSplits,
@@ -55,6 +56,9 @@ from polyclinic.data.tables.copies import (
     check_picture_copies,
     find_repeated_picture_faults,
 )
+
+if TYPE_CHECKING:
+    from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
 
 _DARK = 15
 """Brightest value, of 255, of a data set that is refused as nearly black."""
@@ -239,7 +243,10 @@ def _join_plugin_parts(
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
         from polyclinic.data.sources.shared_items import find_shared_item_faults
 
-        raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
+        if spec.duplicates == "drop_from_training":
+            _drop_items_of_later_parts(where, opened, {name: part.images for name, part in images.items()})
+        else:
+            raise_faults(find_shared_item_faults(where, {name: part.images for name, part in images.items()}))
     if spec.duplicates == "fault":  # before validation images are held out, so that all copies are counted together
         named = {
             name: NamedPictures(part.picture_digests, [f"{name}[{row}]" for row in range(len(part))])
@@ -258,6 +265,33 @@ def _join_plugin_parts(
         opened["train"] = train.select_rows(np.flatnonzero(~held_out))
         opened["validation"] = train.select_rows(np.flatnonzero(held_out))
     return check_picture_copies(where, DatasetSplits(*(opened[name] for name in PARTS)), spec.duplicates)
+
+
+def _drop_items_of_later_parts(where: str, opened: dict[str, ImageSet], datasets: Mapping[str, Any]) -> None:
+    """Leave the items of a later part out of the earlier ones, in place, with a note on each: tests keep all items.
+
+    Args:
+        where: Name of the data set in faults.
+        opened: The images of each part; a part is replaced.
+        datasets: The data set of each part, which says which items are the same.
+
+    Raises:
+        BadInput: If a part would have no item left.
+    """
+    from polyclinic.data.sources.shared_items import find_shared_item_faults, mask_items_of_other_parts
+
+    for place, name in enumerate(PARTS[:-1]):
+        if name not in opened:
+            continue
+        later = [datasets[other] for other in PARTS[place + 1 :] if other in datasets]
+        is_shared = mask_items_of_other_parts(datasets[name], later)
+        if is_shared.all():
+            raise_faults(find_shared_item_faults(where, datasets))
+        if dropped := int(is_shared.sum()):
+            items = format_count_with_noun(len(is_shared), f"{name} item")
+            note = f"{dropped:,} of {items} were dropped, because a part for tests or validation has them too."
+            kept = opened[name].select_rows(np.flatnonzero(~is_shared))
+            opened[name] = replace(kept, notes=(*kept.notes, note))
 
 
 def _make_plugin_image_set(
@@ -433,6 +467,8 @@ def _open_torch_dataset(
     stored = open_torch_dataset(pictures.images, where, pictures.value_range, pictures.item)
     reads_labels = pictures.labels is None
     own_names = read_dataset_class_names(pictures.images, where)
+    if reads_labels:
+        raise_faults(_find_moved_name_faults(where, pictures.class_names, own_names, stored))
     if not hasattr(pictures.labels, "columns"):
         own_names = own_names or tuple(other_names)
     if not reads_labels:
@@ -452,6 +488,34 @@ def _open_torch_dataset(
     if pictures.parts is None:
         pictures = replace(pictures, parts=items.parts)
     return stored, pictures, items.notes if stored.reproducible else (NOT_REPRODUCIBLE, *items.notes)
+
+
+def _find_moved_name_faults(
+    where: str, class_names: Sequence[str], own_names: Sequence[str], stored: "TorchDatasetPictures"
+) -> list[Fault]:
+    """Return a fault if the user names a class by another number than the data set itself does.
+
+    Labels that name their classes do not depend on the order.
+
+    Args:
+        class_names: The names that the user gave.
+        own_names: The names that the data set defines.
+        stored: The opened data set.
+    """
+    from polyclinic.data.sources.dataset_items import list_label_names
+
+    given = list(map(str, class_names))
+    moved = [name for place, name in enumerate(own_names) if name in given and given.index(name) != place]
+    if not moved:
+        return []
+    labels = stored.read_item(0).labels
+    if isinstance(labels, Mapping) or list_label_names(labels) is not None:
+        return []
+    number, name = own_names.index(moved[0]), moved[0]
+    problem = f'class_names has "{name}" as number {given.index(name)}, and the data set itself has it as number '
+    problem += f"{number}: its classes are {quote_names(own_names)}."
+    remedy = f"Leave class_names out, or name the classes in that order: class_names={list(own_names)}."
+    return [Fault(where, problem, remedy)]
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:

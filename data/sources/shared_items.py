@@ -5,9 +5,15 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from polyclinic.common.errors import Fault
+
+_REMEDY = (
+    "Give each part items of its own. Or leave those of tests out of training: "
+    'settings={"data.duplicates": "drop_from_training"}.'
+)
 
 
 def is_map_style_dataset(dataset: object) -> bool:
@@ -24,10 +30,16 @@ def find_shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]
     """
     items = {name: set(_iterate_innermost_items(dataset)) for name, dataset in parts.items()}
     return [
-        Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', "Give each part items of its own.")
+        Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', _REMEDY)
         for first, second in combinations(items, 2)
         if (shared := len(items[first] & items[second]))
     ]
+
+
+def mask_items_of_other_parts(dataset: Any, others: Iterable[Any]) -> NDArray[np.bool_]:
+    """Return a mask of the items of a data set, ``(n,)``, that are items of other data sets too."""
+    foreign = {item for other in others for item in _iterate_innermost_items(other)}
+    return np.array([item in foreign for item in _iterate_innermost_items(dataset)], dtype=np.bool_)
 
 
 def find_repeated_item_faults(where: str, dataset: Any) -> list[Fault]:

@@ -6,6 +6,7 @@ one range for the whole data set. Random transforms are drawn anew for each trai
 evaluation; both follow from the run's seed.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils.data import ConcatDataset, Subset
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.data.base.image_set import LazyPictures, compute_picture_digest
+from polyclinic.data.images.random_generators import RandomGenerators
 from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
     DatasetItem,
@@ -31,8 +33,8 @@ from polyclinic.data.sources.dataset_items import (
 from polyclinic.data.sources.item_notes import describe_partial_cache, describe_unread_entries
 from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array, name_classes_by_number
 from polyclinic.data.sources.plugin import MapStyleDataset
-from polyclinic.data.sources.random_generators import RandomGenerators
 from polyclinic.data.sources.shared_items import is_map_style_dataset
+from polyclinic.data.tables.class_names import NAME_CLASSES
 
 _CLASSES = ("class_names", "classes", "pathologies")
 """Attributes in which data sets store class names."""
@@ -43,6 +45,8 @@ _NEAR_INTEGER = 1e-3
 """Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
 _FAR_OUTSIDE, _MOST_OUTSIDE = 0.25, 0.01
 """The range of values is taken to be wrong if more than this share of pixels lies outside by a quarter of the range."""
+_USUAL_WHITES = (255, 4095, 65535)
+"""Brightest values of pictures of 8, 12 and 16 bits."""
 _OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
 """Modes of Pillow's pictures that convert to grey or colour without a choice."""
 _RESIZE = {
@@ -73,6 +77,7 @@ class TorchDatasetPictures(LazyPictures):
         class_names: Names of the classes; set before labels are read.
         labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
             labels separately.
+        lowest, highest: The lowest and the highest value that the data set returned, in images that are no uint8.
         darkest, brightest: The lowest and the highest value of all images that were read at the start, from 0 to 255.
         white_share: Share of the pixels of all images that are white.
         reproducible: False if the same seed gave different pictures of one item at the start.
@@ -94,6 +99,7 @@ class TorchDatasetPictures(LazyPictures):
         self.picture_digests = np.empty(0, np.uint64)
         self.darkest, self.brightest, self.white_share = 255.0, 0.0, 0.0
         self.share_outside = 0.0
+        self.lowest, self.highest = np.inf, -np.inf
         self.reproducible = True
         self.is_augmented = False
         self._first = self.convert_item_image(0, self.read_item(0).image)
@@ -176,6 +182,7 @@ class TorchDatasetPictures(LazyPictures):
         scaled = (values.astype(np.float64) - low) * (255 / (high - low))
         if not np.isfinite(scaled).all():
             raise self._make_item_error(row, "has pixels that are NaN or infinite.", "Give every pixel a value.")
+        self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
         self.share_outside += float((np.abs(scaled - 127.5) > (0.5 + _FAR_OUTSIDE) * 255).mean()) / len(self.dataset)
         whole = np.round(scaled)
         return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
@@ -424,7 +431,7 @@ def _name_classes(
         if rows.ndim > 2:
             raise ValueError
     except ValueError:
-        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
+        remedy = f"{NAME_CLASSES}."
         problem = f"{type(images.dataset).__name__} names no classes."
         raise BadInput([Fault(images.name, problem, remedy)]) from None
     return name_classes_by_number(rows, tell)
@@ -460,8 +467,14 @@ def refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
     low, high = images.value_range or (0.0, 1.0)
     share = f"{images.share_outside:.0%} of its pixels"
     problem = f"has values outside {low:g} (black) to {high:g} (white), by more than a quarter of that, in {share}."
-    remedy = "Leave Normalize out: the network normalises by itself ([model] mean, std). Or name the range: "
-    raise BadInput([Fault(images.name, problem, f"{remedy}pc.LabelledImages(..., value_range=(a, b)).")])
+    problem += f" They go from {images.lowest:.4g} to {images.highest:.4g}."
+    remedy = "Name black and white: pc.LabelledImages(dataset, value_range=({:g}, {:g}))."
+    full = next((white for white in _USUAL_WHITES if images.highest <= white), None)
+    if images.lowest >= 0 and full is not None:
+        raise BadInput([Fault(images.name, problem, remedy.format(0, full))])
+    remedy = remedy.format(math.floor(images.lowest), math.ceil(images.highest))
+    normalize = "Leave Normalize out, if there is one: the network normalises by itself ([model] mean, std). Else "
+    raise BadInput([Fault(images.name, problem, f"{normalize}{remedy[0].lower()}{remedy[1:]}")])
 
 
 def _take_for_all_or_none(where: str, values: Sequence[str | None], what: str) -> list[str] | None:

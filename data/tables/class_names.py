@@ -8,6 +8,12 @@ from collections.abc import Sequence
 
 from polyclinic.common.errors import Fault, quote_names, suggest_nearest_name
 
+NAME_CLASSES = (
+    "in Python dataset=pc.LabelledImages(dataset, class_names=NAMES), of parts "
+    "dataset={part: pc.LabelledImages(data, class_names=NAMES) for part, data in parts.items()}"
+)
+"""How the classes of a data set get names, for a remedy."""
+
 
 def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
     """Return a fault for each name that is no class of the data.
@@ -35,8 +41,8 @@ def find_numbered_class_faults(where: str, names: Sequence[str], class_names: Se
     if not is_numbered or not names or set(names) & set(class_names):
         return []
     problem = f'names {quote_names(names)}, and the classes of the data have numbers: "0" to "{len(class_names) - 1}".'
-    remedy = "List numbers; or name the classes in the order of their numbers: in Python by "
-    remedy += "pc.LabelledImages(dataset, class_names=[...]), for an npz file by data.classes."
+    remedy = f"List numbers. Or name the classes in the order of their numbers: {NAME_CLASSES}; for an npz file by "
+    remedy += "data.classes."
     return [Fault(where, problem, remedy)]
 
 

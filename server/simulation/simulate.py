@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,10 @@ from polyclinic.server.simulation.backends.inline import import_client_app, run_
 from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from polyclinic.server.simulation.known_labels import describe_classes_of_one_label, describe_unlabelled_images
+from polyclinic.server.simulation.training_notes import list_training_notes
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
-from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
+from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults, is_transform_repeatable
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
@@ -111,6 +112,15 @@ def simulate(
             file, console, web_port, progress, ray, watcher, keep_data=keep_data, is_begun=begun is not None
         )
         return execute_run(simulation, file, out, track=track, resume=resume, pages=pages)
+
+
+_TABLE_EXAMPLES = {
+    "data": 'Write [data] with its kind, such as kind = "digits"; in Python give dataset=, or '
+    'settings={"data": {"kind": "digits"}}.',
+    "partition": 'Write [partition], such as kind = "class_subsets", sites = 2, shared = 1; in Python '
+    'settings={"partition": {"kind": "class_subsets", "sites": 2, "shared": 1}}.',
+}
+"""What to write where a table is missing."""
 
 
 @dataclass
@@ -170,7 +180,7 @@ class SimulationBackend:
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
         _write_shared_pictures(folder.path, data.splits.train.shared)
-        for note in (*self._collect_label_table_notes(), *self._collect_omissions()):
+        for note in (*self._collect_notes(), *self._collect_omissions()):
             folder.append_event("table_note", note=note)
             self.tell(note)
         if data.empty_sites:
@@ -217,16 +227,26 @@ class SimulationBackend:
             table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
             skipped=self._collect_skipped_images(),
-            notes=self._collect_label_table_notes(),
+            notes=self._collect_notes(),
             omissions=self._collect_omissions(),
-            reproducible=all(part.is_reproducible for part in data.splits.parts),
+            reproducible=self._is_reproducible,
         )
 
-    def _collect_label_table_notes(self) -> tuple[str, ...]:
-        """Return the remarks for the user on the data set and the external test set, each once."""
+    @cached_property
+    def _is_reproducible(self) -> bool:
+        pictures = all(part.is_reproducible for part in self.data.splits.parts)
+        return pictures and is_transform_repeatable(self.experiment)
+
+    def _collect_notes(self) -> tuple[str, ...]:
+        """Return the remarks for the user on data set, external test set, task, loss and transform, each once."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
+        notes = [note for images in sets for note in images.notes]
         one_label = describe_classes_of_one_label(self.data, self.experiment)
-        return tuple(dict.fromkeys((*(note for images in sets for note in images.notes), *one_label)))
+        return tuple(dict.fromkeys((*notes, *one_label, *self._training_notes)))
+
+    @cached_property
+    def _training_notes(self) -> tuple[str, ...]:
+        return list_training_notes(self.experiment, self.data, self.method.site.missing_labels_count_as)
 
     def _collect_omissions(self) -> tuple[str, ...]:
         """Return the sentences on what is left out of the data set and of the external test set, each once."""
@@ -390,7 +410,7 @@ def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:
     These are a missing ``[data]`` or ``[partition]``, more GPUs than are visible, and secure aggregation on Ray.
     """
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
-    faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
+    faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", _TABLE_EXAMPLES[name]) for name in absent]
     if experiment.participation.sites:
         problem = "names hospitals; the sites of a simulation are those of its partition."
         faults.append(Fault("participation.sites", problem, "Leave it out: --set participation.sites=[]"))

@@ -1,27 +1,40 @@
 """A trial call of each of a run's plug-ins before the first round, so that a faulty plug-in is reported early."""
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
 from polyclinic.common.models.zoo.spec import Task
-from polyclinic.common.plugins import PLUGIN, format_plugin_user_name
+from polyclinic.common.plugins import (
+    LOSSES,
+    PLUGIN,
+    TRANSFORMS,
+    format_plugin_user_name,
+    load_plugin_entry_point,
+)
 from polyclinic.data.images.augmentation import augment_images_weakly
-from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, make_training_loss
+from polyclinic.data.images.user_transform import takes_batch_and_generator
+from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, adapt_plugin_loss, make_training_loss
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
 _IMAGES = 4
+_TRANSFORM_TRIALS = 8
+"""Calls of a transform before the first round, each with another seed: one that acts at random may leave some alone."""
 _SIGNATURES = {
-    "loss": "A loss is called as loss(logits, labels, annotated), each (images, classes) but annotated (classes,), or"
-    " as loss(logits, labels) with the classes that a site annotates. It returns a scalar tensor; unknown labels are"
-    " NaN.",
-    "transform": "A transform is called as transform(images, generator) with float pixels"
-    " (images, channels, height, width), and returns as many.",
+    "loss": "A loss is called as loss(logits, labels, annotated): logits and labels (batch, classes), unknown labels"
+    " NaN; annotated (classes,). Or as loss(logits, labels) with the classes that a site annotates. It returns a scalar"
+    " tensor.",
+    "transform": "A transform is called with float pixels from 0 to 255, and returns as many: as"
+    " transform(images, generator) with (batch, channels, height, width), if it needs two arguments; else as"
+    " transform(image) with (channels, height, width).",
     "optimizer": "An optimiser is made by optimizer(parameters, lr=..., weight_decay=...).",
     "schedule": "A schedule is called as schedule(server_round, rounds) and returns a factor of 0 or more.",
     "metrics": "A metric is called as metric(scores, labels) for each class and returns a number; if its first argument"
@@ -83,6 +96,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, s
 
 def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, site_labels: SiteLabels) -> None:
     """Call a loss as a site does that annotates all classes, and as the one does that annotates the fewest."""
+    _refuse_class_or_softmax(experiment)
     few, lacks = site_labels.fewest_classes, site_labels.fewest_classes < classes
     annotated = torch.ones(classes, dtype=torch.bool)
     has_unknown = site_labels.has_unknown or (site_labels.is_pooled and lacks)
@@ -91,9 +105,143 @@ def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, si
         return
     if site_labels.has_rows_of_all_classes:
         annotated[few:] = False
-        _test_plugin_loss_once(experiment, missing, annotated, has_unknown=has_unknown)
     else:
-        _test_plugin_loss_once(experiment, missing, annotated[:few], has_unknown=has_unknown)
+        annotated = annotated[:few]
+    try:
+        _test_plugin_loss_once(experiment, missing, annotated, has_unknown=has_unknown)
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+        loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN))
+        gets_all = site_labels.has_rows_of_all_classes and adapt_plugin_loss(loss) is loss
+        raise BadInput([_make_few_classes_fault(experiment, (few, classes), error, gets_all=gets_all)]) from error
+
+
+def _make_few_classes_fault(
+    experiment: Experiment, counts: tuple[int, int], error: BaseException, *, gets_all: bool
+) -> Fault:
+    """Return the fault of a loss that works with all classes, and fails at a site that annotates fewer.
+
+    Args:
+        counts: Number of classes of the site, and of the run.
+        gets_all: True if the loss gets a column for each class of the run.
+    """
+    few, classes = counts
+    problem = f"fails at a site that annotates {few} of {classes} classes: {type(error).__name__}: {error}"
+    if gets_all:
+        return Fault("", problem.rstrip(".") + ".")
+    remedy = (
+        f'With run.method = "{experiment.run.method}" this loss gets the columns of the classes that the site '
+        "annotates, and no others: tensors with an entry for each class of the run do not fit. For weights of classes "
+        'leave loss= out: settings={"training.class_weights": True} counts them at each site.'
+    )
+    return Fault("", problem.rstrip(".") + ".", remedy)
+
+
+def _refuse_class_or_softmax(experiment: Experiment) -> None:
+    """Refuse a loss that is a class, or that trains a softmax of which the task reads sigmoids.
+
+    Raises:
+        BadInput: If the loss is one of these.
+    """
+    loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN))
+    _refuse_class("loss", loss)
+    if experiment.model.task == "multi_label" and _is_softmax_loss(loss):
+        problem = (
+            'trains a softmax over the classes, and model.task = "multi_label" reads each score by a sigmoid: '
+            "the test and all predictions would be of probabilities that were not trained."
+        )
+        remedy = 'If each image shows one class, settings={"model.task": "multi_class"} reads a softmax. If not, use '
+        raise BadInput([Fault("", problem, f"{remedy}loss=torch.nn.BCEWithLogitsLoss().")])
+
+
+def _refuse_class(argument: str, part: Any) -> None:
+    """Refuse a class in the place of its object: a call would only make an object."""
+    if isinstance(part, type):
+        remedy = f"Pass an object of it: {argument}={part.__name__}()."
+        raise BadInput([Fault("", f"is the class {part.__name__}, and its call makes an object.", remedy)])
+
+
+def _is_softmax_loss(loss: Any) -> bool:
+    """Return True if a loss is known to take a softmax over the classes: torch's, and those of MONAI that say so."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
+        return True
+    says_so = (getattr(loss, name, None) is True for name in ("use_softmax", "softmax"))
+    return isinstance(loss, nn.Module) and any(says_so)
+
+
+def describe_softmax_like_loss(experiment: Experiment, classes: int, missing: Missing) -> str:
+    """Return a note if a loss of a multi-label task depends on differences between an image's scores alone; else "".
+
+    Such a loss does not change if all scores of an image rise by one number, as a softmax over the classes does not.
+    The test reads each score by itself.
+
+    Args:
+        classes: Number of classes of the run.
+        missing: How the loss treats classes that a site does not annotate.
+    """
+    name, task = experiment.training.loss, experiment.model.task
+    if not name.startswith(PLUGIN) or task != "multi_label" or classes < 2:
+        return ""
+    labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
+    logits = _make_trial_logits(classes)
+    annotated = torch.ones(classes, dtype=torch.bool)
+    shifts = torch.tensor([0.5, -1.0, 2.0, -0.25])[:, None]  # of each image
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        loss = make_training_loss(experiment.training, PLAIN_LOSSES[task, missing], task, missing, labels)
+        value = loss(logits, labels, annotated)
+        shifted = loss(logits + shifts, labels, annotated)
+    if not torch.allclose(value, shifted, rtol=1e-4):
+        return ""
+    return (
+        f"{format_plugin_user_name('loss', name)} does not change if all scores of an image rise by one number, as "
+        'with a softmax over the classes. With model.task = "multi_label" tests and predictions read each score by '
+        'itself, through a sigmoid. If each image shows one class, set model.task = "multi_class".'
+    )
+
+
+def is_transform_repeatable(experiment: Experiment) -> bool:
+    """Return False if a plug-in's transform changes the same images in another way with the same seed."""
+    if experiment.augmentation.transform is None:
+        return True
+    with torch.random.fork_rng(devices=[]):
+        return all(
+            torch.equal(_transform_trial_images(experiment, seed), _transform_trial_images(experiment, seed))
+            for seed in range(_TRANSFORM_TRIALS)
+        )
+
+
+def _transform_trial_images(experiment: Experiment, seed: int) -> Tensor:
+    """Return images of noise, ``(4, channels, height, width)`` in 0..255, after the augmentation."""
+    model, generator = experiment.model, torch.Generator().manual_seed(seed)
+    images = 255 * torch.rand(_IMAGES, model.channels, model.image_size, model.image_size, generator=generator)
+    return augment_images_weakly(images, experiment.augmentation, generator)
+
+
+def _test_plugin_transform(experiment: Experiment) -> None:
+    """Call a transform with several seeds.
+
+    Raises:
+        BadInput: If it is a class, returns something else than images, or makes pixels from 0 to 1.
+    """
+    name = experiment.augmentation.transform or ""
+    transform = load_plugin_entry_point(TRANSFORMS, name.removeprefix(PLUGIN))
+    _refuse_class("transform", transform)
+    for seed in range(_TRANSFORM_TRIALS):
+        images = _transform_trial_images(experiment, seed)
+        if bool((images.amax((1, 2, 3)) <= 1).any()):
+            problem = "makes pixels of at most 1 from pixels from 0 to 255: the network would see black pictures."
+            line = "lambda image: 255 * NAME(image / 255)"
+            if takes_batch_and_generator(transform):
+                line = "lambda images, generator: 255 * NAME(images / 255, generator)"
+            remedy = f"If it expects pixels from 0 to 1, write {line}, with yours as NAME."
+            raise BadInput([Fault("", problem, remedy)])
+
+
+def _make_trial_logits(classes: int) -> Tensor:
+    return torch.linspace(-1, 1, _IMAGES * classes).reshape(_IMAGES, classes)
 
 
 def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: Tensor, *, has_unknown: bool) -> None:
@@ -110,7 +258,7 @@ def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: 
         if has_unknown:
             labels[0, 0] = torch.nan
     loss = make_training_loss(experiment.training, PLAIN_LOSSES[task, missing], task, missing, labels)
-    logits = torch.linspace(-1, 1, _IMAGES * classes).reshape(_IMAGES, classes).requires_grad_()
+    logits = _make_trial_logits(classes).requires_grad_()
     value: Tensor = loss(logits, labels, annotated)
     if not value.isfinite():
         reason = " where a label is unknown (NaN)" if labels.isnan().any() else ""
@@ -127,11 +275,10 @@ def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: 
 
 
 def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
-    model, training = experiment.model, experiment.training
+    training = experiment.training
     match argument:
         case "transform":
-            images = torch.full((_IMAGES, model.channels, model.image_size, model.image_size), 127.0)
-            augment_images_weakly(images, experiment.augmentation, torch.Generator().manual_seed(0))
+            _test_plugin_transform(experiment)
         case "optimizer":
             network = nn.Linear(2, 2, device="cpu")
             optimizer = make_optimizer(network, training, training.lr)

@@ -59,7 +59,7 @@ def cropped(images, generator):
 
 
 def restless(images, generator):
-    return images + random.random()
+    return images + random.SystemRandom().random()
 
 
 def narrow(images, generator):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import polyclinic as pc
@@ -96,7 +96,27 @@ def test_one_instance_for_all_seeds_is_named_as_their_common_start(tmp_path: Pat
 
     assert len(notes("instance", 2, tiny(1, 16))) == 1
     assert notes("function", 2, tiny) == []
+    assert notes("class", 2, Flat) == []
     assert notes("one", 1, tiny(1, 16)) == []
+
+
+class Flat(nn.Module):
+    """A network that is made without arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(16, 12), nn.ReLU())
+
+    def forward(self, images: Tensor) -> Any:
+        return self.layers(images)
+
+
+def test_the_name_of_a_method_stands_for_its_setting(tmp_path: Path) -> None:
+    settings = {key: value for key, value in SMALL.items() if key != "run"} | {"run.rounds": 1}
+    done = pc.compare(["surgical", "vanilla"], settings=settings, dataset=pictures(), seeds=1, out=tmp_path / "out")
+    assert [key for key, _ in done.runs] == ["surgical", "vanilla"]
+    alone = pc.compare({"one": "vanilla"}, settings=settings, dataset=pictures(), seeds=1, out=tmp_path / "one")
+    assert alone.runs["one", 0].model_sha256 == done.runs["vanilla", 0].model_sha256
 
 
 def test_a_p_value_that_the_page_does_not_give_is_none_with_the_reason(compared: pc.ComparedRuns) -> None:

@@ -589,6 +589,15 @@ NO_SETS: dict[str, tuple[Callable[[], Any], str]] = {
         "index is not 0, 1, 2",
     ),
     "names beside other labels": (lambda: pc.LabelledImages(GREY, ONE, NAMES[:2]), "shape|classes"),
+    "class names in another order": (
+        lambda: pc.LabelledImages(pc_named(["a", "b", "c"]), class_names=["b", "a", "c"]),
+        'class_names has "a" as number 1, and the data set itself has it as number 0',
+    ),
+    "some class names in another order": (
+        lambda: pc.LabelledImages(pc_named(["a", "b", "c"]), class_names=["x", "a", "z"]),
+        "Leave class_names out",
+    ),
+    "floats from 0 to 255": (lambda: Items(lambda row: (as_tensor(row) * 255, MANY[row])), r"value_range=\(0, 255\)"),
     "a class twice": (lambda: pc.LabelledImages(GREY, ONE, ("a", "a", "b")), "more than once"),
     "an unknown word": (lambda: pc.LabelledImages(GREY, ["edema"] * COUNT, NAMES), "no class"),  # type: ignore[arg-type]
 }
@@ -598,6 +607,19 @@ def pc_named(names: list[str]) -> Items:
     data = Items(numbered)
     data.classes = names  # type: ignore[misc]
     return data
+
+
+def test_other_names_for_the_classes_of_a_data_set_are_taken() -> None:
+    for names in (["x", "y", "z"], ["a", "b", "z"]):
+        assert read(pc.LabelledImages(pc_named(["a", "b", "c"]), class_names=names)).class_names == tuple(names)
+
+
+def test_names_in_the_labels_do_not_depend_on_the_order_of_class_names() -> None:
+    data = Items(lambda row: (GREY[row], "abc"[row % 3]))
+    data.classes = ["a", "b", "c"]  # type: ignore[misc]
+    splits = read(pc.LabelledImages(data, class_names=["c", "b", "a"]))
+    for part in splits.parts:
+        np.testing.assert_array_equal(part.labels, np.eye(3)[[2 - place % 3 for place in part.places]])
 
 
 @pytest.mark.parametrize(("make", "problem"), NO_SETS.values(), ids=NO_SETS)

@@ -19,7 +19,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
 from polyclinic.common.plugins import LOSSES, METRICS, PLUGIN, register_local_plugin
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, make_training_loss
-from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
+from polyclinic.strategies.local.plugin_calls import SiteLabels, describe_softmax_like_loss, find_plugin_faults
 
 LOGITS = torch.tensor([[1.0, -2.0, 0.5], [-0.3, 0.8, 2.0], [0.1, -1.5, -0.7], [2.2, 0.4, -0.2]])
 LABELS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
@@ -30,12 +30,15 @@ OWN_ROWS = SiteLabels(fewest_classes=1, has_rows_of_all_classes=False)
 SOME_LABELS = SiteLabels(fewest_classes=3, has_unknown=True)
 
 
-def faults(loss: Any, site_labels: SiteLabels) -> list[str]:
+def experiment_with(loss: Any) -> Experiment:
     run = {"method": "partial_loss", "rounds": 1}
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
     training = {"loss": PLUGIN + register_local_plugin(LOSSES, loss)}
-    tables = {"run": run, "model": model, "training": training}
-    return list(map(str, find_plugin_faults(Experiment.model_validate(tables), 3, "masked", site_labels)))
+    return Experiment.model_validate({"run": run, "model": model, "training": training})
+
+
+def faults(loss: Any, site_labels: SiteLabels) -> list[str]:
+    return list(map(str, find_plugin_faults(experiment_with(loss), 3, "masked", site_labels)))
 
 
 def value(loss: Any, labels: Tensor, annotated: Tensor) -> float:
@@ -147,7 +150,7 @@ REFUSED: dict[str, tuple[Any, SiteLabels, str]] = {
     "a weight of all classes at a site of one": (
         nn.BCEWithLogitsLoss(pos_weight=torch.ones(3)),
         OWN_ROWS,
-        "RuntimeError",
+        "training.class_weights",
     ),
     # no training
     "reduction none": (nn.BCEWithLogitsLoss(reduction="none"), EVERYWHERE, "shape"),
@@ -155,12 +158,18 @@ REFUSED: dict[str, tuple[Any, SiteLabels, str]] = {
     "detached": (lambda x, y: BCE(x, y).detach(), EVERYWHERE, "nothing is trained"),
     "a constant": (lambda x, y: torch.zeros(()), EVERYWHERE, "nothing is trained"),
     "nothing": (lambda x, y: None, EVERYWHERE, "NoneType"),
+    # wrong model: a softmax is trained, and sigmoids are read
+    "CrossEntropyLoss": (nn.CrossEntropyLoss(), EVERYWHERE, "multi_class"),
+    "CrossEntropyLoss where sites have own rows": (nn.CrossEntropyLoss(), OWN_ROWS, "multi_class"),
+    "its function": (functional.cross_entropy, EVERYWHERE, "multi_class"),
+    "its function with an argument": (partial(functional.cross_entropy, label_smoothing=0.1), EVERYWHERE, "sigmoid"),
+    "MONAI FocalLoss with softmax": (monai.losses.FocalLoss(use_softmax=True), EVERYWHERE, "multi_class"),
     "infinite": (lambda x, y: BCE(x, y) / 0, EVERYWHERE, "returns inf"),
     "BCELoss of logits": (nn.BCELoss(), EVERYWHERE, "RuntimeError"),
     "one argument": (lambda x: x.mean(), EVERYWHERE, "TypeError"),
     "four arguments": (lambda a, b, c, d: a.mean(), EVERYWHERE, "TypeError"),
     "an exception": (lambda x, y: x.missing, EVERYWHERE, "AttributeError"),
-    "a class, not its object": (nn.BCEWithLogitsLoss, EVERYWHERE, "BCEWithLogitsLoss|TypeError"),
+    "a class, not its object": (nn.BCEWithLogitsLoss, EVERYWHERE, "loss=BCEWithLogitsLoss()"),
 }
 
 
@@ -170,6 +179,24 @@ def test_losses_that_would_train_nothing_or_end_the_run_are_refused(
 ) -> None:
     (text,) = faults(loss, site_labels)
     assert any(word in text for word in problem.replace("\\", "").split("|")), text
+
+
+def note_on(loss: Any) -> str:
+    return describe_softmax_like_loss(experiment_with(loss), 3, "masked")
+
+
+def rank(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compare the scores of the images, class by class, as a surrogate of the AUROC does."""
+    pairs = logits[:, None] - logits[None]
+    return (functional.softplus(-pairs) * (labels[:, None] > labels[None])).mean()
+
+
+def test_a_loss_of_differences_between_classes_is_named_and_no_other() -> None:
+    assert "softmax" in note_on(lambda scores, labels: functional.cross_entropy(scores, labels))
+    assert "softmax" in note_on(lambda scores, labels: -(scores.log_softmax(1) * labels).mean())
+    for loss, _ in TWO_ARGUMENTS.values():
+        assert note_on(loss) == ""
+    assert note_on(rank) == ""
 
 
 def test_a_weight_of_all_classes_is_right_where_every_site_has_all() -> None:

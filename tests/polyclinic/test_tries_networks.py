@@ -171,6 +171,7 @@ def constant_buffer() -> nn.Module:
 
 TRUNKS: dict[str, Callable[[], Any]] = {
     "mean": Trunk,
+    "a dictionary with logits": lambda: Trunk(forward=lambda net, maps: {"logits": maps.mean((2, 3)), "maps": maps}),
     "view": lambda: Trunk(forward=lambda net, maps: maps.view(len(maps), -1)),
     "view of a fixed width": lambda: Trunk(forward=lambda net, maps: maps.view(-1, MAPS)),
     "view after a pooling": lambda: Trunk(nn.MaxPool2d(2), forward=lambda net, maps: maps.view(maps.size(0), -1)),
@@ -435,10 +436,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a temperature": (lambda: Net(lambda net, scores: scores / 3), "fc", "does not end"),
     "scores in another order": (lambda: Net(lambda net, scores: scores.flip(1)), "fc", "does not end"),
     # wrong model: which of them is meant
-    "a tuple": (lambda: Net(lambda net, scores: (scores, scores)), "fc", "returns tuple"),
-    "a dictionary": (lambda: Net(lambda net, scores: {"out": scores}), "fc", "returns dict"),
+    "a tuple": (lambda: Net(lambda net, scores: (scores, scores)), "fc", "returns a tuple of 2"),
+    "a dictionary": (lambda: Net(lambda net, scores: {"out": scores}), "fc", 'returns a dict of "out"'),
     "nothing": (lambda: Trunk(forward=lambda net, maps: None), None, "returns NoneType"),
     "maps": (lambda: Trunk(forward=lambda net, maps: maps), None, "one vector is needed"),
+    "a dictionary of features": (
+        lambda: Trunk(forward=lambda net, maps: {"features": maps.mean((2, 3))}),
+        None,
+        'returns a dict of "features" for one image; one vector is needed, (1, width). Return the tensor of one entry',
+    ),
+    "a tuple of features": (
+        lambda: Trunk(forward=lambda net, maps: (maps.mean((2, 3)),) * 2),
+        None,
+        "Return the tensor of one",
+    ),
     "one number for all": (lambda: Trunk(forward=lambda net, maps: maps.mean()), None, "one vector is needed"),
     "an auxiliary output in training": (
         lambda: Trunk(forward=lambda net, maps: (maps.mean((2, 3)),) * 2 if net.training else maps.mean((2, 3))),
@@ -455,7 +466,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "three channels": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         None,
-        "channels",
+        'settings={"model.channels": 3}',
     ),
     "images of 32": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 30 * 30, 12), nn.ReLU()),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from polyclinic.common.plugins import DATASETS, register_local_plugin
 from polyclinic.data import LabelledImages
@@ -122,9 +122,15 @@ def try_value_range(folder: Path, message: str) -> None:
 
 
 def try_normalised_range(folder: Path, message: str) -> None:
-    assert "value_range=(a, b)" in message
-    images = PICTURES.astype(np.float32) / 127.5 - 1
-    check_pictures(load(LabelledImages(Items(list(images)), value_range=(-1, 1))), PICTURES)
+    dataset = Items(list(PICTURES.astype(np.float32) / 127.5 - 1))
+    check_pictures(load(evaluate(message, r"pc\.LabelledImages\(.*?\)\)", dataset=dataset)), PICTURES)
+
+
+def try_range_of_floats(folder: Path, message: str) -> None:
+    assert "Normalize" not in message
+    assert "value_range=(0, 255)" in message
+    dataset = Items(list(PICTURES.astype(np.float32)))
+    check_pictures(load(evaluate(message, r"pc\.LabelledImages\(.*?\)\)", dataset=dataset)), PICTURES)
 
 
 def with_transparency(row: int) -> Image.Image:
@@ -282,7 +288,7 @@ def load_with_lists(class_names: Sequence[str]) -> DatasetSplits:
 
 
 def try_naming_numbers(folder: Path, message: str) -> None:
-    assert "class_names=[...]" in message
+    assert "class_names=NAMES" in message
     assert load_with_lists(["nevus", "melanoma"]).class_names == ("nevus", "melanoma")
 
 
@@ -305,6 +311,11 @@ TORCH_CASES = (
         f"{TORCH} refuse_wrong_value_range",
         lambda folder: load(Items(list(PICTURES.astype(np.float32) / 127.5 - 1))),
         try_normalised_range,
+    ),
+    Case(
+        f"{TORCH} refuse_wrong_value_range",
+        lambda folder: load(Items(list(PICTURES.astype(np.float32)))),
+        try_range_of_floats,
     ),
     Case(
         f"{TORCH} _convert_pillow_picture",
@@ -377,8 +388,16 @@ class Nameless(Items):
 
 
 def try_class_names(folder: Path, message: str) -> None:
-    assert 'class_names=["Effusion", ...]' in message
-    check_labels(load(LabelledImages(Nameless(list(PICTURES), MIXED), class_names=["a", "b"])))
+    dataset = Nameless(list(PICTURES), MIXED)
+    check_labels(load(evaluate(message, r"pc\.LabelledImages\(.*?\)", dataset=dataset, NAMES=["a", "b"])))
+
+
+def try_order_of_the_data_set(folder: Path, message: str) -> None:
+    assert "Leave class_names out" in message
+    names = evaluate(message, r"class_names=(\[.*?\])")
+    assert names == ["a", "b"]
+    check_labels(load(LabelledImages(Items(list(PICTURES)), class_names=names)))
+    check_labels(load(Items(list(PICTURES))))
 
 
 WHOLE: Any = Items(list(PICTURES))
@@ -388,6 +407,30 @@ def try_items_of_its_own(folder: Path, message: str) -> None:
     assert "items of its own" in message
     parts = {"train": LabelledImages(Subset(WHOLE, range(40))), "test": LabelledImages(Subset(WHOLE, range(40, 60)))}
     check_pictures(load(parts), PICTURES)
+    duplicates = evaluate(message, r"settings=(\{.*?\})")["data.duplicates"]
+    plain = Brighter(WHOLE)
+    parts["train"] = LabelledImages(Subset(plain, range(40)))  # the same items, and no equal picture
+    parts["test"] = LabelledImages(Subset(Brighter(plain, 1), range(30, 60)))
+    splits = load(parts, duplicates=duplicates)
+    assert len(splits.train) + len(splits.validation) == 30
+    assert len(splits.test) == 30
+    assert any("10 of 40 train items were dropped" in note for note in splits.test.notes)
+
+
+class Brighter(Dataset[Any]):
+    """A wrapper that changes the pictures of another data set."""
+
+    classes = ("a", "b")
+
+    def __init__(self, dataset: Any, by: int = 0) -> None:
+        self.dataset, self.by = dataset, by
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        image, label = self.dataset[row]
+        return np.maximum(image, self.by), label
 
 
 def try_each_item_once(folder: Path, message: str) -> None:
@@ -475,6 +518,11 @@ PART_CASES = (
             {"train": LabelledImages(Subset(WHOLE, range(40))), "test": LabelledImages(Subset(WHOLE, range(30, 60)))}
         ),
         try_items_of_its_own,
+    ),
+    Case(
+        f"{PLUGIN} _find_moved_name_faults",
+        lambda folder: load(LabelledImages(Items(list(PICTURES)), class_names=["b", "a"])),
+        try_order_of_the_data_set,
     ),
     Case(
         "data/sources/shared_items.py find_repeated_item_faults",

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import monai
 import numpy as np
 import torch
 from monai.metrics import ROCAUCMetric
+from sklearn.metrics import f1_score
 from torch import Tensor, nn
+from torchvision.transforms.v2 import ColorJitter
 
 import polyclinic as pc
 from tests.polyclinic.pictures import SMALL, pictures
@@ -282,6 +285,24 @@ def try_other_order(folder: Path, message: str) -> None:
     assert 0 < values < 1
 
 
+def try_threshold(folder: Path, message: str) -> None:
+    metric = evaluate(message, r"lambda scores, labels: NAME\(labels, scores >= 0\.5\)", NAME=f1_score)
+    done = train(folder, metrics=[metric])
+    (values,) = done.summary["test"]["mean_more"].values()
+    assert 0 <= values <= 1
+
+
+def share_of_hits(chosen: Any, labels: Any) -> float:
+    if not np.isin([chosen, labels], (0, 1)).all():
+        raise ValueError("both are 0 or 1")
+    return float((chosen == labels).mean())
+
+
+def try_threshold_of_scores(folder: Path, message: str) -> None:
+    metric = evaluate(message, r"lambda scores, labels: NAME\(scores >= 0\.5, labels\)", NAME=share_of_hits)
+    train(folder, metrics=[metric])
+
+
 def try_number(folder: Path, message: str) -> None:
     assert "returns a number" in message
     train(folder, metrics=[lambda scores, labels: float(scores.mean())])
@@ -316,7 +337,68 @@ def try_function_of_monai(folder: Path, message: str) -> None:
     np.testing.assert_allclose(defined[name].astype(float), defined["auroc"].astype(float))
 
 
+def try_object_of_the_class(folder: Path, message: str) -> None:
+    assert take(message, r"loss=(\w+)\(\)") == "BCEWithLogitsLoss"
+    train(folder, loss=nn.BCEWithLogitsLoss())
+
+
+def try_softmax_or_sigmoid(folder: Path, message: str) -> None:
+    train(folder, loss=evaluate(message, r"loss=(torch\.nn\.\w+\(\))"))
+    settings = evaluate(message, r"settings=(\{.*?\})")
+    shown = np.arange(120) % 2
+    images = replace(pictures(), labels=shown, images=pictures().images[:120])
+    tables = {
+        **SMALL,
+        "partition": {"kind": "class_lists", "lists": {name: ["lines", "bars"] for name in ("east", "north")}},
+    }
+    done = pc.simulate(tables, dataset=images, settings=settings, loss=nn.CrossEntropyLoss(), out=folder / "softmax")
+    np.testing.assert_allclose(done.predict(images.images[:4]).sum(axis=1), 1, rtol=1e-5)  # type: ignore[index]
+
+
+def try_class_weights(folder: Path, message: str) -> None:
+    train(folder, evaluate(message, r"settings=(\{.*?\})"))
+
+
+def try_scaled_transform(folder: Path, message: str) -> None:
+    line = take(message, r"(lambda image: 255 \* NAME\(image / 255\))")
+    train(folder, transform=eval(line, {"NAME": ColorJitter(0.3)}))
+
+
+def of_channels(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def try_channels(folder: Path, message: str) -> None:
+    assert "model.image_size" not in message
+    train(folder, evaluate(message, r"settings=(\{.*?\})"), model=of_channels(3))
+
+
+class Named(nn.Module):
+    """A network that returns a dictionary."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.trunk, self.key = features(), key
+
+    def forward(self, images: Tensor) -> Any:
+        return {self.key: self.trunk(images)}
+
+
+def try_key_of_logits(folder: Path, message: str) -> None:
+    train(folder, model=Named(take(message, r'call it "(\w+)"')))
+
+
 CASES = (
+    Case(f"{CALLS} _refuse_class", trains(loss=nn.BCEWithLogitsLoss), try_object_of_the_class),
+    Case(f"{CALLS} _refuse_class_or_softmax", trains(loss=nn.CrossEntropyLoss()), try_softmax_or_sigmoid),
+    Case(
+        f"{CALLS} _make_few_classes_fault",
+        trains(loss=nn.BCEWithLogitsLoss(pos_weight=torch.ones(2))),
+        try_class_weights,
+    ),
+    Case(f"{CALLS} _test_plugin_transform", trains(transform=ColorJitter(0.3)), try_scaled_transform),
+    Case(f"{REGISTRY} _find_other_channels_fault", trains(model=of_channels(3)), try_channels),
+    Case(f"{REGISTRY} _probe_with_noise_image", trains(model=Named("scores")), try_key_of_logits),
     Case(f"{REGISTRY} _find_undeclared_head_faults", trains(model=Classifier()), try_head),
     Case(f"{REGISTRY} _detach_network_head", trains(model=Classifier(), head="fd"), try_near_head),
     Case(
@@ -377,6 +459,8 @@ CASES = (
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_nothing), try_loss_as_called),
     Case(f"{CALLS} find_plugin_faults", trains(loss=loss_of_one), try_loss_as_called),
     Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[mean_score]), try_other_order),
+    Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[f1_score]), try_threshold),
+    Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[share_of_hits]), try_threshold_of_scores),
     Case("common/metrics/auroc.py compute_plugin_metric", trains(metrics=[ROCAUCMetric()]), try_function_of_monai),
     Case(f"{CALLS} find_plugin_faults", trains(metrics=[lambda scores, labels: "much"]), try_number),
 )

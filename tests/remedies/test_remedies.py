@@ -43,6 +43,7 @@ NOT_TRIED = {
     "common/models/saved.py _build_network_of_size": _FILE,
     "common/models/saved.py read_model_description": _FILE,
     "common/models/weights.py _read_weights_file": _FILE,
+    "common/models/weights.py read_weights_file": _FILE,
     "common/models/weights.py _find_weights_hash_faults": _FILE,
     "common/models/weights.py _read_state_dict": _FILE,
     "common/models/zoo/spec.py make_unreadable_model_fault": _FILE,

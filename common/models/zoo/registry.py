@@ -222,7 +222,9 @@ def _copy_network(network: nn.Module, where: str, image: Tensor) -> nn.Module:
 
 
 def _take_logits(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """Return the attribute ``logits`` of an output that has one, as those of the transformers library."""
+    """Return the ``logits`` of an output that has them, as attribute (the transformers library) or as key."""
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
     return getattr(output, "logits", output)
 
 
@@ -272,6 +274,8 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
         problem = f"{name} does not take images of {size} pixels and {channels} channels: {reason}."
+        if fault := _find_other_channels_fault(module, spec, name):
+            raise BadInput([fault]) from error
         remedy = "Each network has sizes of its own."
         for usual in USUAL_SIZES:
             with contextlib.suppress(Exception), torch.no_grad():  # it may raise anything
@@ -281,10 +285,38 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
         raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     module.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        problem = f"{name} returns {shape} for one image; one vector is needed, (1, width)."
-        raise BadInput([Fault(format_plugin_user_name("model", spec.architecture), problem)])
+        problem = f"returns {_describe_output(features)} for one image; one vector is needed, (1, width)."
+        remedy = _suggest_vector(features)
+        raise BadInput([Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)])
     return features
+
+
+def _find_other_channels_fault(module: nn.Module, spec: ModelSpec, name: str) -> Fault | None:
+    """Return a fault that names the number of channels that a network takes at this size; None if there is none."""
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    for channels in {1, 3} - {spec.channels}:
+        with contextlib.suppress(Exception), torch.no_grad():  # somebody else's code: it may raise anything
+            module(torch.zeros(1, channels, spec.image_size, spec.image_size, device=device))
+            problem = f"{name} does not take images of {spec.channels} channels; it takes {channels}."
+            remedy = f'Set model.channels = {channels}, in Python settings={{"model.channels": {channels}}}.'
+            return Fault("model.channels", problem, remedy)
+    return None
+
+
+def _describe_output(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return str(tuple(output.shape))
+    if isinstance(output, Mapping):
+        return f"a {type(output).__name__} of {quote_names(map(str, output), limit=5)}"
+    return f"a {type(output).__name__} of {len(output)}" if isinstance(output, tuple | list) else type(output).__name__
+
+
+def _suggest_vector(output: Any) -> str:
+    if isinstance(output, Mapping):
+        return 'Return the tensor of one entry alone, or call it "logits".'
+    if isinstance(output, tuple | list):
+        return "Return the tensor of one entry alone: of the features, or of the class scores with head=."
+    return ""
 
 
 # ---------------------------------------------------------------------- networks with a head of their own
