@@ -43,6 +43,8 @@ ONE_CLASS = [
     ("Pleural_Thickening", "pleural thickening"),  # punctuation
     ("Pleural Effusion", "Effusion"),  # CheXpert and NIH
     ("No Finding", "NF"),  # initials
+    ("Lymphocyte", "Lymphcoyte"),  # letters exchanged
+    ("Monocyte", "Monocye"),  # a letter missing
 ]
 """Words for one class, each a hospital's own: caught, because their spelling shows it."""
 UNLIKE_WORDS = [
@@ -58,13 +60,15 @@ TWO_CLASSES = [
     ("Infiltration", "Infarction"),
     ("Mass", "Mast cell"),
     ("Pneumonia", "Pneumothorax"),
+    ("Hyperplasia", "Hypoplasia"),
+    ("Macrocyte", "Microcyte"),
 ]
 """Words for two classes that look alike to a hasty eye: taken as two, and shown as those of one hospital each."""
 PAIRS = [*ONE_CLASS, *UNLIKE_WORDS, *TWO_CLASSES]
 
 
-def test_there_are_thirty_pairs() -> None:
-    assert len(set(PAIRS)) == 30
+def test_there_are_thirty_pairs_or_more() -> None:
+    assert len(set(PAIRS)) == len(PAIRS) >= 30
 
 
 def hospital(answer: RollCallAnswer) -> Site:
