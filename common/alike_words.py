@@ -47,7 +47,7 @@ CONTRASTS = (
     *(("hyper", "hypo"), ("macro", "micro"), ("inter", "intra"), ("peri", "para"), ("ante", "anti"), ("abd", "add")),
     *(("carp", "tars"), ("hemat", "hepat"), ("haemat", "hepat"), ("nephr", "neur"), ("blast", "clast")),
     *(("itis", "osis"), ("osis", "lysis"), ("itis", "lysis"), ("oma", "osis"), ("penia", "philia")),
-    *(("medial", "median"), ("perin", "peron"), ("interior", "inferior")),
+    *(("medial", "median"), ("perin", "peron"), ("poros", "petros"), ("interior", "inferior")),
 )
 """Parts of words that differ by few letters and make two medical words."""
 

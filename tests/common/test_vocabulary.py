@@ -119,6 +119,7 @@ def test_a_synonym_means_its_class_and_a_class_means_itself() -> None:
         ("monocytes", '"monocytes" = "Monocyte"'),
         ("Monozytt", '"Monozytt" = "Monocyte"'),
         ("Blast", '[vocabulary."Blast"]'),
+        ("Blast", '"Blast" = "???"'),
     ],
 )
 def test_a_word_outside_is_refused_with_the_line_to_write(word: str, line: str) -> None:
