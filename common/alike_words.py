@@ -6,7 +6,11 @@ Two names may be one class in two words if all words of the shorter name stand i
 - they differ in case, accents or punctuation, or in the spelling of Latin and Greek words between languages: c, k and
   z; ae, oe and e; ph and f; th and t; y and i; a double letter and a single one (``Lymphozyt``, ``Lymphocyte``);
 - they differ in their ending, such as that of the plural (``Nodule``, ``Noduli``, ``Nodules``);
-- or one begins with the other (``lympho``, ``Lymphocyte``).
+- one begins with the other (``lympho``, ``Lymphocyte``);
+- or they differ by a typing error: in words of 6 letters or more one letter is missing, added, another one, or has
+  changed places with its neighbour (``Lymphcoyte``, ``Monocye``); in words of 10 letters or more two. A first letter
+  that differs is no typing error (``Typical``, ``Atypical``), nor is a part that makes another medical word
+  (:data:`CONTRASTS`: ``Hyperplasia``, ``Hypoplasia``).
 
 Numbers must be equal: ``Type 1`` and ``Type 2`` are two classes. What is meant by words that share no spelling
 (``Pleuraerguss`` and ``Pleural effusion``), only people can say.
@@ -37,6 +41,15 @@ _SPELLINGS = (
 _DOUBLE = re.compile(r"(.)\1+")
 _ENDINGS = (re.compile(r"s$"), re.compile(r"(?:ione?|[aeiou]*(?:en|um)|[aeiou]+)$"))
 """Endings that are taken off one after the other."""
+FEWEST_OF_TYPING_ERROR, FEWEST_OF_TWO_TYPING_ERRORS = 6, 10
+"""Letters of the shorter of two words from which one, and from which two, letters may be typing errors."""
+CONTRASTS = (
+    *(("hyper", "hypo"), ("macro", "micro"), ("inter", "intra"), ("peri", "para"), ("ante", "anti"), ("abd", "add")),
+    *(("carp", "tars"), ("hemat", "hepat"), ("haemat", "hepat"), ("nephr", "neur"), ("blast", "clast")),
+    *(("itis", "osis"), ("osis", "lysis"), ("itis", "lysis"), ("oma", "osis"), ("penia", "philia")),
+    *(("medial", "median"), ("perin", "peron"), ("poros", "petros"), ("interior", "inferior")),
+)
+"""Parts of words that differ by few letters and make two medical words."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +58,18 @@ class ComparableWord:
 
     Attributes:
         letters: Its letters in lower case, without accents; or its digits.
-        stem: Its letters in one spelling, without their ending; the same as ``letters`` for a number.
+        spelling: Its letters in one spelling.
+        stem: Its letters in one spelling, without their ending.
     """
 
     letters: str
+    spelling: str
     stem: str
+
+    @classmethod
+    def from_letters(cls, letters: str) -> "ComparableWord":
+        spelling = _respell(letters)
+        return cls(letters, spelling, _make_stem(spelling))
 
     @property
     def is_number(self) -> bool:
@@ -64,7 +84,11 @@ class ComparableWord:
         if self.is_number or other.is_number:
             return self.letters.lstrip("0") == other.letters.lstrip("0")
         short, long = sorted((self.letters, other.letters), key=len)
-        return self.stem == other.stem or (len(short) >= fewest and long.startswith(short))
+        if self.stem == other.stem or (len(short) >= fewest and long.startswith(short)):
+            return True
+        if _are_contrasts(self.letters, other.letters):
+            return False
+        return _has_typing_error(self.letters, other.letters) or _has_typing_error(self.spelling, other.spelling)
 
 
 @dataclass(frozen=True)
@@ -79,7 +103,7 @@ class ComparableName:
     def from_name(cls, name: str) -> "ComparableName":
         text = unicodedata.normalize("NFC", name).casefold().translate(_UMLAUTS)
         bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
-        words = (ComparableWord(piece, _make_stem(piece)) for piece in _PIECES.findall(bare))
+        words = (ComparableWord.from_letters(piece) for piece in _PIECES.findall(bare))
         return cls(name, make_class_spelling_key(name), tuple(words))
 
     def is_alike(self, other: "ComparableName") -> bool:
@@ -90,14 +114,53 @@ class ComparableName:
         return bool(short) and (_covers(short, long) or _is_acronym(short, long))
 
 
-def _make_stem(word: str) -> str:
+def _respell(word: str) -> str:
     for written, counted in _SPELLINGS:
         word = word.replace(written, counted)
-    word = _DOUBLE.sub(r"\1", word)
+    return _DOUBLE.sub(r"\1", word)
+
+
+def _make_stem(word: str) -> str:
     for ending in _ENDINGS:
         shorter = ending.sub("", word)
         word = shorter if len(shorter) >= FEWEST_OF_STEM else word
     return word
+
+
+def _are_contrasts(first: str, second: str) -> bool:
+    """Return True if the words have the two parts of a contrast, one each, so that they are two words."""
+    for one, other in CONTRASTS:
+        for mine, theirs in ((one, other), (other, one)):
+            if mine in first and theirs in second and mine not in second and theirs not in first:
+                return True
+    return False
+
+
+def _has_typing_error(first: str, second: str) -> bool:
+    """Return True if two words differ by as few letters as a typing error does."""
+    fewest = min(len(first), len(second))
+    if fewest < FEWEST_OF_TYPING_ERROR or first[0] != second[0]:
+        return False
+    limit = 2 if fewest >= FEWEST_OF_TWO_TYPING_ERRORS else 1
+    return abs(len(first) - len(second)) <= limit and count_typing_errors(first, second) <= limit
+
+
+def count_typing_errors(first: str, second: str) -> int:
+    """Return how many letters were left out, added, replaced or exchanged with their neighbour between two words.
+
+    This is the Damerau-Levenshtein distance in its restricted form (optimal string alignment).
+    """
+    before, last = list[int](), list(range(len(second) + 1))  # rows of the table of distances between beginnings
+    for row, letter in enumerate(first, start=1):
+        current = [row]
+        for column, other in enumerate(second, start=1):
+            replaced = last[column - 1] + (letter != other)
+            errors = min(replaced, last[column] + 1, current[column - 1] + 1)
+            if row > 1 and column > 1 and letter == second[column - 2] and first[row - 2] == other:
+                errors = min(errors, before[column - 2] + 1)
+            current.append(errors)
+        before, last = last, current
+    return last[-1]
 
 
 def _covers(short: tuple[ComparableWord, ...], long: tuple[ComparableWord, ...]) -> bool:

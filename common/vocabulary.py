@@ -20,6 +20,8 @@ from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.names import Name, make_class_spelling_key
 
 LONGEST_NAME, LONGEST_DEFINITION = 100, 500
+UNSTATED_CLASS = "???"
+"""Stands in a printed line of ``[data.synonyms]`` for the class that only the hospital's staff can name."""
 NEAR = 0.75
 """Similarity of two words, from 0 to 1 as in :mod:`difflib`, from which a refusal names one for the other."""
 
@@ -128,8 +130,10 @@ def _make_foreign_word_fault(
         )
         remedy += f"it:\n    {format_synonym_line(own, nearest)}"
     else:
-        remedy = f"If it means one of these, map it under [data.synonyms] in site.toml of {site}, such as\n"
-        remedy += f"    {format_synonym_line(own, next(iter(vocabulary)))}"
+        remedy = (
+            f"If it means one of these, write that in place of {UNSTATED_CLASS} under [data.synonyms] in site.toml "
+        )
+        remedy += f"of {site}:\n    {format_synonym_line(own, UNSTATED_CLASS)}"
     remedy += (
         "\nIf it is another class, leave it out of data.annotates, or the coordinator adds it to the experiment:\n"
     )

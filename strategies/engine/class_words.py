@@ -6,13 +6,13 @@ A class that one site alone annotates is legitimate, so that nobody is left out;
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyclinic.common.alike_words import ComparableName
 from polyclinic.common.contract import LabelContract, LabelDeclaration
 from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_as_json_text
-from polyclinic.common.vocabulary import format_synonym_line
+from polyclinic.common.vocabulary import UNSTATED_CLASS, format_synonym_line
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,16 @@ def find_alike_classes(declarations: Sequence[LabelDeclaration], words: Coordina
 
 
 def find_alike_class_faults(
-    declarations: Sequence[LabelDeclaration], words: CoordinatorWords
+    declarations: Sequence[LabelDeclaration], words: CoordinatorWords, *, line_follows: bool = False
 ) -> tuple[list[Fault], dict[str, str]]:
-    """Return a fault for each site whose word may mean another site's class, and what the other sites are told.
+    """Return a fault for each word of a site that may mean another site's class, and what the other sites are told.
+
+    The lines of all remedies can be written together: a word is mapped once, to the name that counts most among those
+    that it may mean, and the last remedy has one ``distinct_classes`` for all words.
 
     Args:
         declarations: The sites' labels, in the order in which the sites were admitted.
+        line_follows: True if the caller prints ``distinct_classes`` with these words itself.
 
     Returns:
         The faults; and site -> text for the sites whose words count.
@@ -104,20 +108,52 @@ def find_alike_class_faults(
         for declaration in declarations
         for own, name in zip(declaration.names, declaration.canonical_names, strict=True)
     }
-    for pair in find_alike_classes(declarations, words):
+    pairs = choose_one_meaning(find_alike_classes(declarations, words))
+    distinct = [pair.other for pair in pairs]
+    for pair in pairs:
         both = f'"{pair.name}" ({_name_sites(pair.sites)}) and "{pair.other}" ({_name_sites(pair.other_sites)})'
         problem = f"{both} may be one class in two words, which would become two classes of the model."
         for site in pair.other_sites:
             remedy = f"If they are one, this line under [data.synonyms] in site.toml of {site} settles it:\n"
             remedy += f"    {format_synonym_line(own_names[site, pair.other], pair.name)}\n"
-            remedy += "If they are two, the coordinator writes this line under [participation] of the experiment:\n"
-            remedy += f"    {words.format_distinct_line([pair.other])}"
+            remedy += (
+                f'If they are two, the coordinator adds "{pair.other}" to distinct_classes under [participation] of '
+            )
+            remedy += "the experiment."
             faults.append(Fault("label contract", problem, remedy, site))
         for site in pair.sites:
             texts.setdefault(site, []).append(
                 f"{problem} {_name_sites(pair.other_sites)} and the coordinator are asked."
             )
+    if faults and not line_follows:
+        each = "" if len(distinct) == 1 else " If all of these words are classes of their own, it is"
+        line = f"{each}:\n    {words.format_distinct_line(distinct)}"
+        faults[-1] = replace(faults[-1], remedy=faults[-1].remedy.removesuffix("." if not each else "") + line)
     return faults, {site: "\n".join(lines) for site, lines in texts.items()}
+
+
+def choose_one_meaning(pairs: Sequence[AlikeClasses]) -> list[AlikeClasses]:
+    """Return one pair for each word: with the name that counts among all names that the word may mean.
+
+    Where that name may itself be another class's word, the class counts (``lympho``, ``Lymphozyt``, ``Lymphocyte``).
+
+    Args:
+        pairs: Pairs as :func:`find_alike_classes` returns them; the name of a pair counts more than the other.
+    """
+    chosen = dict[str, AlikeClasses]()
+    for pair in pairs:
+        best = chosen.get(pair.other, pair)
+        # Of two names that a word may mean, the one that is no other name's word counts more.
+        is_word_of_other = any(each.other == best.name and each.name == pair.name for each in pairs)
+        chosen[pair.other] = pair if is_word_of_other else best
+    resolved = list[AlikeClasses]()
+    for pair in chosen.values():
+        main = pair
+        # A site that uses both words means two classes by them.
+        while main.name in chosen and not set(chosen[main.name].sites) & set(pair.other_sites):
+            main = chosen[main.name]
+        resolved.append(replace(pair, name=main.name, sites=main.sites))
+    return resolved
 
 
 def find_classes_of_one_site(contract: LabelContract, words: CoordinatorWords) -> dict[str, str]:
@@ -127,30 +163,40 @@ def find_classes_of_one_site(contract: LabelContract, words: CoordinatorWords) -
     }
 
 
-def describe_classes_of_one_site(classes: Mapping[str, str], words: CoordinatorWords) -> str:
-    """Return the coordinator's question about the classes of :func:`find_classes_of_one_site`."""
+def describe_classes_of_one_site(classes: Mapping[str, str], words: CoordinatorWords, alike: Sequence[str] = ()) -> str:
+    """Return the coordinator's question about the classes of :func:`find_classes_of_one_site`.
+
+    Args:
+        alike: Words of the faults of :func:`find_alike_class_faults`, which ``distinct_classes`` may name too.
+    """
     by_site = dict[str, list[str]]()
     for name, site in classes.items():
         by_site.setdefault(site, []).append(name)
     listed = "; ".join(f"{quote_names(names)} ({site})" for site, names in sorted(by_site.items()))
-    return (
+    question = (
         f"One site alone annotates: {listed}. Is it another site's class in other words? Then that site maps it under "
         "[data.synonyms] in its site.toml. If these are classes of their own, this line under [participation] of the "
         f"experiment says so:\n    {words.format_distinct_line(classes)}"
     )
+    return f"{question}\nAdd {quote_names(alike)} to the same line if it is no other class." if alike else question
 
 
-def describe_own_classes_to_site(names: Sequence[str], run_classes: Collection[str]) -> str:
+def describe_own_classes_to_site(own_names: Mapping[str, str], run_classes: Collection[str]) -> str:
     """Return the question to a site that alone annotates some classes.
 
     Args:
-        names: The site's canonical names of these classes.
+        own_names: Class -> the site's own word for it, of these classes.
         run_classes: The classes of the run.
     """
-    others = [name for name in run_classes if name not in names]
-    text = f"No other site annotates {quote_names(names)}. The other classes of the run: {quote_names(others)}. If one "
-    text += "of them means the same, map it under [data.synonyms] in site.toml, such as\n"
-    return f"{text}    {format_synonym_line(names[0], others[0])}" if others else text.rpartition(" If one")[0]
+    others = [name for name in run_classes if name not in own_names]
+    text = f"No other site annotates {quote_names(own_names)}."
+    if not others:
+        return text
+    text += (
+        f" The other classes of the run: {quote_names(others)}. If one of them means the same, write it in place of "
+    )
+    text += f"{UNSTATED_CLASS} under [data.synonyms] in site.toml:"
+    return "\n    ".join((text, *(format_synonym_line(own, UNSTATED_CLASS) for own in own_names.values())))
 
 
 def _name_sites(sites: Sequence[str]) -> str:

@@ -119,12 +119,13 @@ def _find_word_faults(
     spelling_faults = find_class_spelling_faults(declarations, listed)
     misspelling = {fault.site for fault in spelling_faults}
     others = [declaration for declaration in declarations if declaration.site not in misspelling]
-    alike_faults, _ = find_alike_class_faults(others, words)
     names = tuple(sorted({name for declaration in declarations for name in declaration.canonical_names}))
     contract = LabelContract(names, {each.site: each.canonical_names for each in declarations})
     asked = {name for pair in find_alike_classes(declarations, words) for name in (pair.name, pair.other)}
     of_one_site = {name: site for name, site in find_classes_of_one_site(contract, words).items() if name not in asked}
-    question = describe_classes_of_one_site(of_one_site, words) if of_one_site else ""
+    alike_faults, _ = find_alike_class_faults(others, words, line_follows=bool(of_one_site))
+    alike = sorted({pair.other for pair in find_alike_classes(others, words)})
+    question = describe_classes_of_one_site(of_one_site, words, alike) if of_one_site else ""
     coverage_faults = find_class_coverage_faults(method, declarations)
     return [*faults, *spelling_faults, *alike_faults, *coverage_faults], question
 

@@ -782,8 +782,10 @@ class RunMembership:
         """
         classes, texts = self.classes_of_one_site, dict[str, str]()
         for site in set(classes.values()):
-            names = [name for name, owner in classes.items() if owner == site]
-            texts[site] = describe_own_classes_to_site(names, self.contract.class_names)
+            declaration = self.members[site].label_declaration
+            own_words = dict(zip(declaration.canonical_names, declaration.names, strict=True))
+            own_names = {name: own_words[name] for name, owner in classes.items() if owner == site}
+            texts[site] = describe_own_classes_to_site(own_names, self.contract.class_names)
         self._roll.ask_sites(texts)
         return describe_classes_of_one_site(classes, self.coordinator_words) if classes else ""
 

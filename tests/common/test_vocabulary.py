@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from polyclinic.common.alike_words import are_alike
+from polyclinic.common.alike_words import are_alike, count_typing_errors
 from polyclinic.common.config import Experiment, make_hospital_plan, parse_plan_json
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.errors import BadInput
@@ -45,6 +45,12 @@ def experiment(vocabulary: dict[str, Any] | None) -> Experiment:
         ("Konsolidation", "Consolidazione"),
         ("Linfocito", "Lymphocyte"),
         ("Pl. effusion", "Pleural effusion"),
+        ("Lymphcoyte", "Lymphocyte"),  # two letters exchanged
+        ("Monocye", "Monocyte"),  # a letter missing
+        ("Monocyxte", "Monocyte"),  # a letter too many
+        ("Monocyre", "Monocyte"),  # another letter
+        ("Eosimophli", "Eosinophil"),  # two errors in ten letters
+        ("Neutrophil", "Polynucleaire neutrophile"),
     ],
 )
 def test_words_of_one_spelling_between_languages_are_alike_in_both_orders(words: tuple[str, str]) -> None:
@@ -65,11 +71,39 @@ def test_words_of_one_spelling_between_languages_are_alike_in_both_orders(words:
         ("Fibrosis", "Fibroma"),
         ("Monocyte", "Myelocyte"),
         ("0", "1"),
+        ("Hypertrophy", "Hypotrophy"),
+        ("Macrocyte", "Microcyte"),
+        ("Typical", "Atypical"),
+        ("Osteoblast", "Osteoclast"),
+        ("Metacarpal", "Metatarsal"),
+        ("Spondylosis", "Spondylitis"),
+        ("Spondylosis", "Spondylolysis"),
+        ("Hematoma", "Hepatoma"),
+        ("Intracellular", "Intercellular"),
+        ("Biliary", "Ciliary"),
+        ("Grade 10000001", "Grade 10000011"),
+        ("Monoblast", "Myoblast"),  # two letters, in words of fewer than ten
     ],
 )
 def test_words_of_two_classes_are_not_alike(words: tuple[str, str]) -> None:
     assert not are_alike(*words)
     assert not are_alike(*reversed(words))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "errors"),
+    [
+        ("abcd", "abcd", 0),
+        ("abcd", "abdc", 1),
+        ("abcd", "acd", 1),
+        ("abcd", "abxcd", 1),
+        ("abcd", "axcd", 1),
+        ("abcd", "badc", 2),
+        ("", "ab", 2),
+    ],
+)
+def test_a_typing_error_is_a_letter_left_out_added_replaced_or_exchanged(first: str, second: str, errors: int) -> None:
+    assert count_typing_errors(first, second) == count_typing_errors(second, first) == errors
 
 
 def test_a_synonym_means_its_class_and_a_class_means_itself() -> None:
@@ -85,6 +119,7 @@ def test_a_synonym_means_its_class_and_a_class_means_itself() -> None:
         ("monocytes", '"monocytes" = "Monocyte"'),
         ("Monozytt", '"Monozytt" = "Monocyte"'),
         ("Blast", '[vocabulary."Blast"]'),
+        ("Blast", '"Blast" = "???"'),
     ],
 )
 def test_a_word_outside_is_refused_with_the_line_to_write(word: str, line: str) -> None:

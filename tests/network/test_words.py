@@ -180,7 +180,7 @@ def test_without_a_vocabulary_words_that_look_alike_stop_the_run_before_round_1_
     assert run.ends() != 0
     assert '"Lymphozyt" = "Lymphocyte"' in run.output
     assert '"lympho" = "Lymphocyte"' in run.output
-    assert 'distinct_classes = ["Lymphozyt"]' in run.output
+    assert 'distinct_classes = ["Lymphozyt", "lympho"]' in run.output
     assert not (federation.folder / "alike" / "model.json").exists()
     federation.site("north").program.says('"Lymphozyt" = "Lymphocyte"')
     federation.site("east").program.says("may be one class in two words")  # the other side

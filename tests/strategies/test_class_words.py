@@ -1,5 +1,6 @@
 """Words of three hospitals before round 1: which pairs stop, which are asked about, and what answers the question."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,8 @@ ONE_CLASS = [
     ("Pleural_Thickening", "pleural thickening"),  # punctuation
     ("Pleural Effusion", "Effusion"),  # CheXpert and NIH
     ("No Finding", "NF"),  # initials
+    ("Lymphocyte", "Lymphcoyte"),  # letters exchanged
+    ("Monocyte", "Monocye"),  # a letter missing
 ]
 """Words for one class, each a hospital's own: caught, because their spelling shows it."""
 UNLIKE_WORDS = [
@@ -58,13 +61,15 @@ TWO_CLASSES = [
     ("Infiltration", "Infarction"),
     ("Mass", "Mast cell"),
     ("Pneumonia", "Pneumothorax"),
+    ("Hyperplasia", "Hypoplasia"),
+    ("Macrocyte", "Microcyte"),
 ]
 """Words for two classes that look alike to a hasty eye: taken as two, and shown as those of one hospital each."""
 PAIRS = [*ONE_CLASS, *UNLIKE_WORDS, *TWO_CLASSES]
 
 
-def test_there_are_thirty_pairs() -> None:
-    assert len(set(PAIRS)) == 30
+def test_there_are_thirty_pairs_or_more() -> None:
+    assert len(set(PAIRS)) == len(PAIRS) >= 30
 
 
 def hospital(answer: RollCallAnswer) -> Site:
@@ -148,6 +153,49 @@ def test_words_without_a_like_spelling_are_two_classes_and_each_hospital_alone_i
     assert f'No other site annotates "{pair[0]}"' in to_east
     assert f'"{pair[0]}"' in to_south
     assert texts_to(grid, 8) == []
+
+
+def test_all_printed_lines_can_be_written_together(clock: Clock) -> None:
+    """West's ``lympho`` is like both words of the others, and three words are questioned at once."""
+    words = {"east": ("Lymphocyte", "Nodule"), "south": ("Lymphozyt", "Nodules"), "west": ("lympho",)}
+    with pytest.raises(BadInput) as stopped:
+        gathered(clock, words)
+    text = str(stopped.value)
+    synonyms = {line.strip() for line in text.splitlines() if line.startswith('    "')}
+    assert synonyms == {'"Lymphozyt" = "Lymphocyte"', '"Nodules" = "Nodule"', '"lympho" = "Lymphocyte"'}
+    (line,) = [line for line in text.splitlines() if "distinct_classes = " in line]
+    distinct = tomllib.loads(line)["distinct_classes"]
+    both = tuple(sorted((*words["east"], *words["south"], *words["west"])))
+    assert gathered(clock, words, distinct_classes=tuple(distinct))[0].contract.class_names == both
+    mapped = {"east": words["east"], "south": ("Lymphocyte", "Nodule"), "west": ("Lymphocyte",)}
+    assert gathered(clock, mapped)[0].contract.class_names == ("Lymphocyte", "Nodule")
+
+
+def test_two_words_that_may_be_one_word_of_a_third_site_are_both_asked_about(clock: Clock) -> None:
+    """South uses ``Lymphozyt`` and ``lympho`` for two classes: the line of one of them does not join the other."""
+    words = {"east": ("Lymphocyte",), "south": ("Lymphozyt", "lympho")}
+    with pytest.raises(BadInput) as stopped:
+        gathered(clock, words)
+    assert len([fault for fault in stopped.value.faults if fault.site == "south"]) == 2
+
+
+def test_the_question_to_a_site_has_its_own_word_on_the_left_and_no_class_on_the_right(clock: Clock) -> None:
+    own = answer("south", (SHARED, "Eosinophil"), names=(SHARED, "Eosinophiler"))
+    nodes = {"north": hospital(answer("north", (SHARED, "Mass"))), "south": hospital(own)}
+    grid = ScriptedGrid(dict(enumerate(nodes.values(), start=7)), clock)
+    members = RunMembership(
+        build_experiment_strategy(plan("surgical", {})),
+        plan("surgical", {}),
+        ParticipationSection(),
+        "run-1",
+        registered=lambda: dict(enumerate(nodes, start=7)),
+    )
+    grid_of_flower: Any = grid
+    members.call_roll(grid_of_flower, 2)
+    members.ask_about_classes_of_one_site()
+    (text,) = texts_to(grid, 8)
+    assert '"Eosinophiler" = "???"' in text
+    assert f'"Mass", "{SHARED}"' in text
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
