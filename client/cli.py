@@ -232,11 +232,9 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
         from polyclinic.client.connection.status import ClientStatus, keep_status_file_current
         from polyclinic.client.gate.gate import record_patients, record_process_start
         from polyclinic.client.site.budget import describe_privacy_status
-        from polyclinic.client.site.opt_out import OptOutsUnknown
         from polyclinic.client.site.settings import load_site_data, read_site_settings
         from polyclinic.client.site.site_file import read_and_check_connection_kit
         from polyclinic.client.training.privacy import make_privacy_status_at_start
-        from polyclinic.common.errors import BadInput, Fault
         from polyclinic.common.security.phrase import compute_certificate_phrase
 
     reuse_large_buffers()
@@ -249,7 +247,7 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
         tell(line)
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         data = load_site_data(settings, tell, remember=True)
-        site, _ = data.make_site(frozenset())
+        site, left_out, opted_out = data.make_present_site()
         status.privacy = make_privacy_status_at_start(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
@@ -267,11 +265,9 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
             tell(text)
             record_patients(site, **asdict(data.changes))
         try:
-            service = HospitalMessageLoop(settings, kit, site, tell, status, data=data)
-            try:
-                service.leave_out_opted_out_patients()
-            except OptOutsUnknown as error:
-                raise BadInput([Fault("site.toml", str(error))]) from None
+            service = HospitalMessageLoop(settings, kit, site, tell, status, data=data, opted_out=opted_out)
+            if opted_out:
+                service.report_left_out_patients(left_out)
             service.idle_limit_s = None if until_idle is None else until_idle * 60
             signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
             service.run_message_loop()

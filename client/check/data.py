@@ -20,11 +20,17 @@ from polyclinic.client.check.pictures import (
 from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
+from polyclinic.client.site.opt_out import (
+    REMEDY_FOR_UNMATCHED,
+    OptOutSource,
+    OptOutsUnknown,
+    find_left_out_patients,
+)
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults, make_label_declaration
 from polyclinic.client.site.site_file import FILE, SiteSettings
-from polyclinic.common.errors import BadInput, raise_faults
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
 from polyclinic.data.base.dark_pictures import describe_dark_pictures
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
@@ -72,7 +78,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     area = CheckArea("data")
     try:
         raise_faults(find_hospital_data_faults(settings))
-        source = open_site_image_source(settings)
+        source = _leave_out_opted_out_images(area, open_site_image_source(settings), settings)
         make_label_declaration(settings, source.class_names)
     except BadInput as bad:
         area.add_input_faults(bad)
@@ -119,6 +125,27 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         "classes": {row.name: row.as_json() for row in classes},
     }
     return DataCheckResults(area, source, tuple(decoded), tuple(classes))
+
+
+def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settings: SiteSettings) -> SiteImageSource:
+    """Return the images without those of patients who opted out; report how many these are, and who fits nobody.
+
+    Raises:
+        BadInput: If nobody knows who opted out.
+    """
+    try:
+        opted_out = OptOutSource(settings.folder).read_identifiers()
+    except OptOutsUnknown as error:
+        raise BadInput([Fault(FILE, str(error).removeprefix(f"{FILE}: "))]) from None
+    if not opted_out:
+        return source
+    gone, left_out = find_left_out_patients(source.patients.tolist(), opted_out)
+    remaining = np.flatnonzero(~np.isin(source.patients, sorted(gone)))
+    images = format_count_with_noun(len(source) - len(remaining), "image")
+    area.passed.append(f"{left_out.describe()}, with {images}; the numbers here are without them")
+    if warning := left_out.warn_about_unmatched():
+        area.add_warning(ClientExitCode.OPT_OUT, warning, REMEDY_FOR_UNMATCHED)
+    return source.select_rows(remaining)
 
 
 def _add_passed_checks(

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,8 @@ from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.load import load_dataset, open_label_table
 from polyclinic.data.sources.dicomweb import open_dicomweb_table
 from polyclinic.data.tables.files import describe_outside_pictures
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,23 @@ class SiteImageSource:
             return self.form.size
         first = self.read(0)
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
+
+    def select_rows(self, rows: NDArray[np.intp]) -> "SiteImageSource":
+        """Return the source with these images only."""
+
+        def select(values: Sequence[T]) -> tuple[T, ...]:
+            return tuple(values[row] for row in rows) if values else ()
+
+        return replace(
+            self,
+            names=select(self.names),
+            labels=self.labels[rows],
+            patients=self.patients[rows],
+            parts=self.parts[rows],
+            read=lambda row: self.read(int(rows[row])),
+            files=select(self.files),
+            heads=select(self.heads),
+        )
 
 
 def open_site_image_source(settings: SiteSettings) -> SiteImageSource:

@@ -44,6 +44,7 @@ class ClientExitCode(IntEnum):
     PIXELS = 46
     WORDS = 47
     POLICY = 48
+    OPT_OUT = 49
     TRAINING = 50
 
 

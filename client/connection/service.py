@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from polyclinic.client.gate.gate import (
     record_unread_message,
 )
 from polyclinic.client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
-from polyclinic.client.site.opt_out import describe_opt_outs
+from polyclinic.client.site.opt_out import REMEDY_FOR_UNMATCHED, Identifiers, LeftOutPatients
 from polyclinic.client.site.patient_ledger import LedgerUnusable
 from polyclinic.client.site.settings import SiteData
 from polyclinic.client.site.site import Site
@@ -124,6 +124,7 @@ class HospitalMessageLoop:
         make_app: Builds the ClientApp that answers messages; benchmarks pass an app that does not train.
         idle_limit_s: Time without a message after which the loop ends; None for a loop without end.
         data: The site's images before patients who opted out were left out; None if nobody can opt out.
+        opted_out: The patients whom ``site`` leaves out.
     """
 
     settings: SiteSettings
@@ -134,7 +135,7 @@ class HospitalMessageLoop:
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = make_client_app
     idle_limit_s: float | None = None
     data: SiteData | None = None
-    _opted_out: frozenset[str] = frozenset()
+    opted_out: Identifiers = field(default_factory=dict)
     _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
     _hello: HelloAnswer | None = None  # what the coordinator said of itself when this site connected
@@ -473,19 +474,25 @@ class HospitalMessageLoop:
         """Read who opted out, and leave these patients out of the site's images from now on.
 
         Raises:
-            OptOutsUnknown: If the command of ``data.opt_out`` fails.
+            OptOutsUnknown: If the command of ``data.opt_out`` fails, or ``site.toml`` cannot be read.
             BadInput: If no training image is left.
         """
-        if self.data is None or not self.settings.opt_out:
+        if self.data is None:
             return
-        opted_out = self.data.opt_out.read_keys()
-        if opted_out == self._opted_out:
+        opted_out = self.data.opt_out.read_identifiers()
+        if opted_out.keys() == self.opted_out.keys():
             return
-        site, count = self.data.make_site(opted_out)
+        site, left_out = self.data.make_site(opted_out)
         self.site = replace(site, identity=self.site.identity)
-        self._opted_out = opted_out
-        self.tell(describe_opt_outs(count))
-        record_patients(self.site, opted_out=count)
+        self.opted_out = opted_out
+        self.report_left_out_patients(left_out)
+
+    def report_left_out_patients(self, left_out: LeftOutPatients) -> None:
+        """Tell the hospital's staff how many patients are left out, and who fits nobody; the audit gets the counts."""
+        self.tell(left_out.describe())
+        if warning := left_out.warn_about_unmatched():
+            self.tell(f"{warning} {REMEDY_FOR_UNMATCHED}")
+        record_patients(self.site, opted_out=left_out.count, opted_out_unmatched=len(left_out.unmatched))
 
     # ------------------------------------------------------------------ words
 

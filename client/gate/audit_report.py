@@ -165,6 +165,7 @@ def describe_audit_entry(entry: AuditEntry) -> str:
         event = f"the key was renewed: {entry.get('new')} in the place of {entry.get('old', 'a lost one')}"
     elif entry.get("event") == "patients":
         words = {"new": "new", "gone": "gone", "kept": "kept in the part of earlier runs", "opted_out": "opted out"}
+        words["opted_out_unmatched"] = "opted out and not in the data"
         event = f"patients: {', '.join(f'{entry[key]} {word}' for key, word in words.items() if key in entry)}"
     else:
         direction = {"in": "came", "out": "left"}.get(entry.get("direction", ""), "?")

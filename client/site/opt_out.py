@@ -1,20 +1,25 @@
 """Patients who opted out: ``data.opt_out`` of ``site.toml``, a list of their identifiers or a command that prints them.
 
-The site asks before each request that reads images, so an opt-out counts from the next round on. The table of labels
-may stay as it is. An identifier is compared by :func:`make_name_similarity_key`: ``P-007`` and ``p7`` are one.
-Where these are two patients, both are left out, which harms nobody.
+The site reads the key of the file before each request that reads images, so an opt-out counts from the next round on.
+The table of labels may stay as it is. An identifier is compared by :func:`make_name_similarity_key`: ``P-007`` and
+``p7`` are one. Where these are two patients, both are left out, which harms nobody.
 """
 
 import shlex
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from polyclinic.client.site.run_entries import RunEntryFolder
-from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
+from polyclinic.client.site.site_file import FILE, read_opt_out_key
+from polyclinic.common.errors import BadInput
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest, make_printable_line
+from polyclinic.common.system.toml import read_toml
 from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.names import make_name_similarity_key
 from polyclinic.data.base.splits import divide_splits_again
@@ -22,37 +27,64 @@ from polyclinic.data.base.splits import divide_splits_again
 COMMAND_TIMEOUT_S = 60
 STATED_COUNTS = "stated-images"
 """Folder in the site's state folder."""
+SAVING_PAUSE_S = 0.2
+"""An editor may be writing the file: a new content counts if it is the same after this time."""
 _MAX_OUTPUT_CHARACTERS = 200
+_MOST_NAMES = 20
+
+Identifiers = Mapping[str, str]
+"""Comparison key of a patient who opted out -> the identifier as the hospital wrote it."""
 
 
 class OptOutsUnknown(Exception):
-    """Raised if the command of ``data.opt_out`` fails; the message is for the hospital's staff only."""
-
-    def __str__(self) -> str:
-        remedy = "It has to print one identifier a line and to end with code 0."
-        return f"data.opt_out: the command {self.args[0]}. {remedy}"
+    """Raised if nobody knows who opted out; the message is for the hospital's staff only."""
 
 
-@dataclass(frozen=True)
+def make_command_failure(problem: str) -> OptOutsUnknown:
+    """Make the exception for a command of ``data.opt_out`` that fails."""
+    remedy = "It has to print one identifier a line and to end with code 0."
+    return OptOutsUnknown(f"data.opt_out: the command {problem}. {remedy}")
+
+
 class OptOutSource:
-    """Where the identifiers of patients who opted out come from.
+    """Where the identifiers of patients who opted out come from: ``data.opt_out`` of a ``site.toml``.
 
-    Attributes:
-        listed: The value of ``data.opt_out``: a list of identifiers, or a command line.
-        folder: The folder of ``site.toml``, in which the command runs.
+    Args:
+        folder: The folder of ``site.toml``, in which a command runs.
     """
 
-    listed: tuple[str, ...] | str
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._content: bytes | None = None
+        self._listed: tuple[str, ...] | str = ()
 
-    def read_keys(self) -> frozenset[str]:
-        """Return the comparison keys of the patients who have opted out by now.
+    def read_identifiers(self) -> Identifiers:
+        """Return the patients who have opted out by now.
 
         Raises:
-            OptOutsUnknown: If the command fails. Then nobody knows who opted out, so nothing may be trained.
+            OptOutsUnknown: If the command fails, or the file cannot be read. Then nobody knows who opted out, so
+                nothing may be trained.
         """
-        identifiers = self._run_command(self.listed) if isinstance(self.listed, str) else self.listed
-        return frozenset(make_name_similarity_key(name) for name in identifiers if name.strip())
+        self._read_changed_file()
+        identifiers = self._run_command(self._listed) if isinstance(self._listed, str) else self._listed
+        return {make_name_similarity_key(name): name for name in identifiers if name.strip()}
+
+    def _read_changed_file(self) -> None:
+        """Read ``data.opt_out`` again if ``site.toml`` has another content than before."""
+        path = self.folder / FILE
+        try:
+            content = path.read_bytes()
+            while content != self._content:
+                self._content = None
+                time.sleep(SAVING_PAUSE_S)
+                before, content = content, path.read_bytes()
+                if content == before:
+                    self._listed = _parse_opt_outs(path)
+                    self._content = content
+        except OSError as error:
+            raise _make_file_failure(f"cannot be read: {error.strerror}.") from None
+        except BadInput as error:
+            raise _make_file_failure(" ".join(f"{fault.problem} {fault.remedy}" for fault in error.faults)) from None
 
     def _run_command(self, command: str) -> Sequence[str]:
         try:
@@ -66,13 +98,33 @@ class OptOutSource:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise OptOutsUnknown(f"did not end within {COMMAND_TIMEOUT_S} s") from None
+            raise make_command_failure(f"did not end within {COMMAND_TIMEOUT_S} s") from None
         except (OSError, ValueError) as error:
-            raise OptOutsUnknown(f"cannot be run: {error}") from None
+            raise make_command_failure(f"cannot be run: {error}") from None
         if ended.returncode:
             words = make_printable_line(ended.stderr.strip(), _MAX_OUTPUT_CHARACTERS)
-            raise OptOutsUnknown(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
+            raise make_command_failure(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
         return [line.strip() for line in ended.stdout.splitlines()]
+
+
+def _parse_opt_outs(path: Path) -> tuple[str, ...] | str:
+    """Return the value of ``data.opt_out``.
+
+    Raises:
+        BadInput: If the file is not valid, or has no ``[data]``. An empty file must not bring everybody back.
+    """
+    data: Any = read_toml(path).get("data")
+    if not isinstance(data, dict):
+        raise _make_file_failure("has no table [data].")
+    listed, faults = read_opt_out_key(data)
+    if faults:
+        raise BadInput(faults)
+    return listed
+
+
+def _make_file_failure(problem: str) -> OptOutsUnknown:
+    remedy = "Nobody knows who opted out, so this site trains nothing until the file is repaired."
+    return OptOutsUnknown(f"{FILE}: {problem.strip()} {remedy}")
 
 
 class StatedImageCounts:
@@ -101,22 +153,65 @@ class StatedImageCounts:
         return stated if isinstance(stated, int) else present
 
 
-def leave_out_patients(splits: DatasetSplits, keys: frozenset[str]) -> tuple[DatasetSplits, int]:
-    """Return the data without the patients who opted out, and the number of these in the data.
+@dataclass(frozen=True)
+class LeftOutPatients:
+    """The patients who opted out, compared with the data.
+
+    Attributes:
+        count: Number of patients of the data who are left out.
+        unmatched: Identifiers, as the hospital wrote them, that fit no patient of the data.
+    """
+
+    count: int
+    unmatched: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return a line for the hospital's staff about the number of patients who are left out."""
+        return f"data.opt_out: {format_count_with_noun(self.count, 'patient')} left out"
+
+    def warn_about_unmatched(self) -> str:
+        """Return a warning for the hospital's staff, which names the identifiers that fit nobody; empty if all fit."""
+        if not self.unmatched:
+            return ""
+        names = list_first_and_count_rest(self.unmatched, _MOST_NAMES)
+        return f"data.opt_out: no patient of the data has the {self._describe_number()} {names}."
+
+    def _describe_number(self) -> str:
+        return "identifier" if len(self.unmatched) == 1 else f"{len(self.unmatched)} identifiers"
+
+
+REMEDY_FOR_UNMATCHED = (
+    "If it is a typing error, the patient whom you mean is trained on: correct it. "
+    "If the patient has gone from the table, nothing is to be done."
+)
+
+
+def find_left_out_patients(patients: Sequence[str], opted_out: Identifiers) -> tuple[frozenset[str], LeftOutPatients]:
+    """Return the names of the patients in the data who opted out, and what is said of them.
 
     Args:
-        keys: Result of :meth:`OptOutSource.read_keys`.
+        patients: The patients of the data, as the data names them.
+        opted_out: Result of :meth:`OptOutSource.read_identifiers`.
     """
-    if not keys:
-        return splits, 0
-    parts, left_out = [], set[str]()
-    for name, images in zip(PARTS, splits.parts, strict=True):
-        gone = {patient for patient in set(images.patients.tolist()) if make_name_similarity_key(patient) in keys}
-        left_out |= gone
-        parts.append(np.where(np.isin(images.patients, sorted(gone)), "", name))
-    return (divide_splits_again(splits, parts) if left_out else splits), len(left_out)
+    keys = {patient: make_name_similarity_key(patient) for patient in set(patients)} if opted_out else {}
+    gone = frozenset(patient for patient, key in keys.items() if key in opted_out)
+    matched = {keys[patient] for patient in gone}
+    unmatched = tuple(name for key, name in opted_out.items() if key not in matched)
+    return gone, LeftOutPatients(len(gone), unmatched)
 
 
-def describe_opt_outs(count: int) -> str:
-    """Return a line for the hospital's staff about the number of patients who are left out."""
-    return f"data.opt_out: {format_count_with_noun(count, 'patient')} left out"
+def leave_out_patients(splits: DatasetSplits, opted_out: Identifiers) -> tuple[DatasetSplits, LeftOutPatients]:
+    """Return the data without the patients who opted out, and what is said of these.
+
+    Args:
+        opted_out: Result of :meth:`OptOutSource.read_identifiers`.
+    """
+    patients = [patient for images in splits.parts for patient in images.patients.tolist()]
+    gone, left_out = find_left_out_patients(patients, opted_out)
+    if not gone:
+        return splits, left_out
+    parts = [
+        np.where(np.isin(images.patients, sorted(gone)), "", name)
+        for name, images in zip(PARTS, splits.parts, strict=True)
+    ]
+    return divide_splits_again(splits, parts), left_out

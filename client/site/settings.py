@@ -9,6 +9,8 @@ import torch
 
 from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
 from polyclinic.client.site.opt_out import (
+    Identifiers,
+    LeftOutPatients,
     OptOutSource,
     OptOutsUnknown,
     StatedImageCounts,
@@ -93,22 +95,35 @@ class SiteData:
 
     @cached_property
     def opt_out(self) -> OptOutSource:
-        return OptOutSource(self.settings.opt_out, self.settings.folder)
+        return OptOutSource(self.settings.folder)
 
-    def make_site(self, opted_out: frozenset[str]) -> tuple[Site, int]:
-        """Return the site without the patients who opted out, and the number of these.
+    def make_site(self, opted_out: Identifiers) -> tuple[Site, LeftOutPatients]:
+        """Return the site without the patients who opted out, and what is said of these.
 
         Args:
-            opted_out: Result of :meth:`OptOutSource.read_keys`.
+            opted_out: Result of :meth:`OptOutSource.read_identifiers`.
 
         Raises:
             BadInput: If a class is wrong, or no training image is left.
         """
-        splits, count = leave_out_patients(self.splits, opted_out)
+        splits, left_out = leave_out_patients(self.splits, opted_out)
         site = _make_site_of_splits(self.settings, splits, self.tell)
-        if self.remember and self.settings.opt_out:
+        if self.remember:
+            # Also where nobody has opted out yet: the first one may do so during a run.
             site = replace(site, stated_counts=StatedImageCounts(self.settings.state_folder))
-        return site, count
+        return site, left_out
+
+    def make_present_site(self) -> tuple[Site, LeftOutPatients, Identifiers]:
+        """Return the site without the patients who have opted out by now, what is said of these, and who they are.
+
+        Raises:
+            BadInput: If nobody knows who opted out, a class is wrong, or no training image is left.
+        """
+        try:
+            opted_out = self.opt_out.read_identifiers()
+        except OptOutsUnknown as error:
+            raise BadInput([Fault(FILE, str(error).removeprefix(f"{FILE}: "))]) from None
+        return *self.make_site(opted_out), opted_out
 
 
 def load_site(
@@ -123,11 +138,8 @@ def load_site(
     Raises:
         BadInput: With every fault, or with the unreadable files if there are too many.
     """
-    data = load_site_data(settings, tell, remember=remember)
-    try:
-        return data.make_site(data.opt_out.read_keys())[0]
-    except OptOutsUnknown as error:
-        raise BadInput([Fault(FILE, str(error))]) from None
+    site, _, _ = load_site_data(settings, tell, remember=remember).make_present_site()
+    return site
 
 
 def load_site_data(

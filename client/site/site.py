@@ -61,7 +61,7 @@ class Site:
         ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, whose
             costs are counted in its own folder alone.
         pixel_form: How the images become pixels; None if that is not known.
-        stated_counts: The numbers of training images of each run's roll call; None where no patient can opt out.
+        stated_counts: The numbers of training images of each run's roll call; None for a command that only looks.
         original: The site with its own words, of which this is a copy with the study's classes, see
             :meth:`name_classes_by`; None for that site itself. Both share the images in memory.
     """

@@ -80,14 +80,12 @@ class SiteSettings:
     Attributes:
         labels: The classes that the site annotates, with its own names in its own order; empty for all classes.
         synonyms: The site's own class name -> canonical name.
-        opt_out: Identifiers of patients who opted out, or a command that prints them.
     """
 
     folder: Path
     file: SiteTomlContent
     labels: tuple[str, ...]
     synonyms: Mapping[str, str]
-    opt_out: tuple[str, ...] | str = ()
 
     @property
     def kit_path(self) -> Path:
@@ -139,16 +137,12 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     data = tree.get("data")
     labels: Any = ()
     synonyms: Any = {}
-    opt_out: Any = ()
+    wrong = list[Fault]()
     if isinstance(data, dict):
         labels, synonyms = data.pop("annotates", ()), data.pop("synonyms", {})
-        opt_out = data.pop("opt_out", ())
-    wrong = []
-    if isinstance(opt_out, list):
-        # Numbers without quotes are identifiers, too.
-        opt_out = tuple(map(str, opt_out))
-    elif opt_out and not isinstance(opt_out, str):
-        wrong.append(Fault(f"{FILE}: data.opt_out", "must be a list of identifiers, or a command that prints them."))
+        # Read from the file again before each round: OptOutSource.
+        _, wrong = read_opt_out_key(data)
+        data.pop("opt_out", None)
     if not isinstance(labels, list | tuple) or not all(isinstance(name, str) for name in labels):
         wrong.append(Fault(f"{FILE}: data.annotates", "must be a list of class names."))
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
@@ -164,7 +158,18 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     if not wrong:  # the names of the data's columns and classes are normalised as well
         labels = map(normalize_name, labels)
         synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
-    return SiteSettings(folder, file, tuple(labels), synonyms, opt_out), wrong
+    return SiteSettings(folder, file, tuple(labels), synonyms), wrong
+
+
+def read_opt_out_key(data: Mapping[str, Any]) -> tuple[tuple[str, ...] | str, list[Fault]]:
+    """Return ``opt_out`` of the table ``[data]``, a list of identifiers or a command, and its faults."""
+    opt_out = data.get("opt_out", ())
+    if isinstance(opt_out, list):
+        # Numbers without quotes are identifiers, too.
+        return tuple(map(str, opt_out)), []
+    if opt_out and not isinstance(opt_out, str):
+        return (), [Fault(f"{FILE}: data.opt_out", "must be a list of identifiers, or a command that prints them.")]
+    return opt_out or (), []
 
 
 def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:

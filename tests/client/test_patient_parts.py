@@ -210,29 +210,76 @@ def test_each_of_the_patients_may_opt_out_and_nobody_else_moves(hospital: Hospit
     data = hospital.start()
     before = parts_of(data.splits)
     for patient in before:
-        listed = OptOutSource((patient.lower().replace("-", ""), "nobody"), hospital.folder).read_keys()
-        site, count = data.make_site(listed)
+        hospital.write_settings(f'opt_out = ["{patient.lower().replace("-", "")}", "nobody"]')
+        site, left_out = data.make_site(OptOutSource(hospital.folder).read_identifiers())
         parts = {
             name: part
             for part, images in zip(PARTS, (site.train, site.validation, site.test), strict=True)
             for name in images.patients.tolist()
         }
-        assert count == 1
+        assert left_out.count == 1
+        assert left_out.unmatched == ("nobody",)
         assert parts == {name: part for name, part in before.items() if name != patient}
 
 
 def test_a_command_says_who_opted_out_by_now(hospital: Hospital) -> None:
     (hospital.folder / "list.txt").write_text("P-001\n\n  p2 \n")
     data = hospital.start("opt_out = 'cat list.txt'")
-    assert data.make_site(data.opt_out.read_keys())[1] == 2
+    assert data.make_present_site()[1].count == 2
     (hospital.folder / "list.txt").write_text("P-001\nP-002\nP-003\n")
-    assert data.make_site(data.opt_out.read_keys())[1] == 3
+    assert data.make_present_site()[1].count == 3
+
+
+def test_a_list_that_is_edited_counts_without_a_restart(hospital: Hospital) -> None:
+    data = hospital.start()
+    assert data.make_present_site()[1].count == 0
+    hospital.write_settings('opt_out = ["P-001"]')
+    assert data.make_present_site()[1].count == 1
+    hospital.write_settings('opt_out = ["P-001", "P-002", "P-003"]')
+    assert data.make_present_site()[1].count == 3
+    hospital.write_settings()
+    assert data.make_present_site()[1].count == 0
+
+
+BROKEN_FILES = {
+    "being written": 'name = "north"\n[data]\nopt_out = ["P-001",',
+    "empty": "",
+    "without data": 'name = "north"\n',
+    "another type": "[data]\nopt_out = 7\n",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN_FILES.values(), ids=BROKEN_FILES)
+def test_while_the_file_is_broken_nobody_knows_who_opted_out_and_its_repair_counts(
+    hospital: Hospital, content: str
+) -> None:
+    data = hospital.start('opt_out = ["P-001"]')
+    assert data.make_present_site()[1].count == 1
+    (hospital.folder / "site.toml").write_text(content)
+    for _ in range(2):
+        with pytest.raises(OptOutsUnknown):
+            data.opt_out.read_identifiers()
+    (hospital.folder / "site.toml").unlink()
+    with pytest.raises(OptOutsUnknown):
+        data.opt_out.read_identifiers()
+    hospital.write_settings('opt_out = ["P-001", "P-002"]')
+    assert data.make_present_site()[1].count == 2
+
+
+def test_identifiers_that_fit_no_patient_are_named_to_the_hospital_as_it_wrote_them(hospital: Hospital) -> None:
+    data = hospital.start('opt_out = ["P-001", "p1", "W-7777", "P-0O2"]')
+    _, left_out, _ = data.make_present_site()
+    assert left_out.count == 1
+    assert left_out.unmatched == ("W-7777", "P-0O2")
+    assert "W-7777" in left_out.warn_about_unmatched()
+    hospital.write_settings('opt_out = ["P-001"]')
+    assert data.make_present_site()[1].warn_about_unmatched() == ""
 
 
 def test_numbers_are_identifiers_too(hospital: Hospital) -> None:
     hospital.write_table(range(PATIENTS), str)
     data = hospital.start("opt_out = [7, 8]")
-    assert data.make_site(data.opt_out.read_keys())[1] == 2
+    assert data.make_present_site()[1].count == 2
 
 
 FAILING = {
@@ -249,7 +296,7 @@ def test_nothing_is_trained_while_nobody_knows_who_opted_out(hospital: Hospital,
         load_site(read_site_settings(hospital.folder))
     assert "data.opt_out" in str(refused.value)
     with pytest.raises(OptOutsUnknown):
-        OptOutSource(command, hospital.folder).read_keys()
+        OptOutSource(hospital.folder).read_identifiers()
 
 
 def test_opt_out_of_another_type_is_refused(hospital: Hospital) -> None:

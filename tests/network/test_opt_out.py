@@ -96,21 +96,35 @@ def test_patients_who_opt_out_in_mid_run_are_left_out_of_the_next_rounds(
     north = next(site for site in sites if site.name == "north")
     run = begin(federation, tmp_path / "run")
     (north.folder / "opted-out.txt").write_text("P-1\nP-2\np3\nnobody\n")
+    south = next(site for site in sites if site.name == "south")
+    edit_opt_out(south, 'opt_out = ["P-4", 5]')
     run.succeeds()
     assert sites_by_round(tmp_path / "run") == [sorted(HOSPITALS)] * 8
     events = [entry for entry in entries(north) if entry.get("event") == "patients"]
-    assert [entry["opted_out"] for entry in events] == [3]
+    assert [(entry["opted_out"], entry["opted_out_unmatched"]) for entry in events] == [(3, 1)]
+    events_of_south = [entry for entry in entries(south) if entry.get("event") == "patients"]
+    assert [(entry["opted_out"], entry["opted_out_unmatched"]) for entry in events_of_south] == [(2, 0)]
     trained = [
         entry["round"]
         for entry in entries(north)
         if entry["n"] > events[0]["n"] and entry.get("record") == "TrainReply"
     ]
     assert 8 in trained
-    assert not [entry for site in sites if site is not north for entry in entries(site) if "opted_out" in entry]
+    assert "nobody" in north.program.output
+    assert "nobody" not in run.output + (tmp_path / "run" / "events.jsonl").read_text()
+    east = next(site for site in sites if site.name == "east")
+    assert not [entry for entry in entries(east) if "opted_out" in entry]
     # The next run begins without them.
     again = federation[0].run(federation[2], tmp_path / "again", sites=3, once=True)
     again.succeeds()
     assert images_of_north(tmp_path / "again") == images_of_north(tmp_path / "run") - 6
+
+
+def edit_opt_out(site: Site, line: str) -> None:
+    """Write another line in place of that of ``opt_out`` of ``site.toml``."""
+    path = site.folder / "site.toml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line if old.startswith("opt_out") else old for old in lines) + "\n")
 
 
 def images_of_north(run: Path) -> int:
@@ -130,3 +144,22 @@ def test_a_site_that_cannot_ask_who_opted_out_trains_nothing_and_names_no_patien
     assert "OptOutsUnknown" in told
     assert "opted-out.txt" not in told
     assert "cat: opted-out.txt" in north.program.output
+
+
+def test_a_site_whose_file_is_broken_in_mid_run_trains_nothing_until_it_is_repaired(
+    federation: Federation, tmp_path: Path
+) -> None:
+    _, sites, _ = federation
+    north = next(site for site in sites if site.name == "north")
+    run = begin(federation, tmp_path / "run")
+    edit_opt_out(north, 'opt_out = ["P-1", "P-2')
+    without = tmp_path / "run" / "rounds.jsonl"
+    ends = time.monotonic() + 120
+    while '"north":"OptOutsUnknown' not in without.read_text().replace('": "', '":"'):
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    edit_opt_out(north, 'opt_out = ["P-1", "P-2"]')
+    run.succeeds()
+    assert sites_by_round(tmp_path / "run")[-1] == sorted(HOSPITALS)
+    assert "P-1" not in (tmp_path / "run" / "events.jsonl").read_text() + run.output
+    assert [entry["opted_out"] for entry in entries(north) if entry.get("event") == "patients"] == [2]

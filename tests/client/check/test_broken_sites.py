@@ -275,6 +275,34 @@ def test_faults_of_a_table(
     assert named in worst(hospital.checked(**DATA_ONLY), code).problem
 
 
+def test_the_numbers_are_without_patients_who_opted_out_and_an_identifier_that_fits_nobody_is_named(
+    hospital: Hospital,
+) -> None:
+    before = area_of(hospital.checked(**DATA_ONLY), "data")
+    gone = hospital.table[0]["patient"]
+    images = sum(row["patient"] == gone for row in hospital.table)
+    hospital.edit("image_size", f'opt_out = ["{gone}"]\nimage_size')
+    result = hospital.checked(**DATA_ONLY)
+    after = area_of(result, "data")
+    assert after["facts"]["images"] == before["facts"]["images"] - images
+    assert any("1 patient left out" in line for line in after["passed"])
+    assert result.exit_code == ClientExitCode.STOPPED
+    hospital.edit(f'"{gone}"', f'"{gone}", "W-7777"')
+    finding = worst(hospital.checked(**DATA_ONLY), ClientExitCode.OPT_OUT, FindingSeverity.WARNING)
+    assert "W-7777" in finding.problem
+    assert gone not in finding.problem
+
+
+def area_of(result: CheckResult, name: str) -> Mapping[str, Any]:
+    area: Mapping[str, Any] = result.as_json()["areas"][name]
+    return area
+
+
+def test_a_command_of_opt_out_that_fails_is_a_fault_because_start_would_end(hospital: Hospital) -> None:
+    hospital.edit("image_size", 'opt_out = "no-such-program-here --x"\nimage_size')
+    assert "data.opt_out" in worst(hospital.checked(**DATA_ONLY), ClientExitCode.BAD_INPUT).problem
+
+
 def test_26_of_1020_images_that_are_empty_are_counted_and_named(tmp_path: Path) -> None:
     hospital = hospital_in(tmp_path / "north", images=1020, size=16)
     for row in range(0, 1020, 40):
