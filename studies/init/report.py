@@ -149,7 +149,8 @@ def _describe_possible_hospitals(data: InspectedDataset) -> list[str]:
     possible = list_possible_hospital_columns(data.own_columns, data.roles.unused)
     if not possible:
         return []
-    return [f"    If a column names them, add --source-column. It may be: {list_first_and_count_rest(possible, 5)}."]
+    columns = list_first_and_count_rest(possible, 5)
+    return [f"    If a column names them, delete the new file, and add --source-column. It may be: {columns}."]
 
 
 def _describe_class_names(data: InspectedDataset) -> list[str]:

@@ -146,6 +146,12 @@ def assign_column_roles(
     if label_columns and words.present:
         rules["words"] = f"as you said, {words.describe()}"
     unused = [name for name in columns if name not in (*taken, *label_columns, finding, *unread_splits)]
+    are_findings_open = not label_columns and finding is None
+    if source is None and hints.source is None and not are_findings_open:
+        possible = list_possible_hospital_columns(columns, unused)
+        if possible and not any(question.option == "--source-column" for question in questions):
+            options = " or ".join(f"--source-column {quote(name)}" for name in possible[:_LISTED])
+            rules["hospitals"] = f"no column was named: simulated ones. If one is it: {options}"
     roles = ColumnRoles(
         image=image,
         patient=patient,
@@ -296,12 +302,13 @@ def ask_for_patients(columns: CsvTable, roles: ColumnRoles, folders: Sequence[Ch
 
 
 def list_possible_hospital_columns(columns: CsvTable, names: Sequence[str]) -> list[str]:
-    """Return the columns with 2 to 50 different cells, each in two rows on average, that are no labels."""
+    """Return the columns with 2 to 50 different cells of letters, each in two rows on average, that are no labels."""
     possible = list[str]()
     for name in names:
         filled = _list_filled(columns, name)
         is_repeated = 2 * len(filled) <= len(columns.lines)
-        if _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS and is_repeated:
+        is_named = all(re.search(r"[^\W\d_]", cell) for cell in filled)
+        if _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS and is_repeated and is_named:
             column = columns.get_column(name)
             possible += [] if is_label_column(column) or holds_labels_and_words(column) else [name]
     return possible

@@ -239,7 +239,9 @@ def test_isic_2019_asks_for_patients_and_2020_for_one_of_its_columns_of_findings
     table = write(tmp_path / "later" / "train.csv", heading, later)
     folder = ("--images", str(tmp_path / "ISIC_2019_Training_Input"))
     assert asked(table, *folder) == ["--findings"]
-    data, images, _ = made(table, *folder, "--findings", "diagnosis")
+    # These rows have three diagnoses, which could be words for present, absent and unknown.
+    assert asked(table, *folder, "--findings", "diagnosis") == ["--present", "--absent"]
+    data, images, _ = made(table, *folder, "--findings", "diagnosis", "--present", "")
     assert (data.classes, data.not_assessed, data.patient_column) == (("melanoma", "nevus"), ("unknown",), "patient_id")
     assert int(np.isnan(images.labels).all(axis=1).sum()) == 20
 
