@@ -181,6 +181,19 @@ def test_losses_that_would_train_nothing_or_end_the_run_are_refused(
     assert any(word in text for word in problem.replace("\\", "").split("|")), text
 
 
+def test_a_loss_that_fails_where_a_site_has_fewer_classes_is_refused_by_what_it_gets() -> None:
+    def needs_all(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+        if not annotated.all() or logits.shape[1] < 3:
+            raise ValueError("all classes are needed")
+        return masked_bce(logits, labels, annotated)
+
+    assert faults(needs_all, EVERYWHERE) == []
+    for site_labels, advice in ((SOME_CLASSES, False), (OWN_ROWS, True)):
+        (text,) = faults(needs_all, site_labels)
+        assert "fails at a site that annotates 1 of 3 classes: ValueError: all classes are needed." in text
+        assert ("training.class_weights" in text) is advice
+
+
 def note_on(loss: Any) -> str:
     return describe_softmax_like_loss(experiment_with(loss), 3, "masked")
 
