@@ -1,4 +1,4 @@
-"""In a notebook, runs and comparisons show a bar that a saved notebook keeps, and nothing else."""
+"""In a notebook, runs and comparisons show a bar that a saved notebook keeps, after the notes on the data."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ tables = {**SMALL, "run": {"method": "surgical", "rounds": 3}}
 """
 RUN = 'run = pc.simulate(tables, dataset=pictures(), out="run")'
 QUIET = 'run = pc.simulate(tables, dataset=pictures(), out="quiet", quiet=True)'
-HERE = 'own = pc.compare({"<b>a</b>": tables, "b": tables}, dataset=pictures(), seeds=1, out="own")'
+HERE = 'own = pc.compare({"<b>a</b>": tables, "b": tables}, dataset=pictures(count=480), seeds=1, out="own")'
 PROCESSES = """
 settings = {"run.rounds": 2, "simulation.backend": "inline"}
 both = pc.compare(["digits_surgical", "digits_vanilla"], seeds=1, jobs=2, settings=settings, out="both")
@@ -39,7 +39,8 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 @pytest.mark.slow
 def test_a_run_leaves_one_full_bar_with_its_time(cells: dict[str, list[Any]]) -> None:
-    (output,) = cells[RUN]
+    note, output = cells[RUN]
+    assert "fall to no simulated hospital" in note.data["text/plain"]
     assert output.output_type == "display_data"
     assert '<progress value="3" max="3"' in output.data["text/html"]
     assert output.data["text/plain"].startswith("surgical seed 0: round 3 of 3, 0:00:")
