@@ -20,9 +20,10 @@ from polyclinic.client.check.pictures import (
 from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
+from polyclinic.client.site.class_columns import list_annotated_columns, make_label_declaration
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
 from polyclinic.client.site.policy import TRUST, SitePolicy
-from polyclinic.client.site.settings import find_hospital_data_faults, make_label_declaration
+from polyclinic.client.site.settings import find_hospital_data_faults
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
@@ -306,7 +307,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
         words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
         cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
-    for name in settings.labels or source.class_names:
+    for name in list_annotated_columns(settings, source.class_names):
         column = source.labels[:, source.class_names.index(name)]
         with_class, without = (0 < len(np.unique(source.patients[column == kind])) < smallest for kind in (1, 0))
         counts = int((column == 1).sum()), int((column == 0).sum()), int(np.isnan(column).sum())

@@ -255,11 +255,6 @@ def one_patient_in_two_parts(hospital: Hospital) -> None:
             ClientExitCode.COLUMN,
             'data.annotates: "Cardiomegali"',
         ),
-        (
-            lambda site: site.edit("image_size = 32", 'image_size = 32\nsynonyms = { Effusion = "Cardiomegaly" }'),
-            ClientExitCode.BAD_INPUT,
-            "both mean",
-        ),
         (one_patient_in_two_parts, ClientExitCode.PATIENTS, "1 patient in both train and test"),
         (
             lambda site: site.rewrite([row | {"part": "test"} for row in site.table]),
