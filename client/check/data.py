@@ -230,12 +230,15 @@ def _check_picture_appearance(
         share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
         problem = f"black and white look exchanged ({counts.inversion_confidence_in_words}): "
         problem += f"in {share} the border is white, the middle darker."
-        remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
         if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
+            remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
             remedy += f" with the right PhotometricInterpretation (now {modes}; MONOCHROME1 is turned)."
+            area.add_warning(ClientExitCode.INVERTED, problem, remedy)
         else:
-            remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
-        area.add_warning(ClientExitCode.INVERTED, problem, remedy)
+            # No header says what the files show: a light background is right in microscopy.
+            remedy = "Right for a light background, as in microscopy. In a radiograph air is black: look with "
+            remedy += "flwr-client preview-data, and export again; a DICOM viewer's export often forgets to turn "
+            area.add_note(problem, f"{remedy}MONOCHROME1.")
     elif modes and counts.inverted >= FEWEST:
         problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
