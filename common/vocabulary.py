@@ -88,11 +88,26 @@ def map_words_to_classes(words: Iterable[str], vocabulary: Vocabulary) -> dict[s
 
 
 def name_declaration_by_vocabulary(declaration: LabelDeclaration, vocabulary: Vocabulary) -> LabelDeclaration:
-    """Return a site's declaration with the study's class in place of each synonym."""
-    classes = map_words_to_classes(declaration.canonical_names, vocabulary)
-    own = dict(zip(declaration.names, declaration.canonical_names, strict=True))
-    named = {name: classes.get(word, word) for name, word in own.items()}
-    return LabelDeclaration(declaration.site, declaration.names, {**declaration.synonyms, **named})
+    """Return a site's declaration with the study's class in place of each synonym.
+
+    Of several words of one class, the first one is left (:func:`group_names_by_class`).
+    """
+    own = dict(zip(declaration.canonical_names, declaration.names, strict=True))
+    named = {own[words[0]]: name for name, words in group_names_by_class(declaration, vocabulary).items()}
+    return LabelDeclaration(
+        declaration.site, tuple(named), {word: name for word, name in named.items() if word != name}
+    )
+
+
+def group_names_by_class(declaration: LabelDeclaration, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
+    """Return class of the study -> the canonical names of a site's classes that mean it.
+
+    A name that means no class of the study is a class of its own.
+    """
+    words = dict[str, list[str]]()
+    for word in declaration.canonical_names:
+        words.setdefault(find_class_of_word(word, vocabulary) or word, []).append(word)
+    return {name: tuple(of_class) for name, of_class in words.items()}
 
 
 def find_vocabulary_faults(declarations: Iterable[LabelDeclaration], vocabulary: Vocabulary) -> list[Fault]:

@@ -20,6 +20,7 @@ from polyclinic.client.check.pictures import (
 from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
+from polyclinic.client.site.class_columns import list_annotated_columns, make_label_declaration
 from polyclinic.client.site.opt_out import (
     REMEDY_FOR_UNMATCHED,
     OptOutSource,
@@ -28,7 +29,7 @@ from polyclinic.client.site.opt_out import (
 )
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
 from polyclinic.client.site.policy import TRUST, SitePolicy
-from polyclinic.client.site.settings import find_hospital_data_faults, make_label_declaration
+from polyclinic.client.site.settings import find_hospital_data_faults
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
@@ -256,12 +257,15 @@ def _check_picture_appearance(
         share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
         problem = f"black and white look exchanged ({counts.inversion_confidence_in_words}): "
         problem += f"in {share} the border is white, the middle darker."
-        remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
         if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
+            remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
             remedy += f" with the right PhotometricInterpretation (now {modes}; MONOCHROME1 is turned)."
+            area.add_warning(ClientExitCode.INVERTED, problem, remedy)
         else:
-            remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
-        area.add_warning(ClientExitCode.INVERTED, problem, remedy)
+            # No header says what the files show: a light background is right in microscopy.
+            remedy = "Right for a light background, as in microscopy. In a radiograph air is black: look with "
+            remedy += "flwr-client preview-data, and export again; a DICOM viewer's export often forgets to turn "
+            area.add_note(problem, f"{remedy}MONOCHROME1.")
     elif modes and counts.inverted >= FEWEST:
         problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
@@ -333,7 +337,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
         words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
         cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
-    for name in settings.labels or source.class_names:
+    for name in list_annotated_columns(settings, source.class_names):
         column = source.labels[:, source.class_names.index(name)]
         with_class, without = (0 < len(np.unique(source.patients[column == kind])) < smallest for kind in (1, 0))
         counts = int((column == 1).sum()), int((column == 0).sum()), int(np.isnan(column).sum())

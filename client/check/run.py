@@ -14,7 +14,7 @@ from polyclinic.client.check.machine import MachineMeasurements, check_machine_r
 from polyclinic.client.check.pixels import check_site_pixels, make_form_of_pictures
 from polyclinic.client.check.training import check_trial_training, find_planned_training, prepare_training_trial
 from polyclinic.client.check.words import check_site_words
-from polyclinic.client.site.settings import make_label_declaration
+from polyclinic.client.site.class_columns import make_label_declaration
 from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
 from polyclinic.common.config import Experiment
 from polyclinic.common.contract_points import ContractPoint

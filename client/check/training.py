@@ -13,6 +13,7 @@ from polyclinic.client.check.machine import TrainingResourceNeeds, estimate_trai
 from polyclinic.client.check.pictures import PictureFacts
 from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.site.class_columns import find_columns_of_classes
 from polyclinic.client.site.site_file import SiteSettings, read_last_plan
 from polyclinic.client.training.local_round import compute_model_difference
 from polyclinic.common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
@@ -111,12 +112,12 @@ def prepare_training_trial(
     Raises:
         BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
-    names, plan = settings.labels or source.class_names, planned.plan
-    canonical = tuple(settings.synonyms.get(name, name) for name in names)
-    columns = [source.class_names.index(name) for name in names]
+    plan, of_class = planned.plan, find_columns_of_classes(settings, source.class_names)
+    canonical = tuple(of_class)
+    columns = [[source.class_names.index(column) for column in members] for members in of_class.values()]
     batch = [(facts.row, facts.pixels) for facts in pictures if facts.pixels is not None][: plan.training.batch_size]
     rows = np.array([row for row, _ in batch], dtype=np.intp)
-    labels = np.ascontiguousarray(source.labels[rows][:, columns])
+    labels = np.stack([np.fmax.reduce(source.labels[rows][:, members], axis=1) for members in columns], axis=1)
     pixels = np.stack([pixels for _, pixels in batch])
     images = ImageSet(pixels, labels, canonical, source.patients[rows], np.full(len(rows), ""))
     network = move_network_to_device(build_network(plan.model, canonical, seed=0), device)

@@ -5,7 +5,7 @@ from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import FILE
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.vocabulary import find_vocabulary_faults, name_declaration_by_vocabulary
+from polyclinic.common.vocabulary import find_class_of_word, find_vocabulary_faults, name_declaration_by_vocabulary
 
 
 def check_site_words(area: CheckArea, declaration: LabelDeclaration, planned: PlannedTraining) -> None:
@@ -14,18 +14,18 @@ def check_site_words(area: CheckArea, declaration: LabelDeclaration, planned: Pl
     Without a vocabulary, words are compared with those of other hospitals at the roll call alone.
     """
     words, vocabulary = declaration.canonical_names, planned.plan.vocabulary
-    named = name_declaration_by_vocabulary(declaration, vocabulary or {})
-    area.facts["words"] = dict(zip(named.names, named.canonical_names, strict=True))
+    classes = [find_class_of_word(word, vocabulary or {}) or word for word in words]
+    area.facts["words"] = dict(zip(declaration.names, classes, strict=True))
     if planned.assumed:
         return
     if vocabulary is None:
         others = f"{planned.origin} has no [vocabulary], so other hospitals may use other words"
         area.passed.append(f"words: {', '.join(words)}; {others}")
         return
-    for fault in find_vocabulary_faults([named], vocabulary):
+    for fault in find_vocabulary_faults([name_declaration_by_vocabulary(declaration, vocabulary)], vocabulary):
         area.add_fault(ClientExitCode.WORDS, f"{fault.where}: {fault.problem}", fault.remedy)
     taken = list[str]()
-    for word, name in zip(words, named.canonical_names, strict=True):
+    for word, name in zip(words, classes, strict=True):
         if name in vocabulary:
             taken.append(word if word == name else f"{word} as {name}")
         if word != name and (definition := vocabulary[name].definition):

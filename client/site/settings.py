@@ -7,6 +7,11 @@ from pathlib import Path
 
 import torch
 
+from polyclinic.client.site.class_columns import (
+    describe_merged_columns,
+    find_columns_of_classes,
+    make_label_declaration,
+)
 from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
 from polyclinic.client.site.opt_out import (
     Identifiers,
@@ -20,8 +25,8 @@ from polyclinic.client.site.patient_ledger import open_site_ledger
 from polyclinic.client.site.patient_parts import PatientChanges, PatientPartMemory
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
-from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
@@ -199,6 +204,10 @@ def _keep_parts_of_earlier_release(
 
 def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Callable[[str], None]) -> Site:
     declaration = make_label_declaration(settings, splits.class_names)
+    columns = find_columns_of_classes(settings, splits.class_names)
+    if merged := describe_merged_columns(columns):
+        tell(merged)
+        splits = DatasetSplits(*(images.merge_label_columns(list(columns.values())) for images in splits.parts))
     if not len(splits.train):
         raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
     canonical = dict(zip(declaration.names, declaration.canonical_names, strict=True))
@@ -258,30 +267,6 @@ def choose_training_device(settings: SiteSettings) -> str:
     if settings.file.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return settings.file.device
-
-
-def make_label_declaration(settings: SiteSettings, classes: tuple[str, ...]) -> LabelDeclaration:
-    """Make the declaration of the site's class names, which the coordinator receives at the roll call.
-
-    Raises:
-        BadInput: With every fault.
-    """
-    names = settings.labels or classes
-    raise_faults(
-        [
-            Fault(
-                f"{FILE}: data.annotates",
-                f'"{name}" is not a class of the data. Classes: {quote_names(classes)}.',
-                suggest_nearest_name(name, classes),
-                cause="column",
-            )
-            for name in names
-            if name not in classes
-        ]
-    )
-    declaration = LabelDeclaration(settings.file.name, names, settings.synonyms)
-    merge_label_declarations([declaration])  # raises the faults of a single declaration
-    return declaration
 
 
 def _select_declared_classes(images: ImageSet, declaration: LabelDeclaration) -> ImageSet:

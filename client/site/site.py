@@ -27,8 +27,13 @@ from polyclinic.common.contract import LabelDeclaration, find_label_declaration_
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.system.plain_names import RunName, join_plain_name
-from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes, name_declaration_by_vocabulary
-from polyclinic.data.base.image_set import ImageSet
+from polyclinic.common.vocabulary import (
+    Vocabulary,
+    group_names_by_class,
+    map_words_to_classes,
+    name_declaration_by_vocabulary,
+)
+from polyclinic.data.base.image_set import PARTS, ImageSet
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.images.pixels import ImageTensors, load_pixels_on_device
 from polyclinic.strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
@@ -91,8 +96,7 @@ class Site:
     def name_classes_by(self, vocabulary: Vocabulary | None) -> "Site":
         """Return this site with the study's class in place of each of its words that is a synonym.
 
-        Raises:
-            BadInput: If two of the site's classes mean one class of the study.
+        Several of its words that mean one class are one class, present in an image where one of the words is.
         """
         if not vocabulary or not (classes := map_words_to_classes(self.declaration.canonical_names, vocabulary)):
             return self
@@ -101,16 +105,24 @@ class Site:
         if key not in named:
             declaration = name_declaration_by_vocabulary(self.declaration, vocabulary)
             raise_faults(find_label_declaration_faults(declaration))
-            names = declaration.canonical_names
+            groups = group_names_by_class(self.declaration, vocabulary)
+            few_of_word = {part: self.hidden_classes(part) for part in PARTS}
+
+            def name_images(images: ImageSet) -> ImageSet:
+                return replace(images.merge_label_columns(groups.values()), class_names=tuple(groups))
+
+            def name_hidden_classes(part: str) -> frozenset[str]:
+                # A class is hidden if one of its words is: a run with another vocabulary may show the other words,
+                # and the difference would be the count of the hidden one.
+                return frozenset(name for name, words in groups.items() if few_of_word[part].intersection(words))
+
             named[key] = replace(
                 self,
                 declaration=declaration,
-                train=replace(self.train, class_names=names),
-                validation=replace(self.validation, class_names=names),
-                test=replace(self.test, class_names=names),
-                hidden={
-                    part: frozenset(classes.get(word, word) for word in words) for part, words in self.hidden.items()
-                },
+                train=name_images(self.train),
+                validation=name_images(self.validation),
+                test=name_images(self.test),
+                hidden={part: name_hidden_classes(part) for part in self.hidden},
                 original=self,
             )
         return named[key]

@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -275,6 +275,21 @@ class ImageSet:
         """Return the same images with only the label columns of ``class_names``, in that order."""
         columns = [self.class_names.index(name) for name in class_names]
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
+
+    def merge_label_columns(self, groups: Iterable[Sequence[str]]) -> "ImageSet":
+        """Return the same images with one label column in place of each group of columns that mean one class.
+
+        The column has the place and name of the group's first. A class is present where one of its columns says so,
+        else absent where one says so, else unknown.
+        """
+        labels = self.labels.copy()
+        merged = set[str]()
+        for group in groups:
+            columns = [self.class_names.index(name) for name in group]
+            labels[:, columns[0]] = np.fmax.reduce(labels[:, columns], axis=1)
+            merged.update(group[1:])
+        names = tuple(name for name in self.class_names if name not in merged)
+        return replace(self, labels=labels).select_label_columns(names)
 
 
 def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
