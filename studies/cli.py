@@ -140,7 +140,9 @@ def run_simulated_experiment(
 
 @app.command("init")
 def init_experiment_from_table(
-    labels: Annotated[Path, typer.Argument(help="Your table of labels, .csv or .csv.gz.")],
+    labels: Annotated[
+        Path, typer.Argument(help="Your table of labels, .csv or .csv.gz; or a folder with a folder for each class.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="New experiment file.")] = Path("experiment.toml"),
     images: Annotated[
         Path | None,
@@ -194,8 +196,15 @@ def init_experiment_from_table(
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
-    raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
+    raise_faults([] if is_file(labels) or labels.is_dir() else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
+    if labels.is_dir():
+        from polyclinic.data.tables.class_folders import CLASS_COLUMN, IMAGE_COLUMN, write_table_of_class_folders
+
+        folder = labels.resolve()
+        labels = out.with_suffix(".csv")
+        console.print(write_table_of_class_folders(folder, labels), markup=False, soft_wrap=True, highlight=False)
+        images, image_column, findings = folder, IMAGE_COLUMN, [CLASS_COLUMN]
     from polyclinic.studies.init.command import write_experiment_for_table
     from polyclinic.studies.init.questions import ColumnHints
 
