@@ -205,6 +205,8 @@ def init_experiment_from_table(
         labels = out.with_suffix(".csv")
         console.print(write_table_of_class_folders(folder, labels), markup=False, soft_wrap=True, highlight=False)
         images, image_column, findings = folder, IMAGE_COLUMN, [CLASS_COLUMN]
+        # The names of folders are names of classes, and no words for present and absent.
+        present = [""]
     from polyclinic.studies.init.command import write_experiment_for_table
     from polyclinic.studies.init.questions import ColumnHints
 
@@ -483,7 +485,7 @@ def predict_images(
 def evaluate_model(
     folder: ModelFolder,
     data: Annotated[
-        Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), experiment, or csv beside pictures.")
+        Path, typer.Argument(help="npz file, experiment or site.toml (their test part), or csv beside pictures.")
     ],
     classes: Annotated[
         str,
