@@ -20,6 +20,9 @@ from polyclinic.common.errors import Fault, quote_names, raise_faults, suggest_n
 from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.data.base.names import make_class_spelling_key
 
+CONTRACT_RUN = "contract"
+"""Beginning of the name under which ``flwr-server status --contract`` asks; no round follows."""
+
 
 @dataclass(frozen=True)
 class LabelDeclaration:

@@ -11,11 +11,11 @@ import typer
 
 from polyclinic.common.config import Experiment, ExperimentFile
 from polyclinic.common.errors import Fault, raise_faults
-from polyclinic.common.hosts import HostUse, find_user_secrets_path, normalize_host, permit_hosts
+from polyclinic.common.hosts import SECRETS_FILE, HostUse, find_user_secrets_path, normalize_host, permit_hosts
 from polyclinic.common.system.terminal import EscapingConsole
 from polyclinic.data.base.spec import DataSpec
 from polyclinic.data.connections import OutboundConnection, list_dataset_connections
-from polyclinic.server.export.preflight import read_experiment_data_spec
+from polyclinic.server.export.preflight import read_labelled_dataset
 from polyclinic.server.runs.tracking import TrackingService, hide_password_in_urls
 from polyclinic.server.simulation.backends.cluster import find_cluster_host
 
@@ -144,8 +144,10 @@ def ask_for_data(path: Path | None, *, yes: bool) -> AbstractContextManager[None
     """
     connections = list[OutboundConnection]()
     if path is not None and path.suffix == ".toml":
-        spec, base = read_experiment_data_spec(path)
-        secrets_path = find_user_secrets_path()
+        labelled = read_labelled_dataset(path)
+        spec, base = labelled.spec, labelled.base
+        # A hospital's own secrets lie beside its site.toml.
+        secrets_path = base / SECRETS_FILE if labelled.state is not None else find_user_secrets_path()
         connections = list_dataset_connections(spec, base, secrets_path, samples=is_person_at_terminal())
     return ask_and_permit_hosts(connections, yes=yes)
 

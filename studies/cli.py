@@ -140,7 +140,9 @@ def run_simulated_experiment(
 
 @app.command("init")
 def init_experiment_from_table(
-    labels: Annotated[Path, typer.Argument(help="Your table of labels, .csv or .csv.gz.")],
+    labels: Annotated[
+        Path, typer.Argument(help="Your table of labels, .csv or .csv.gz; or a folder with a folder for each class.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="New experiment file.")] = Path("experiment.toml"),
     images: Annotated[
         Path | None,
@@ -207,8 +209,17 @@ def init_experiment_from_table(
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
-    raise_faults([] if is_file(labels) else [make_missing_input_fault(labels)])
+    raise_faults([] if is_file(labels) or labels.is_dir() else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
+    if labels.is_dir():
+        from polyclinic.data.tables.class_folders import CLASS_COLUMN, IMAGE_COLUMN, write_table_of_class_folders
+
+        folder = labels.resolve()
+        labels = out.with_suffix(".csv")
+        console.print(write_table_of_class_folders(folder, labels), markup=False, soft_wrap=True, highlight=False)
+        images, image_column, findings = folder, IMAGE_COLUMN, [CLASS_COLUMN]
+        # The names of folders are names of classes, and no words for present and absent.
+        present = [""]
     from polyclinic.studies.init.command import write_experiment_for_table
     from polyclinic.studies.init.questions import ColumnHints
 
@@ -490,7 +501,7 @@ def predict_images(
 def evaluate_model(
     folder: ModelFolder,
     data: Annotated[
-        Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), experiment, or csv beside pictures.")
+        Path, typer.Argument(help="npz file, experiment or site.toml (their test part), or csv beside pictures.")
     ],
     classes: Annotated[
         str,

@@ -70,6 +70,7 @@ REVIEWED = {
     "a path that this machine's own account wrote into its file or command line, or that its system names": {
         "client/check/data.py: settings.folder / spec.labels",
         "client/service.py: settings.folder / place",
+        "client/site/site_file.py: folder / images",
         "client/site/site_file.py: self.folder / self.file.key",
         "client/site/site_file.py: self.folder / self.file.kit",
         "common/config.py: path.parent / parent",

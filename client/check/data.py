@@ -21,17 +21,17 @@ from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
 from polyclinic.client.site.class_columns import list_annotated_columns, make_label_declaration
-from polyclinic.client.site.opt_out import (
-    REMEDY_FOR_UNMATCHED,
-    OptOutSource,
-    OptOutsUnknown,
-    find_left_out_patients,
-)
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.patients.opt_out import (
+    REMEDY_FOR_UNMATCHED,
+    OptOutSource,
+    OptOutsUnknown,
+    find_left_out_patients,
+)
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
 from polyclinic.data.base.dark_pictures import describe_dark_pictures
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients

@@ -47,7 +47,6 @@ from polyclinic.client.gate.gate import (
     record_unread_message,
 )
 from polyclinic.client.gate.incoming_request import PlanRefused, RequestTimeExceeded, read_plan
-from polyclinic.client.site.opt_out import REMEDY_FOR_UNMATCHED, Identifiers, LeftOutPatients
 from polyclinic.client.site.patient_ledger import LedgerUnusable
 from polyclinic.client.site.settings import SiteData
 from polyclinic.client.site.site import Site
@@ -56,6 +55,7 @@ from polyclinic.client.site.statements import SiteRecordSigner
 from polyclinic.client.training.privacy import make_privacy_status
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, WireError, WireVersionError
+from polyclinic.common.patients.opt_out import REMEDY_FOR_UNMATCHED, Identifiers, LeftOutPatients
 from polyclinic.common.security.call_signatures import PROCESS_VARIABLE
 from polyclinic.common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
 from polyclinic.common.system.files import (
@@ -505,7 +505,9 @@ class HospitalMessageLoop:
         fields, status = _read_message_scalar_fields(message), self.status
         kind = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.phase = make_printable_line(kind, LONGEST_PHASE)
-        self.status.run = make_printable_line(str(fields.get("run", ""))[:8])
+        run = make_printable_line(str(fields.get("run", ""))[:8])
+        if run != status.run:
+            status.run, status.round, status.rounds, status.seconds_left = run, 0, 0, None
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"

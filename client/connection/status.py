@@ -17,6 +17,7 @@ from polyclinic.client.connection.authority import read_authority_record
 from polyclinic.client.connection.preflight import is_client_running
 from polyclinic.client.site.budget import describe_privacy_status
 from polyclinic.common import __version__
+from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import escape_for_terminal, make_printable_lines
@@ -170,6 +171,8 @@ def format_client_status(status: Mapping[str, Any]) -> str:
         lines[0] += f" ({status['phase']})"
     if status["finished"]:
         lines.append(f"last run {status['run']}: done {status['finished']}")
+    elif status["run"] == CONTRACT_RUN:
+        lines.append("the coordinator asked what differs before a run; no round was begun")
     elif status["run"]:
         seconds_left = status["seconds_left"]
         pace = "" if seconds_left is None else f"; about {seconds_left / 60:.0f} min left"

@@ -89,7 +89,7 @@ def record_patients(site: Site, **counts: int) -> None:
 
     Args:
         counts: Numbers of patients: ``new``, ``gone`` or ``kept`` since the last start, or ``opted_out`` by now; see
-            :class:`PatientChanges` of :mod:`polyclinic.client.site.patient_parts`. ``opted_out_unmatched`` counts the
+            :class:`PatientChanges` of :mod:`polyclinic.common.patients.parts`. ``opted_out_unmatched`` counts the
             identifiers that fit no patient.
     """
     AuditLog(site.folder, durable=site.durable).append(event="patients", **counts)

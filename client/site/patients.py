@@ -9,7 +9,7 @@ Not found again is a patient whose name *and* pictures are others: a table that 
 were exported, scaled or cropped anew; another machine or account, which has a ledger and a key of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from polyclinic.common.patients.fingerprints import compute_fingerprints, fingerprint_patient_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.data.base.image_set import (
@@ -28,11 +29,8 @@ from polyclinic.data.base.image_set import (
     compute_picture_digest,
     find_placeholder_patients,
 )
-from polyclinic.data.base.names import make_name_similarity_key
 from polyclinic.data.images.pixel_cache import EncryptedPictures
 
-FINGERPRINT_BYTES = 8
-"""Of 200,000 patients two have the same fingerprint with a probability of one in a billion, and then share a budget."""
 DECRYPTED_AT_A_TIME = 256
 
 
@@ -102,7 +100,7 @@ class PatientFingerprinter:
         digests, first, inverse = np.unique(images.picture_digests, return_index=True, return_inverse=True)
         if not isinstance(images.stored, EncryptedPictures):
             contents = (digest.to_bytes(8) for digest in digests.tolist())
-            return _compute_fingerprints("picture", contents, self.key)[inverse]
+            return compute_fingerprints("picture", contents, self.key)[inverse]
         # These digests are keyed by the site's own key, and so differ between folders: hash the decrypted pictures.
         stored, rows = images.stored, first if images.places is None else images.places[first]
         fingerprints_by_digest = self._read_cached_fingerprints()
@@ -113,7 +111,7 @@ class PatientFingerprinter:
         def decrypt_and_fingerprint(places: NDArray[np.intp]) -> list[int]:
             plain = (compute_picture_digest(picture) for picture in stored.read_pictures(rows[places]))
             contents = (digest.to_bytes(8) for digest in plain)
-            fingerprints: list[int] = _compute_fingerprints("picture", contents, self.key).tolist()
+            fingerprints: list[int] = compute_fingerprints("picture", contents, self.key).tolist()
             return fingerprints
 
         blocks = np.array_split(new, range(DECRYPTED_AT_A_TIME, len(new), DECRYPTED_AT_A_TIME))
@@ -152,18 +150,3 @@ class PatientFingerprinter:
     def _ledger_name(self) -> str:
         """Text that identifies the ledger's key without disclosing it."""
         return blake3(b"ledger", key=self.key).hexdigest()
-
-
-def fingerprint_patient_names(names: Iterable[str], key: bytes) -> NDArray[np.uint64]:
-    """Return a fingerprint of each patient's name, ``(n,)``; names that are alike have the same one.
-
-    Args:
-        key: 32 secret bytes.
-    """
-    return _compute_fingerprints("patient", (make_name_similarity_key(name).encode() for name in names), key)
-
-
-def _compute_fingerprints(kind: str, contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
-    prefix = f"{kind}\0".encode()
-    hashed = b"".join(blake3(prefix + content, key=key).digest(FINGERPRINT_BYTES) for content in contents)
-    return np.frombuffer(hashed, ">u8").astype(np.uint64)

@@ -13,21 +13,21 @@ from polyclinic.client.site.class_columns import (
     make_label_declaration,
 )
 from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
-from polyclinic.client.site.opt_out import (
+from polyclinic.client.site.patient_ledger import open_site_ledger
+from polyclinic.client.site.site import Site
+from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
+from polyclinic.client.site.stated_counts import StatedImageCounts
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
+from polyclinic.common.patients.opt_out import (
     Identifiers,
     LeftOutPatients,
     OptOutSource,
     OptOutsUnknown,
-    StatedImageCounts,
     leave_out_patients,
 )
-from polyclinic.client.site.patient_ledger import open_site_ledger
-from polyclinic.client.site.patient_parts import PatientChanges, PatientPartMemory
-from polyclinic.client.site.site import Site
-from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
-from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
+from polyclinic.common.patients.parts import PatientChanges, PatientPartMemory
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets

@@ -19,9 +19,9 @@ from polyclinic.client.site.disclosure import (
     round_count_down,
 )
 from polyclinic.client.site.memory import FrozenPartFiles, SiteRoundStateFolder
-from polyclinic.client.site.opt_out import StatedImageCounts
 from polyclinic.client.site.patient_ledger import PatientLedger
 from polyclinic.client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
+from polyclinic.client.site.stated_counts import StatedImageCounts
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration, find_label_declaration_faults
 from polyclinic.common.errors import BadInput, Fault, raise_faults

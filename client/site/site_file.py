@@ -2,7 +2,7 @@
 
 import contextlib
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.common.config import Experiment, HospitalPlan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
+from polyclinic.common.patients.opt_out import SITE_FILE, read_opt_out_key
 from polyclinic.common.security.identity import (
     SiteAdmissionRequest,
     SiteConnectionKit,
@@ -42,8 +43,10 @@ from polyclinic.common.vocabulary import UNSTATED_CLASS, Vocabulary
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.pixel_form import OWN, format_setting
 from polyclinic.data.base.spec import DataSpec, list_dataset_uses
+from polyclinic.data.tables.class_folders import list_class_folders
 
-FILE, PLAN_FILE = "site.toml", "plan.json"
+FILE, PLAN_FILE = SITE_FILE, "plan.json"
+MOST_CLASSES_NAMED = 5
 OLD_KEYS_FILE = "old-keys"
 """File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
 
@@ -154,22 +157,29 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     try:
         file = validate_tables(SiteTomlContent, tree, FILE)
     except BadInput as error:
-        raise BadInput([*error.faults, *wrong]) from None
+        raise BadInput([*_explain_class_folders(folder, data, error.faults), *wrong]) from None
     if not wrong:  # the names of the data's columns and classes are normalised as well
         labels = map(normalize_name, labels)
         synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
     return SiteSettings(folder, file, tuple(labels), synonyms), wrong
 
 
-def read_opt_out_key(data: Mapping[str, Any]) -> tuple[tuple[str, ...] | str, list[Fault]]:
-    """Return ``opt_out`` of the table ``[data]``, a list of identifiers or a command, and its faults."""
-    opt_out = data.get("opt_out", ())
-    if isinstance(opt_out, list):
-        # Numbers without quotes are identifiers, too.
-        return tuple(map(str, opt_out)), []
-    if opt_out and not isinstance(opt_out, str):
-        return (), [Fault(f"{FILE}: data.opt_out", "must be a list of identifiers, or a command that prints them.")]
-    return opt_out or (), []
+def _explain_class_folders(folder: Path, data: Any, faults: Sequence[Fault]) -> list[Fault]:
+    """Return the faults; if the pictures are in class folders, a missing ``data.labels`` gets the way out."""
+    where = f"{FILE}: data.labels"
+    images = data.get("images") if isinstance(data, dict) else None
+    if not isinstance(images, str) or where not in {fault.where for fault in faults}:
+        return list(faults)
+    classes = list_class_folders(folder / images)
+    if not classes:
+        return list(faults)
+    problem = f"is missing: {images} has a folder for each class ({quote_names(list(classes)[:MOST_CLASSES_NAMED])})."
+    command = f"flwr-sim init {quote_for_shell(folder / images)} --out {quote_for_shell(folder / 'data.toml')}"
+    remedy = (
+        f"This command writes a table of them, data.csv, and its [data] into data.toml: {command}\n"
+        f"Then copy [data] from there into {FILE}."
+    )
+    return [Fault(where, problem, remedy) if fault.where == where else fault for fault in faults]
 
 
 def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:

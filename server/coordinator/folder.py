@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.security.identity import check_site_name
 from polyclinic.common.system.files import (
     is_file_locked,
@@ -180,12 +180,17 @@ def lock_run_members(coordinator: CoordinatorFolder, members: Collection[str]) -
         problem = "a flwr-server run of all sites is at work in this folder."
         remedy = "Wait for its end. Runs whose experiments name their members (participation.sites) go on side by side."
         lock_file(file, Fault(str(coordinator.folder), problem, remedy), shared=True)
+        faults = list[Fault]()
         for site in sorted(members):
             path = join_plain_name(coordinator.state_path, PlainName(site), ".runlock")
             file = stack.enter_context(open_own_file(path, "wb"))
-            problem = f"{site} is in another flwr-server run that is at work in this folder."
+            problem = f"{site} takes part in another run, which has not ended."
             remedy = "Wait for its end: a site trains for one run at a time."
-            lock_file(file, Fault("participation.sites", problem, remedy))
+            try:
+                lock_file(file, Fault("participation.sites", problem, remedy))
+            except BadInput as error:
+                faults += error.faults
+        raise_faults(faults)
         yield
 
 

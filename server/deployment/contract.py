@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.common.config import ExperimentFile, make_hospital_plan
+from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.contract_points import POINTS, WIDTH, ContractPoint
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.state import build_initial_frozen_part
@@ -79,7 +80,7 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
         raise BadInput([make_no_superlink_fault(coordinator)])
     sites = frozenset(experiment.participation.sites)
     with lock_run_members(coordinator, sites), open_network_grid(coordinator, sites) as grid:
-        call = RollCall(f"contract-{secrets.token_hex(8)}", plan.model_dump_json())
+        call = RollCall(f"{CONTRACT_RUN}-{secrets.token_hex(8)}", plan.model_dump_json())
         roll = RollCaller(grid, call, grid.list_registered_sites, grid.list_site_processes)
         roll.ask_new_sites_for_labels(ANSWER_S)
         limits = make_site_claim_limits_reader(coordinator)()

@@ -163,7 +163,10 @@ class NetworkBackend:
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = CurrentRun(
-            str(out.resolve()), experiment.run.name or experiment.run.method, members=tuple(sorted(self.members))
+            str(out.resolve()),
+            experiment.run.name or experiment.run.method,
+            members=tuple(sorted(self.members)),
+            resumed=opening.is_reopened,
         )
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
         note = partial(add_to_run_history, coordinator.state_path)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Group
 from rich.text import Text
 
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.metrics.auroc import (
     FEWEST_POSITIVES,
     ClassMetrics,
@@ -21,14 +21,18 @@ from polyclinic.common.metrics.auroc import (
 from polyclinic.common.metrics.bootstrap import AurocIntervals, Interval, bootstrap_auroc_intervals
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
-from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
+from polyclinic.common.patients.opt_out import SITE_FILE, OptOutSource, OptOutsUnknown, leave_out_patients
+from polyclinic.common.patients.parts import PatientPartMemory
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_interval,
     format_number,
     join_as_english_list,
 )
+from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes
 from polyclinic.data.base.image_set import (
+    DatasetSplits,
     ImageSet,
     SkippedImage,
     are_all_patients_known,
@@ -46,16 +50,22 @@ from polyclinic.data.tables.csv import CsvTable
 from polyclinic.server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
 from polyclinic.server.export.preflight import (
     EvaluationInput,
+    LabelledDataset,
     find_class_column_faults,
     make_npz_test_spec,
     name_cli_options_in_faults,
-    read_experiment_data_spec,
     read_labelled_csv_columns,
+    read_labelled_dataset,
 )
 from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
 from polyclinic.server.runs.reader import RunSummary, read_run
 
+ALL_OF = "all of "
+MAY_BE_TRAINED_ON = (
+    "These images may contain images that the model was trained on, and the figures are then too good. A hospital that "
+    "took part names its site.toml in place of the table: the test part counts."
+)
 SpecT = TypeVar("SpecT", NpzDatasetSpec, FolderDatasetSpec)
 DataT = TypeVar("DataT", bound=BaseDatasetSpec)
 
@@ -68,6 +78,7 @@ class SavedModelEvaluation:
         images, patients: Number of images and of patients; patients is None if the data does not name them.
         decisions: Class -> numbers of right and wrong decisions at probability 0.5.
         source: Description of where the images come from.
+        may_be_trained_on: True if the images are a whole table: nobody knows which of them the model was trained on.
     """
 
     images: int
@@ -77,6 +88,7 @@ class SavedModelEvaluation:
     intervals: AurocIntervals
     skipped: tuple[SkippedImage, ...]
     source: str
+    may_be_trained_on: bool = False
 
     @property
     def averaged_classes(self) -> tuple[str, ...]:
@@ -124,6 +136,7 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
         intervals=bootstrap_auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
         skipped=test.skipped,
         source=source,
+        may_be_trained_on=source.startswith(ALL_OF),
     )
 
 
@@ -131,8 +144,9 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     """Read the labelled images that the model was not trained on; return the images and a description of them."""
     data, form = labelled.data, read_model_description(folder).pixels
     if data.suffix == ".toml":
-        described, folder_of_data = read_experiment_data_spec(data)
-        images = load_dataset(read_as_trained(described, form), folder_of_data, open_user_image_store()).test
+        described = read_labelled_dataset(data)
+        splits = load_dataset(read_as_trained(described.spec, form), described.base, open_user_image_store())
+        images = name_images_as_model(_select_hospital_test_part(splits, described), read_model_description(folder))
         return images, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
@@ -146,10 +160,11 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     columns = read_labelled_csv_columns(labelled)
     of_run = _parse_run_data_spec(summary, FolderDatasetSpec)
     if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
-        table = read_as_trained(_make_csv_spec(network, of_run, labelled, columns), form)
+        vocabulary = read_model_description(folder).vocabulary or {}
+        table = read_as_trained(_make_csv_spec(network, of_run, labelled, columns, vocabulary), form)
         splits = load_dataset(table, Path(), open_user_image_store())
-        # No row of this table was trained on, so that the loader's split does not count.
-        return concatenate_image_sets([splits.train, splits.validation, splits.test]), f"all of {data.name}"
+        # The loader draws parts of its own, which say nothing about the images that the model was trained on.
+        return concatenate_image_sets([splits.train, splits.validation, splits.test]), f"{ALL_OF}{data.name}"
     # The model was trained on some rows of this table, which is read as the run read it.
     own, remedy = "this is the run's own table, which the run read by", "Leave it out, or name another table."
     raise_faults(
@@ -169,6 +184,64 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     return load_dataset(
         spec, Path(), open_user_image_store()
     ).test, f"the test part of {data.name}, as the run split it"
+
+
+def _select_hospital_test_part(splits: DatasetSplits, described: LabelledDataset) -> ImageSet:
+    """Return the test part; of a hospital's site.toml, as its program has it.
+
+    That is: every patient in the part that the site remembers, no patient who opted out, and the classes that the site
+    annotates, by the names that it gives them in the federation.
+
+    Raises:
+        BadInput: If the site's memory is damaged, nobody knows who opted out, or ``annotates`` names no class.
+    """
+    if described.state is None:
+        return splits.test
+    # Of parts that the hospital gives itself, none differs from those that are remembered: its program refuses that.
+    given = described.spec.kind == "npz" or bool(getattr(described.spec, "split_column", None))
+    if not given:
+        splits, _ = PatientPartMemory(described.state).keep_known_parts(splits)
+    try:
+        splits, _ = leave_out_patients(splits, OptOutSource(described.base).read_identifiers())
+    except OptOutsUnknown as error:
+        raise BadInput([Fault(SITE_FILE, str(error).removeprefix(f"{SITE_FILE}: "))]) from None
+    test = splits.test
+    words = described.annotates or test.class_names
+    raise_faults(
+        [
+            Fault(
+                f"{SITE_FILE}: data.annotates",
+                f'"{word}" is not a class of the data.',
+                suggest_nearest_name(word, names),
+            )
+            for names in [test.class_names]
+            for word in words
+            if word not in names
+        ]
+    )
+    class_names = tuple(described.synonyms.get(word, word) for word in words)
+    return replace(test.select_label_columns(words), class_names=class_names)
+
+
+def name_images_as_model(images: ImageSet, description: SavedModelDescription) -> ImageSet:
+    """Return images with the model's class in place of each synonym among their class names.
+
+    Columns that no class of the model is named for stay as they are. The model's vocabulary says what is a synonym.
+
+    Raises:
+        BadInput: If two columns of labels mean one class.
+    """
+    vocabulary = description.vocabulary or {}
+    classes = map_words_to_classes(images.class_names, vocabulary)
+    names = tuple(classes.get(word, word) for word in images.class_names)
+    faults = list[Fault]()
+    for name in dict.fromkeys(names):
+        words = [word for word in images.class_names if classes.get(word, word) == name]
+        if len(words) > 1:
+            problem = f"{quote_names(words)} mean one class of the model, {quote_names([name])}."
+            faults.append(Fault("data", problem, "Keep one of these columns, or map them under synonyms."))
+    raise_faults(faults)
+    return replace(images, class_names=names)
 
 
 def read_as_trained(spec: DataT, form: PixelForm | None) -> DataT:
@@ -205,7 +278,11 @@ def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT
 
 
 def _make_csv_spec(
-    network: SplitNetwork, of_run: FolderDatasetSpec | None, labelled: EvaluationInput, columns: CsvTable
+    network: SplitNetwork,
+    of_run: FolderDatasetSpec | None,
+    labelled: EvaluationInput,
+    columns: CsvTable,
+    vocabulary: Vocabulary,
 ) -> FolderDatasetSpec:
     """Return the data spec by which the labelled images of a csv are read.
 
@@ -217,6 +294,7 @@ def _make_csv_spec(
         of_run: Data spec of the run that trained the model; None if it is not known.
         labelled: Command-line options, with the path of the csv.
         columns: All columns of the csv.
+        vocabulary: The model's vocabulary; empty if it has none.
 
     Raises:
         BadInput: If no column holds labels of the model's classes.
@@ -238,7 +316,7 @@ def _make_csv_spec(
         "image_size": network.spec.image_size,
         "color": network.spec.channels == 3,
     }
-    synonyms = of_run.synonyms if of_run else {}
+    synonyms = {**map_words_to_classes(columns, vocabulary), **(of_run.synonyms if of_run else {})}
     if own := tuple(name for name in columns if synonyms.get(name, name) in network.class_names):
         spec |= {"label_columns": own, "synonyms": {name: synonyms[name] for name in own if name in synonyms}}
     elif of_run is not None and of_run.finding_column in columns:
@@ -262,6 +340,7 @@ def evaluation_as_json(evaluation: SavedModelEvaluation) -> dict[str, Any]:
     """Return the evaluation as a dictionary for JSON, with None for undefined figures."""
     return {
         "data": evaluation.source,
+        "may_be_trained_on": evaluation.may_be_trained_on,
         "images": evaluation.images,
         "patients": evaluation.patients,
         "unreadable": {skip.name: skip.reason for skip in evaluation.skipped},
@@ -307,7 +386,8 @@ def format_model_evaluation(evaluation: SavedModelEvaluation) -> Group:
         rows.append((name, *figures, str(positives), str(negatives)))
     table = FittedTable("", ("class", *headings), tuple(rows)).drop_empty_columns()
     limits = (Text(f"! {limit}", style="yellow") for limit in list_evaluation_limitations(evaluation))
-    return Group(table, Text(describe_evaluation_result(evaluation)), *limits)
+    first = (Text(f"! {MAY_BE_TRAINED_ON}", style="yellow"),) if evaluation.may_be_trained_on else ()
+    return Group(*first, table, Text(describe_evaluation_result(evaluation)), *limits)
 
 
 def describe_evaluation_result(evaluation: SavedModelEvaluation) -> str:

@@ -1,18 +1,20 @@
 """Checks of the arguments of ``export``, ``predict`` and ``evaluate``, made before torch is imported."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
 from polyclinic.common.system.files import find_output_file_faults, is_file, make_missing_input_fault
 from polyclinic.common.system.plain_text import quote_for_shell
+from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.spec import (
     Axis,
     BitDepth,
@@ -108,8 +110,8 @@ class EvaluationInput:
     """The command-line arguments of ``evaluate`` that describe labelled images.
 
     Attributes:
-        data: An experiment file, an npz file or a csv file. Its test part is used; of a csv that the run was not
-            trained on, all rows are used.
+        data: An experiment file, a hospital's ``site.toml``, an npz file or a csv file. Its test part is used; of a csv
+            that the run was not trained on, all rows are used.
         class_names: Names of the npz file's label columns; if empty, those of the run's own npz file.
         pictures: Folder of the csv's pictures; None for the folder of the csv.
         image_column, patient_column: Columns of the csv; None for the run's column or, if the csv does not have it, a
@@ -140,7 +142,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
         problem = f"names the label columns of an npz file, and {labelled.data.name} is none."
     raise_faults([Fault(option, problem, "Leave it out.") for option, value in useless.items() if value])
     if labelled.data.suffix == ".toml":
-        read_experiment_data_spec(labelled.data)
+        read_labelled_dataset(labelled.data)
     elif labelled.data.suffix == ".npz":
         with name_cli_options_in_faults(labelled):
             headers, column = read_npz_headers(labelled.data), labelled.patient_column
@@ -150,13 +152,17 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
     else:
         class_names, finding_column = list[str](), None
+        words = list[str]()
         with suppress(OSError, ValueError, TypeError, KeyError):  # a file that is wrong is reported later
-            class_names = [str(name) for name in json.loads((folder / DESCRIPTION).read_bytes())["class_names"]]
+            description = json.loads((folder / DESCRIPTION).read_bytes())
+            class_names = [str(name) for name in description["class_names"]]
+            for entry in (description.get("vocabulary") or {}).values():
+                words += map(str, entry["synonyms"])
             if (folder / "summary.json").is_file():
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
         columns = read_labelled_csv_columns(labelled)
-        raise_faults(find_class_column_faults(labelled.data, columns, class_names, finding_column))
+        raise_faults(find_class_column_faults(labelled.data, columns, class_names, finding_column, words))
 
 
 @contextmanager
@@ -170,7 +176,11 @@ def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
 
 
 def find_class_column_faults(
-    data: Path, columns: CsvTable, class_names: Sequence[str], finding_column: str | None
+    data: Path,
+    columns: CsvTable,
+    class_names: Sequence[str],
+    finding_column: str | None,
+    synonyms: Sequence[str] = (),
 ) -> list[Fault]:
     """Return a fault if a csv file has no column that holds labels of the run's classes.
 
@@ -180,13 +190,66 @@ def find_class_column_faults(
     Args:
         class_names: Classes of the run; if empty, nothing is checked.
         finding_column: The run's ``data.finding_column``; None if it is not set.
+        synonyms: Other words for the classes, by the vocabulary of the model.
     """
-    if not class_names or finding_column in columns or any(name in columns for name in class_names):
+    if not class_names or finding_column in columns or any(name in columns for name in (*class_names, *synonyms)):
         return []
     expected = f"at least one of {quote_names(class_names)}"
+    if synonyms:
+        expected += f" or of their synonyms {quote_names(synonyms)}"
     if finding_column:
         expected += f', or the run\'s own column "{finding_column}"'
     return [Fault(str(data), f"has columns {quote_names(columns)}; expected {expected}.")]
+
+
+@dataclass(frozen=True)
+class LabelledDataset:
+    """A data set that an experiment or a hospital's ``site.toml`` describes.
+
+    Attributes:
+        base: The folder that relative paths start from.
+        annotates: The classes that count, in the data's own words; empty for all.
+        synonyms: The hospital's own class name -> the federation's.
+        state: The hospital's folder ``state``, which knows who is in the test part; None for an experiment.
+    """
+
+    spec: DataSpec
+    base: Path
+    annotates: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    state: Path | None = None
+
+
+class _SiteToml(TomlSection):
+    """What is read of a hospital's ``site.toml``; its other keys are for ``flwr-client``."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    data: DataSpec = Field(discriminator="kind")
+
+
+def is_site_toml(path: Path) -> bool:
+    """Return True if a TOML file is a hospital's settings and no experiment: it has a name and data, and no run."""
+    tree = read_toml(path)
+    return "name" in tree and "run" not in tree and isinstance(tree.get("data"), dict)
+
+
+def read_labelled_dataset(path: Path) -> LabelledDataset:
+    """Read ``[data]`` of an experiment file or of a hospital's ``site.toml``.
+
+    Raises:
+        BadInput: If the file has a fault, or no ``[data]``.
+    """
+    if not is_site_toml(path):
+        return LabelledDataset(*read_experiment_data_spec(path))
+    tree = read_toml(path)
+    data = tree["data"]
+    annotates, synonyms = data.pop("annotates", ()), data.pop("synonyms", {})
+    data.pop("opt_out", None)
+    spec = validate_tables(_SiteToml, {"data": data}, path.name).data
+    names = {normalize_name(str(own)): normalize_name(str(name)) for own, name in dict(synonyms).items()}
+    own_names = tuple(normalize_name(str(name)) for name in annotates)
+    return LabelledDataset(spec, path.parent, own_names, names, path.parent / "state")
 
 
 def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:

@@ -22,8 +22,9 @@ from polyclinic.server.federation.checkpoints import (
     refuse_experiment_changes,
     suggest_new_run,
 )
-from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.folder import REFUSED, RunFolder, holds_refused_run
 from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
+from polyclinic.strategies.engine.events import RunStopped
 
 DATA_TABLES = ("data", "server_data", "external_test")
 """Tables of an experiment that name a data set."""
@@ -35,11 +36,13 @@ class OpenedRunFolder:
 
     Attributes:
         resumed: Checkpoint that the run continues from; None for a new run.
+        is_reopened: True if another process began the run in this folder, with or without a checkpoint.
     """
 
     folder: RunFolder
     run: str
     resumed: Checkpoint | None = None
+    is_reopened: bool = False
 
 
 def read_begun_experiment(out: Path) -> Mapping[str, Any] | None:
@@ -82,7 +85,8 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     """Create or reopen the run folder, and lock it within the context.
 
     With ``resume``, a run without a checkpoint or without a folder starts from the beginning, so that a supervisor may
-    always pass ``--resume``. The results of a finished run are kept until a further round is completed.
+    always pass ``--resume``. The results of a finished run are kept until a further round is completed. A run that was
+    refused before round 1 starts from the beginning too, with or without ``resume``.
 
     Args:
         durable: Whether the files of each round must survive a power failure.
@@ -91,12 +95,13 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         BadInput: If a new folder is not empty, or a folder to resume holds no run, another experiment, or only damaged
             checkpoints.
     """
-    begins = not resume or not out.is_dir() or not any(out.iterdir())
+    begins = (not resume and not holds_refused_run(out)) or not out.is_dir() or not any(out.iterdir())
     folder = RunFolder.create_run_folder(out) if begins else RunFolder.reopen_run_folder(out)
     with folder.lock_run_folder():
         if begins:
             folder.append_event("begun")
-            yield OpenedRunFolder(folder, uuid.uuid4().hex)
+            with _record_refusal(folder):
+                yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         folder.remove_partial_output()
         checkpoint, broken = CheckpointFolder(out, durable=durable).read_newest_undamaged_checkpoint()
@@ -111,11 +116,25 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
             raise_faults([Fault(f"{where}/{name}", f"{why.rstrip('.')}.", remedy) for name, why in broken.items()])
             folder.remove_rounds_after(0)
             folder.append_event("begun_anew")
-            yield OpenedRunFolder(folder, uuid.uuid4().hex)
+            with _record_refusal(folder):
+                yield OpenedRunFolder(folder, uuid.uuid4().hex, is_reopened=True)
             return
         refuse_checkpoint_of_other_experiment(checkpoint, experiment, out)
         folder.append_event("resumed", round=checkpoint.state.round)
-        yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
+        with _record_refusal(folder):
+            yield OpenedRunFolder(folder, checkpoint.run, checkpoint, is_reopened=True)
+
+
+@contextmanager
+def _record_refusal(folder: RunFolder) -> Iterator[None]:
+    """Record why a run ends within the context before a round, so that the folder says it too."""
+    try:
+        yield
+    except (BadInput, RunStopped) as error:
+        reason = str(error)
+        if not any(event.get("reason") == reason for event in folder.read_run_events()):
+            folder.append_event(REFUSED, reason=reason)
+        raise
 
 
 def hash_run_data_sets(

@@ -27,15 +27,31 @@ from polyclinic.server.runs.reader import RoundFileLine, parse_round_lines, read
 from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
+REFUSED = "refused"
+"""Event of a run that ended before round 1, with the reason."""
 DEMO_MARK = "demo.txt"
 """File in the folder of a demo, which the next demo may remove."""
 
 
 def find_new_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no new run can be written to this folder."""
+    if holds_refused_run(path):
+        return []
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
     return find_output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
+
+
+def holds_refused_run(path: Path) -> bool:
+    """Return True if a folder holds a run that was refused before round 1, so that the same command may try again."""
+    if not (path / "events.jsonl").is_file() or any(
+        (path / name).exists() for name in (SUMMARY, "rounds.jsonl", "checkpoints", "model.safetensors")
+    ):
+        return False
+    lines = (path / "events.jsonl").read_bytes().splitlines()
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return bool(json.loads(lines[-1])["event"] == REFUSED)
+    return False
 
 
 def find_resumed_run_folder_faults(path: Path) -> list[Fault]:

@@ -44,6 +44,7 @@ class CurrentRun:
         seconds_left: Estimated remaining time of the run.
         left_out: Site -> last round (or roll call) that went without the site, and the reason.
         shortened: Site -> last round in which its update was too long, and how the update was treated.
+        resumed: True if the process goes on with the run that another process began in this folder.
     """
 
     run_folder: str
@@ -66,6 +67,7 @@ class CurrentRun:
     last_error: str = ""
     last_error_time: str = ""
     members: tuple[str, ...] = ()
+    resumed: bool = False
 
     def find_status_path(self, state: Path) -> Path:
         """Return the path of this run's status; a run of named members has a file of its own."""
@@ -175,16 +177,17 @@ def add_to_run_history(state: Path, present: CurrentRun) -> None:
 
 
 def read_run_history(state: Path) -> list[dict[str, Any]]:
-    """Read the history; return the last state of every run that was started or resumed, oldest first.
+    """Read the history; return the last state of every run, oldest first. A resumed run is in it once.
 
-    Field ``ended`` is a Unix time, or None for a run that is active or was killed. Field ``there`` is false if the
-    run's folder was moved or removed.
+    Field ``began`` is the time of the run's first start. Field ``ended`` is a Unix time, or None for a run that is
+    active or was killed. Field ``there`` is false if the run's folder was moved or removed.
     """
     try:
         lines = (state / HISTORY).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     runs: dict[tuple[str, float], dict[str, Any]] = {}
+    first_starts: dict[str, float] = {}
     for line in lines:
         try:
             record = json.loads(line)
@@ -195,7 +198,12 @@ def read_run_history(state: Path) -> list[dict[str, Any]]:
                 run["state"] = "interrupted"
             run["ended"] = record["noted"] if ended else None
             run["there"] = (Path(record["run_folder"]) / "events.jsonl").is_file()
-            runs[record["run_folder"], record["began"]] = run
+            first = first_starts.get(run["run_folder"], run["began"])
+            if not record.get("resumed"):
+                # Another run in the folder of one that was moved or removed.
+                first = run["began"]
+            run["began"] = first_starts[run["run_folder"]] = first
+            runs[run["run_folder"], first] = run
         except (ValueError, KeyError, TypeError):
             continue  # cut off by a full disk or a kill
     return list(runs.values())

@@ -109,9 +109,9 @@ class RunReporter(SilentRunProgress):
     def show_absent_sites(self, sites: Sequence[str]) -> None:
         for site in sites:
             self._present.left_out[site] = "roll call: it has not answered"
-        verb = "is" if len(sites) == 1 else "are"
-        problem = f"{verb} admitted, and {'has' if len(sites) == 1 else 'have'} not answered the roll call"
-        self._tell(f"the run begins without {join_first_and_count(list(sites))}: {problem}")
+        verbs = "is admitted and has" if len(sites) == 1 else "are admitted and have"
+        names = join_first_and_count(list(sites))
+        self._tell(f"the run begins without {names}, which {verbs} not answered the roll call")
 
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self._present.left_out[site] = f"from round {server_round} on: {reason}"

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from polyclinic.client.gate.audit_report import describe_audit_entry
-from polyclinic.client.site.opt_out import OptOutSource, OptOutsUnknown
-from polyclinic.client.site.patient_parts import FILE, PatientChanges
 from polyclinic.client.site.settings import SiteData, load_site, load_site_data, read_site_settings
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.errors import BadInput
+from polyclinic.common.patients.opt_out import OptOutSource, OptOutsUnknown
+from polyclinic.common.patients.parts import FILE, PatientChanges
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.splits import PatientSplit, split_patients

@@ -22,6 +22,7 @@ from polyclinic.client.connection.status import (
     keep_status_file_current,
     read_client_status,
 )
+from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.network.real import eventually, flwr_client
@@ -43,6 +44,13 @@ def read_when(state: Path, holds: Callable[[Any], bool]) -> Any:
     """The status, as soon as it is this."""
     eventually(lambda: holds(read_client_status(state)), "the status is written")
     return read_client_status(state)
+
+
+def test_after_a_request_for_the_contract_no_round_of_an_earlier_run_is_shown() -> None:
+    status = asdict(ClientStatus("north", state="waiting", run=CONTRACT_RUN, round=3, rounds=3, seconds_left=0.0))
+    text = format_client_status({**status, "authority_confirmed": ""})
+    assert "round 3 of 3" not in text
+    assert "before a run" in text
 
 
 def refusal(folder: Path) -> str:

@@ -26,7 +26,7 @@ def test_a_hospital_that_never_comes_is_named_on_the_screen_and_in_every_file(fe
     run = federation.run(*WITHOUT, once=True)
     run.succeeds()
     out = federation.out
-    assert "the run begins without south: is admitted, and has not answered the roll call" in run.output
+    assert "the run begins without south, which is admitted and has not answered the roll call" in run.output
     assert NEVER in " ".join(run.output.split())
     (absence,) = events(out, "absent")
     assert (absence["round"], absence["site"]) == ("roll call", "south")

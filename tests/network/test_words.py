@@ -182,6 +182,8 @@ def test_without_a_vocabulary_words_that_look_alike_stop_the_run_before_round_1_
     assert '"lympho" = "Lymphocyte"' in run.output
     assert 'distinct_classes = ["Lymphozyt", "lympho"]' in run.output
     assert not (federation.folder / "alike" / "model.json").exists()
+    (refused,) = events(federation.folder / "alike", "refused")
+    assert '"Lymphozyt" = "Lymphocyte"' in refused["reason"]
     federation.site("north").program.says('"Lymphozyt" = "Lymphocyte"')
     federation.site("east").program.says("may be one class in two words")  # the other side
     lines = {
@@ -189,8 +191,9 @@ def test_without_a_vocabulary_words_that_look_alike_stop_the_run_before_round_1_
         "south": {"lympho": "Lymphocyte"},
     }
     federation.set_words(OWN, lines)
-    federation.run("mapped").succeeds()
-    assert hash_in(federation.folder / "mapped") == agreed
+    # The same command line again: nothing was trained.
+    federation.run("alike").succeeds()
+    assert hash_in(federation.folder / "alike") == agreed
 
 
 def test_a_class_of_one_hospital_is_asked_about_on_both_sides_and_the_run_goes_on(federation: Federation) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from polyclinic.common.models.saved import load_model
+from polyclinic.common.patients.parts import PatientPartMemory
+from polyclinic.data.base.image_set import PARTS
 from polyclinic.data.base.spec import DigitsDatasetSpec
+from polyclinic.data.base.splits import divide_splits_again
 from polyclinic.data.load import load_dataset
 from polyclinic.server.export.prediction import compute_picture_probabilities
+from polyclinic.server.export.preflight import read_labelled_dataset
 from tests.network.real import flwr_sim
 
 DIGIT = {"one": 1, "three": 3, "seven": 7}
@@ -125,6 +130,101 @@ def test_the_runs_own_column_names_are_known(run: Path, tmp_path: Path) -> None:
         low, high = ours["auroc_interval"]
         assert low <= ours["auroc"] <= high
         assert high - low > 0 or ours["auroc"] == 1.0
+
+
+def test_of_a_whole_table_the_first_line_says_that_the_model_may_have_been_trained_on_it(
+    run: Path, tmp_path: Path
+) -> None:
+    path = table(tmp_path, "picture,shows,person", range(240, 280), "{row}.png,{shows},p{person}", "others.csv")
+    assert evaluated(run, path)["may_be_trained_on"] is True
+    ended = flwr_sim("evaluate", run, path, "--images", tmp_path / "pictures")
+    assert ended.out.startswith("! These images may contain images that the model was trained on")
+    own = flwr_sim("evaluate", run, run.parent / "labels.csv", "--images", run.parent / "pictures")
+    assert "may contain images" not in own.out
+
+
+@pytest.fixture(scope="module")
+def run_with_words(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model alone, as a hospital receives it, with the study's vocabulary."""
+    folder = tmp_path_factory.mktemp("delivered")
+    shutil.copy(run / "model.safetensors", folder)
+    description = json.loads((run / "model.json").read_text(encoding="utf-8"))
+    description["vocabulary"] = {
+        name: {"synonyms": [word], "definition": ""} for name, word in {"one": "eins", "three": "drei"}.items()
+    }
+    (folder / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    return folder
+
+
+def test_words_of_the_models_vocabulary_are_columns_of_its_classes(
+    run: Path, run_with_words: Path, tmp_path: Path
+) -> None:
+    rows = range(240, 340)
+    study = table(tmp_path / "a", "file,one,three", rows, "{row}.png,{one},{three}")
+    german = table(tmp_path / "b", "file,eins,drei", rows, "{row}.png,{one},{three}")
+    assert evaluated(run_with_words, german)["classes"] == evaluated(run_with_words, study)["classes"]
+    check_refused(run, german, (), 'expected at least one of "one"')
+
+
+SITE_TOML = """
+name = "south"
+[data]
+kind = "folder"
+images = "pictures"
+labels = "labels.csv"
+image_column = "Datei"
+patient_column = "Fall"
+label_columns = ["eins", "Drei", "other"]
+present = ["ja"]
+absent = ["nein"]
+image_size = 16
+annotates = ["eins", "Drei"]
+{more}
+[data.synonyms]
+"Drei" = "three"
+[policy]
+level = "trusted"
+"""
+
+
+def test_a_hospitals_site_toml_is_scored_on_its_own_test_part_as_its_program_has_it(
+    run_with_words: Path, tmp_path: Path
+) -> None:
+    rows = range(240, 340)
+    path = table(tmp_path, "Datei,Fall,eins,Drei,other", rows, "{row}.png,p{person},{one},{three},{seven}")
+    text = path.read_text(encoding="utf-8")
+    head, *lines = text.splitlines()
+    cells = {"0": "nein", "1": "ja"}
+    own = [",".join([*line.split(",")[:2], *(cells[cell] for cell in line.split(",")[2:])]) for line in lines]
+    path.write_text("\n".join([head, *own]) + "\n", encoding="utf-8")
+    (tmp_path / "site.toml").write_text(SITE_TOML.format(more=""), encoding="utf-8")
+    splits = load_dataset(read_labelled_dataset(tmp_path / "site.toml").spec, tmp_path)
+    figures = evaluated_site(run_with_words, tmp_path)
+    assert figures["data"] == "the test part of site.toml's data"
+    assert figures["may_be_trained_on"] is False
+    assert figures["images"] == len(splits.test)
+    assert set(figures["classes"]) == {"one", "three"}
+    shown = splits.test.labels[:, splits.class_names.index("Drei")]
+    assert figures["classes"]["three"]["positives"] == int((shown == 1).sum())
+    # The parts that the site remembers count, and who opted out does not.
+    swapped = divide_splits_again(
+        splits, [np.array([SWAPPED[part]] * len(images)) for part, images in zip(PARTS, splits.parts, strict=True)]
+    )
+    PatientPartMemory(tmp_path / "state").keep_known_parts(swapped, store=True)
+    assert evaluated_site(run_with_words, tmp_path)["images"] == len(splits.train)
+    gone = splits.train.patients[0]
+    (tmp_path / "site.toml").write_text(SITE_TOML.format(more=f'opt_out = ["{gone}"]'), encoding="utf-8")
+    assert evaluated_site(run_with_words, tmp_path)["images"] == int((splits.train.patients != gone).sum())
+
+
+SWAPPED = {"train": "test", "validation": "validation", "test": "train"}
+
+
+def evaluated_site(run: Path, folder: Path) -> dict[str, Any]:
+    ended = flwr_sim("evaluate", run, folder / "site.toml", "--json")
+    assert ended.code == 0, ended.err
+    figures: dict[str, Any] = json.loads(ended.out)
+    return figures
 
 
 def test_the_runs_own_table_is_scored_on_its_test_part_only(run: Path) -> None:

@@ -46,6 +46,21 @@ def patients(cells: Callable[[int], str], count: int = 40) -> list[str]:
     return [f"{n:03}.png,p{n},{cells(n)}" for n in range(count)]
 
 
+def test_class_folders_become_a_table_and_an_experiment(tmp_path: Path) -> None:
+    for number in range(40):
+        path = tmp_path / "cf" / ("mono", "lympho")[number % 2] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((20, 20), number, np.uint8)).save(path)
+    made(tmp_path / "cf", "--patient-column", "", says=["mine.csv: a table of 40 pictures in 2 class folders"])
+    everything = concatenate_image_sets(load_dataset(data_of(tmp_path / "cf"), tmp_path).parts)
+    assert sorted(everything.class_names) == ["lympho", "mono"]
+    assert everything.labels.sum(axis=0).tolist() == [20.0, 20.0]
+    (tmp_path / "mine.csv").unlink()
+    refused = flwr_sim("init", tmp_path / "cf" / "mono", "--out", tmp_path / "other.toml")
+    assert refused.code == 2
+    assert not (tmp_path / "other.csv").exists()
+
+
 def labelled(folder: Path, header: str = "file,patient,Fluid,Mass") -> Path:
     """Write a table of forty images, two a patient, with two classes."""
     return table(folder, header, *rows(40, "{a},{b}"))

@@ -175,11 +175,11 @@ def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_
     assert sum("1 of 2 sites, without south" in line for line in lines) == 3
 
 
-def led(state: Path, folder: Path, name: str, error: BaseException | None = None) -> None:
+def led(state: Path, folder: Path, name: str, error: BaseException | None = None, *, resumed: bool = False) -> None:
     """Lead a run of two rounds that ends by itself, or by an error after the first."""
     folder.mkdir(exist_ok=True)
     (folder / "events.jsonl").touch()
-    present = CurrentRun(str(folder), name)
+    present = CurrentRun(str(folder), name, resumed=resumed)
     try:
         with RunReporter(present, state, lambda line: None, note=partial(add_to_run_history, state)) as reporter:
             reporter.show_run_start(["east", "west"], 2)
@@ -200,6 +200,18 @@ def test_each_run_is_listed_once_with_its_end(tmp_path: Path) -> None:
     assert [(run["round"], run["rounds"]) for run in (whole, failed)] == [(2, 2), (1, 2)]
     assert failed["last_error"] == "1 of 2 sites answered"
     assert whole["ended"] >= whole["began"]
+
+
+def test_a_run_that_is_resumed_is_listed_once_and_another_one_in_its_folder_is_another(tmp_path: Path) -> None:
+    led(tmp_path, tmp_path / "one", "first", SystemExit(130))
+    led(tmp_path, tmp_path / "one", "first", RuntimeError("1 of 2 sites answered"), resumed=True)
+    (stopped,) = read_run_history(tmp_path)
+    led(tmp_path, tmp_path / "one", "first", resumed=True)
+    led(tmp_path, tmp_path / "other", "other")
+    led(tmp_path, tmp_path / "one", "second")
+    first, other, second = read_run_history(tmp_path)
+    assert [run["state"] for run in (stopped, first, other, second)] == ["stopped", "done", "done", "done"]
+    assert first["began"] == stopped["began"] < other["began"] < second["began"]
 
 
 def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_running(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ LONGEST = 240
 SENTENCES = {
     "begun": "the run began",
     "data_read": "the data were read",
-    "begun_anew": "the run began again from round 1: no checkpoint could be read",
+    "begun_anew": "the run began again from round 1: there is no checkpoint that can be read",
     "resumed": "the run was resumed after round {round}",
     "checkpoint_broken": "checkpoint {file} could not be read: {reason}",
     "last_model": "no best round was chosen: {because}",
@@ -65,6 +65,7 @@ SENTENCES = {
     "died": "the process of the run {how}",
     "no_receipt": "the receipt could not be written: {reason}",
     "stopped": "the run stopped: {reason}",
+    "refused": "the run was refused: {reason}",
     "done": "the run is done; model {model_sha256}",
 }
 """Every event that the coordinator and the simulation write, with its sentence."""

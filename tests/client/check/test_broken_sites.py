@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from polyclinic.client.check.machine import GpuMeasurements
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.common import __version__
 from polyclinic.common.config import Experiment
+from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.authority import issue_server_certificate
@@ -41,6 +43,7 @@ from tests.client.handshakes import (
     speaks_http,
     tls_of,
 )
+from tests.network.real import flwr_sim
 from tests.signing import authority_of
 
 DATA_ONLY = {"offline": True}
@@ -291,6 +294,23 @@ def test_the_numbers_are_without_patients_who_opted_out_and_an_identifier_that_f
 def area_of(result: CheckResult, name: str) -> Mapping[str, Any]:
     area: Mapping[str, Any] = result.as_json()["areas"][name]
     return area
+
+
+def test_class_folders_without_a_table_are_refused_with_a_command_that_writes_it(tmp_path: Path) -> None:
+    hospital = hospital_in(tmp_path / "north")
+    for row in range(40):
+        folder = hospital.folder / "images" / ("mono", "lympho")[row % 2]
+        folder.mkdir(exist_ok=True)
+        hospital.image(row).rename(folder / f"{row}.png")
+    (hospital.folder / "site.toml").write_text('name = "north"\n[data]\nkind = "folder"\nimages = "images"\n')
+    with pytest.raises(BadInput) as refused:
+        hospital.checked(**DATA_ONLY)
+    (fault,) = [fault for fault in refused.value.faults if fault.where == "site.toml: data.labels"]
+    command = fault.remedy.split("data.toml: ")[1].splitlines()[0]
+    ended = flwr_sim(*shlex.split(command)[1:], "--patient-column", "")
+    assert ended.code == 0, ended.err
+    assert (hospital.folder / "data.csv").exists()
+    assert "[data]" in (hospital.folder / "data.toml").read_text()
 
 
 def test_a_command_of_opt_out_that_fails_is_a_fault_because_start_would_end(hospital: Hospital) -> None:

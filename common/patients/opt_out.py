@@ -15,18 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.client.site.run_entries import RunEntryFolder
-from polyclinic.client.site.site_file import FILE, read_opt_out_key
-from polyclinic.common.errors import BadInput
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest, make_printable_line
 from polyclinic.common.system.toml import read_toml
 from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.names import make_name_similarity_key
 from polyclinic.data.base.splits import divide_splits_again
 
+SITE_FILE = "site.toml"
 COMMAND_TIMEOUT_S = 60
-STATED_COUNTS = "stated-images"
-"""Folder in the site's state folder."""
 SAVING_PAUSE_S = 0.2
 """An editor may be writing the file: a new content counts if it is the same after this time."""
 _MAX_OUTPUT_CHARACTERS = 200
@@ -71,7 +68,7 @@ class OptOutSource:
 
     def _read_changed_file(self) -> None:
         """Read ``data.opt_out`` again if ``site.toml`` has another content than before."""
-        path = self.folder / FILE
+        path = self.folder / SITE_FILE
         try:
             content = path.read_bytes()
             while content != self._content:
@@ -107,6 +104,19 @@ class OptOutSource:
         return [line.strip() for line in ended.stdout.splitlines()]
 
 
+def read_opt_out_key(data: Mapping[str, Any]) -> tuple[tuple[str, ...] | str, list[Fault]]:
+    """Return ``opt_out`` of the table ``[data]``, a list of identifiers or a command, and its faults."""
+    opt_out = data.get("opt_out", ())
+    if isinstance(opt_out, list):
+        # Numbers without quotes are identifiers, too.
+        return tuple(map(str, opt_out)), []
+    if opt_out and not isinstance(opt_out, str):
+        return (), [
+            Fault(f"{SITE_FILE}: data.opt_out", "must be a list of identifiers, or a command that prints them.")
+        ]
+    return opt_out or (), []
+
+
 def _parse_opt_outs(path: Path) -> tuple[str, ...] | str:
     """Return the value of ``data.opt_out``.
 
@@ -124,33 +134,7 @@ def _parse_opt_outs(path: Path) -> tuple[str, ...] | str:
 
 def _make_file_failure(problem: str) -> OptOutsUnknown:
     remedy = "Nobody knows who opted out, so this site trains nothing until the file is repaired."
-    return OptOutsUnknown(f"{FILE}: {problem.strip()} {remedy}")
-
-
-class StatedImageCounts:
-    """The number of training images that the site stated at the roll call of each run.
-
-    The coordinator takes only replies with the number of the roll call, as nobody else could check the weight that a
-    site claims. So a patient who opts out during a run leaves training, and the number stays until the next roll call.
-    That also hides from the coordinator how many images the patient had.
-
-    Args:
-        state: The folder ``state`` of the site.
-        durable: Flush files to disk.
-    """
-
-    def __init__(self, state: Path, *, durable: bool = True) -> None:
-        self._entries = RunEntryFolder(state / STATED_COUNTS, state / STATED_COUNTS / "earlier", durable=durable)
-
-    def write_count(self, run: str, images: int) -> None:
-        """Store the number of training images of a run's roll call."""
-        self._entries.write_entry(run, {"images": images})
-
-    def read_count(self, run: str, present: int) -> int:
-        """Return the number of a run's roll call; ``present`` if it is not stored."""
-        entry = self._entries.read_entry(run) or {}
-        stated = entry.get("images")
-        return stated if isinstance(stated, int) else present
+    return OptOutsUnknown(f"{SITE_FILE}: {problem.strip()} {remedy}")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from polyclinic.client.site.patients import fingerprint_patient_names
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.patients.fingerprints import fingerprint_patient_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet

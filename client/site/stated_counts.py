@@ -1,0 +1,34 @@
+"""The numbers of training images that a site stated at the roll calls of its runs."""
+
+from pathlib import Path
+
+from polyclinic.client.site.run_entries import RunEntryFolder
+
+STATED_COUNTS = "stated-images"
+"""Folder in the site's state folder."""
+
+
+class StatedImageCounts:
+    """The number of training images that the site stated at the roll call of each run.
+
+    The coordinator takes only replies with the number of the roll call, as nobody else could check the weight that a
+    site claims. So a patient who opts out during a run leaves training, and the number stays until the next roll call.
+    That also hides from the coordinator how many images the patient had.
+
+    Args:
+        state: The folder ``state`` of the site.
+        durable: Flush files to disk.
+    """
+
+    def __init__(self, state: Path, *, durable: bool = True) -> None:
+        self._entries = RunEntryFolder(state / STATED_COUNTS, state / STATED_COUNTS / "earlier", durable=durable)
+
+    def write_count(self, run: str, images: int) -> None:
+        """Store the number of training images of a run's roll call."""
+        self._entries.write_entry(run, {"images": images})
+
+    def read_count(self, run: str, present: int) -> int:
+        """Return the number of a run's roll call; ``present`` if it is not stored."""
+        entry = self._entries.read_entry(run) or {}
+        stated = entry.get("images")
+        return stated if isinstance(stated, int) else present

@@ -1,0 +1,52 @@
+"""Pictures that are sorted into a folder for each class: they are listed in a table, which all programs read."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import find_existing_output_faults, write_atomically
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.images.reading import PICTURE_SUFFIXES
+
+IMAGE_COLUMN, CLASS_COLUMN = "image", "class"
+FEWEST_CLASSES = 2
+
+
+def list_class_folders(folder: Path) -> Mapping[str, list[Path]]:
+    """Return class -> the pictures of the folder of that name, relative to ``folder``.
+
+    The result is empty unless two folders or more have pictures. Pictures in folders below count for the class.
+    """
+    classes = dict[str, list[Path]]()
+    try:
+        for below in sorted(path for path in folder.iterdir() if path.is_dir()):
+            pictures = sorted(path for path in below.rglob("*") if path.name.lower().endswith(PICTURE_SUFFIXES))
+            if pictures:
+                classes[below.name] = [path.relative_to(folder) for path in pictures]
+    except OSError:
+        return {}
+    return classes if len(classes) >= FEWEST_CLASSES else {}
+
+
+def write_table_of_class_folders(folder: Path, table: Path) -> str:
+    """Write a table with the columns ``image`` and ``class`` for pictures in class folders; return a line about it.
+
+    Raises:
+        BadInput: If the folder has no class folders, or the table exists.
+    """
+    classes = list_class_folders(folder)
+    if not classes:
+        remedy = "Name a table of labels, or a folder that has a folder of pictures for each class."
+        raise BadInput([Fault(str(folder), "is a folder, and has no folders of pictures, one for each class.", remedy)])
+    if faults := find_existing_output_faults(table):
+        raise BadInput(faults)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((IMAGE_COLUMN, CLASS_COLUMN))
+    for name, pictures in classes.items():
+        writer.writerows((picture.as_posix(), name) for picture in pictures)
+    write_atomically(table, text.getvalue().encode())
+    images = format_count_with_noun(sum(map(len, classes.values())), "picture")
+    return f"{table}: a table of {images} in {len(classes)} class folders. Add a column of patients if you know them."
