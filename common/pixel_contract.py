@@ -74,6 +74,7 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
     faults = list[Fault]()
     for key, run in _choose_run_values(forms, terms).items():
         faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
+    faults += _find_nearly_black_sites(forms, terms)
     rules = [(site, form.rules) for site, form in forms]
     most = terms.begun.rules if terms.begun else (_choose_by_vote(rules).value if rules else 0)
     for site, own in rules:
@@ -127,6 +128,7 @@ def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
         rendering={key: tuple(value) if isinstance(value, list) else value for key, value in rendering.items()},
         only_grey=not color and all(form.only_grey for _, form in forms),
         decoded=any(form.decoded for _, form in forms),
+        white_of_dark=0 if any(not form.white_of_dark for _, form in forms) else forms[0][1].white_of_dark,
         rules=forms[0][1].rules,
     )
 
@@ -151,6 +153,26 @@ def _choose_run_values(forms: Forms, terms: PixelTerms) -> dict[str, _RunValue]:
         else:
             values[key] = _choose_by_vote([(site, _make_hashable(value)) for site, value in votes], key)
     return values
+
+
+def _find_nearly_black_sites(forms: Forms, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each site with nearly black images, unless those of all sites are."""
+    others_are_bright = any(not form.white_of_dark for _, form in forms)
+    if terms.begun is not None:
+        others_are_bright = not terms.begun.white_of_dark
+    if not others_are_bright:
+        return []
+    faults = list[Fault]()
+    for site, form in forms:
+        if not form.white_of_dark:
+            continue
+        problem = "its images are nearly black where 255 is white, and those of other sites are not."
+        remedy = f"This line under [data] in site.toml of {site} says which value is white (of DICOM files, window "
+        remedy += f"does):\n    {format_setting('value_range', [0, form.white_of_dark])}\nThe coordinator writes "
+        remedy += f'{OWN} = ["value_range"] under [pixels] of the experiment, because the files of other sites have '
+        remedy += "another range. If the images are that dark, write value_range = [0, 255]."
+        faults.append(Fault(f"site.toml of {site}: data.value_range", problem, remedy, site))
+    return faults
 
 
 def _make_hashable(value: Any) -> Any:

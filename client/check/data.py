@@ -244,7 +244,10 @@ def _check_picture_appearance(
         area.add_note(problem, "Look with flwr-client preview-data; if the body is squeezed, resample the files.")
     examined = [float(facts.pixels.max()) for facts in decoded if facts.pixels is not None]
     if examined and (dark := describe_dark_pictures(examined, spec)):
-        area.add_note(dark, f"Look with flwr-client preview-data; the settings are in {FILE}.")
+        remedy = (
+            f"Look with flwr-client preview-data; the settings are in {FILE}. If other hospitals' files have another "
+        )
+        area.add_note(dark, f'{remedy}range, the coordinator writes own = ["value_range"] under [pixels].')
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
     if form is not None and colors and all(map(is_grey_picture, colors)):
         problem = f"color = true, and {format_count_with_noun(len(colors), 'image')} that were looked at are all grey."

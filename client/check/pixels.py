@@ -11,6 +11,7 @@ from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
+from polyclinic.data.base.dark_pictures import find_white_of_dark_pictures
 from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
 
 
@@ -52,7 +53,10 @@ def make_form_of_pictures(
     """Return the form of the site's pixels, as far as the pictures that were decoded show it."""
     if source.form is not None:
         drops_color = not source.form.color and any(facts.colored for facts in pictures)
-        return make_pixel_form(settings.file.data, source.form.shape, drops_color=drops_color)
+        spec = settings.file.data
+        brightest = [float(facts.pixels.max()) for facts in pictures if facts.pixels is not None]
+        white = find_white_of_dark_pictures(brightest, spec) if brightest else 0
+        return make_pixel_form(spec, source.form.shape, drops_color=drops_color, white_of_dark=white)
     first = source.read(0)
     assert isinstance(first, np.ndarray), "the images of a whole data set are in memory"
     return make_pixel_form(settings.file.data, first.shape)

@@ -228,7 +228,8 @@ class RollCallAnswer:
         smallest_count: The value of this site's key `smallest_count`.
         holds_frozen: True if the model's frozen part is already on this site's disk and need not be sent.
         pixels: How this site's images become pixels: colour or grey, size, and the keys of `[data]` that change pixels,
-            such as `window`, as JSON; empty if a release or a data set does not say it.
+            such as `window`, and whether most images are nearly black, as JSON; empty if a release or a data set does
+            not say it.
         level: The `level` of this site's policy; empty if a release does not say it.
     """
 

@@ -16,6 +16,7 @@ from polyclinic.data.base.spec import DataSpec, NpzDatasetSpec, PictureTableSpec
 
 DARK = 64
 """A picture without a value of at least this, of 255, is nearly black."""
+_NOTE = "The pictures are nearly black:"
 _MOST_EXAMINED = 256
 """Number of pictures, evenly spread over a data set, whose values are examined."""
 
@@ -27,19 +28,42 @@ def describe_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> str:
         brightest: The largest value of each examined picture, 0 to 255.
         spec: The settings of the data set. With a ``value_range`` the user has said which value is white.
     """
-    dark = sum(value < DARK for value in brightest)
-    if 2 * dark <= len(brightest) or getattr(spec, "value_range", None) is not None or not max(brightest):
+    if not find_white_of_dark_pictures(brightest, spec):
         return ""
+    dark = sum(value < DARK for value in brightest)
     largest = max(value for value in brightest if value < DARK)
     pictures = f"{dark:,} of {format_count_with_noun(len(brightest), 'picture')} that were examined"
-    problem = f"The pictures are nearly black: {pictures} have no value above {largest:.3g}, where 255 is white."
-    return f"{problem} {_suggest_range(largest, spec)}"
+    problem = f"{_NOTE} {pictures} have no value above {largest:.3g}, where 255 is white."
+    return f"{problem} {_suggest_range(find_white_of_dark_pictures(brightest, spec), spec)}"
 
 
-def _suggest_range(largest: float, spec: DataSpec) -> str:
-    """Return a sentence with the setting that makes the largest value white."""
-    # The next of 1, 3, 7, 15, 31, 63: other pictures may be brighter, and every site is told the same.
-    white = (1 << max(1, round(largest)).bit_length()) - 1
+def find_white_of_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> int:
+    """Return the value that is probably white in nearly black pictures: 1, 3, 7, 15, 31 or 63; 0 if they are not.
+
+    Args:
+        brightest: The largest value of each examined picture, 0 to 255.
+        spec: The settings of the data set. With a ``value_range`` the user has said which value is white.
+    """
+    dark = [value for value in brightest if value < DARK]
+    if 2 * len(dark) <= len(brightest) or getattr(spec, "value_range", None) is not None or not max(brightest):
+        return 0
+    # The next power of two, less 1: other pictures may be brighter, and every site is told the same.
+    return int((1 << max(1, round(max(dark))).bit_length()) - 1)
+
+
+def find_white_of_dark_splits(splits: DatasetSplits, spec: DataSpec) -> int:
+    """Return the value that is probably white in a data set of nearly black pictures; 0 if they are not.
+
+    Pictures are read only if :func:`note_dark_pictures` has made its note.
+    """
+    if not any(note.startswith(_NOTE) for note in splits.train.notes):
+        return 0
+    brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
+    return find_white_of_dark_pictures(brightest, spec)
+
+
+def _suggest_range(white: int, spec: DataSpec) -> str:
+    """Return a sentence with the setting that makes this value white."""
     line = f"value_range = [0, {white}]"
     why = "If that is the range of the values, write"
     match spec:

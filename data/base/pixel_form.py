@@ -50,6 +50,8 @@ class PixelForm(BaseModel):
         only_grey: True if ``color`` is False and no image had any colour, so that reading them in colour gives three
             equal channels: the same that a network of three channels makes of the grey.
         decoded: True if the images are files or arrays that are rendered by keys of ``[data]``.
+        white_of_dark: The value that is probably white (1, 3, 7, 15, 31 or 63) if the images are nearly black and no
+            ``value_range`` says which value is white; else 0.
         rules: :data:`DECODING_RULES` of the release that read the images.
     """
 
@@ -64,6 +66,7 @@ class PixelForm(BaseModel):
     ] = Field(default_factory=dict)
     only_grey: bool = False
     decoded: bool = False
+    white_of_dark: Annotated[int, Field(ge=0, le=63)] = 0
     rules: int = DECODING_RULES
 
     def to_json(self) -> str:
@@ -114,13 +117,16 @@ def format_setting(key: str, value: Any) -> str:
     return f"{key} = {json.dumps(numbers)}"
 
 
-def make_pixel_form(spec: BaseDatasetSpec | None, shape: tuple[int, ...], *, drops_color: bool = False) -> PixelForm:
+def make_pixel_form(
+    spec: BaseDatasetSpec | None, shape: tuple[int, ...], *, drops_color: bool = False, white_of_dark: int = 0
+) -> PixelForm:
     """Return the form of a data set's images.
 
     Args:
         spec: The settings of the data set; None for one without settings.
         shape: Shape of one stored image, ``(height, width[, 3])``.
         drops_color: True if images that have colour are stored in grey.
+        white_of_dark: The value that is probably white in nearly black images; 0 if they are not.
     """
     height, width, *channels = shape
     color = bool(channels) and channels[0] == 3
@@ -138,6 +144,7 @@ def make_pixel_form(spec: BaseDatasetSpec | None, shape: tuple[int, ...], *, dro
         rendering=rendering,
         only_grey=not color and not drops_color,
         decoded=isinstance(spec, PictureTableSpec),
+        white_of_dark=white_of_dark,
     )
 
 

@@ -167,3 +167,29 @@ def test_a_form_survives_its_json() -> None:
 def test_a_table_of_pixels_with_a_fault_is_refused(table: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         check_pixel_table(table)
+
+
+def dark(white: int = 15) -> PixelForm:
+    """The form of a folder of nearly black pictures."""
+    return folder().model_copy(update={"white_of_dark": white})
+
+
+def test_nearly_black_images_are_refused_only_beside_those_of_other_sites() -> None:
+    faults = refused(GREY, east=folder(), north=dark(), south=folder())
+    assert faults.keys() == {"north"}
+    assert "\n    value_range = [0, 15]\n" in faults["north"]
+    assert refused(GREY, east=dark(), north=dark(31)) == {}
+    assert refused(GREY, north=dark()) == {}
+
+
+def test_a_site_with_nearly_black_images_may_not_join_a_run_of_brighter_ones() -> None:
+    begun = agree_on_pixels([("east", folder()), ("south", folder())], GREY)
+    late = PixelTerms(channels=1, image_size=64, begun=begun)
+    assert refused(late, north=dark()).keys() == {"north"}
+    all_dark = PixelTerms(channels=1, image_size=64, begun=agree_on_pixels([("east", dark())], GREY))
+    assert refused(all_dark, north=dark()) == {}
+
+
+def test_a_stated_range_beside_other_ranges_goes_on_where_the_experiment_lets_them_differ() -> None:
+    stated = PixelTerms(channels=1, image_size=64, table={"own": ["value_range"]})
+    assert refused(stated, east=folder(), north=folder(value_range=(0, 15))) == {}

@@ -55,6 +55,8 @@ COLOUR = ("color = true", "image_size = 20")
 CT = ("image_size = 16", "window = [1100, 900]")
 RANGE = ("image_size = 16", "value_range = [0, 4095]")
 """The keys of hospitals with PNG files of 16 bits, of which 12 are used."""
+GREY = ("image_size = 16",)
+"""The keys of hospitals with grey PNG files of 8 bits."""
 FORGETS = {
     "east": ("color = true", "color = false"),
     "north": ("image_size = 20", "image_size = 24"),
@@ -75,6 +77,8 @@ def write_hospital(folder: Path, part: int, keys: tuple[str, ...]) -> Path:
             file.write_bytes(dicom((300 + 1500 * pixels).astype(np.uint16), WindowCenter=1000, WindowWidth=2000))
         elif keys == RANGE:
             Image.fromarray((4095 * pixels).astype(np.uint16)).save(file, "PNG")
+        elif keys == GREY:
+            Image.fromarray(17 * np.minimum(16 * pixels, 15).astype(np.uint8)).save(file, "PNG")
         else:
             share = float(np.clip(digit / 9 + rng.normal(0, 0.5), 0, 1))
             coloured = pixels[..., None] * np.array([1.0, share, 1 - share])
@@ -136,6 +140,11 @@ def ct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     yield from federation_of(tmp_path_factory.mktemp("deep"), 1, RANGE)
+
+
+@pytest.fixture
+def grey(tmp_path: Path) -> Iterator[Federation]:
+    yield from federation_of(tmp_path, 1, GREY)
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +230,25 @@ def test_another_value_range_is_refused_until_the_line_is_written_or_the_experim
     assert deep.model_of("own-ranges", 'pixels={own = ["value_range"]}') != agreed
     deep.set_keys()
     assert deep.model_of("again") == agreed
+
+
+def test_a_hospital_with_nearly_black_pictures_is_refused_until_both_lines_are_written(grey: Federation) -> None:
+    """Its files hold the upper four of eight bits, as values from 0 to 15."""
+    agreed = grey.model_of("agreed")
+    (south,) = (site for site in grey.sites if site.name == "south")
+    for file in (south.folder / "images").iterdir():
+        with Image.open(file) as picture:
+            dark = np.asarray(picture) // 17
+        Image.fromarray(dark).save(file, "PNG")
+    grey.set_keys(south=(*GREY, "# other files"))
+    grey.run("dark").succeeds()
+    (left_out,) = events(grey.folder / "dark", "left_out")
+    assert left_out["site"] == "south"
+    line = line_to_write(left_out["reason"])
+    assert line == "value_range = [0, 15]"
+    grey.set_keys(south=(*GREY, line))
+    assert 'own = ["value_range"]' in left_out["reason"]
+    assert grey.model_of("both-lines", 'pixels={own = ["value_range"]}') == agreed
 
 
 @pytest.mark.parametrize("kind", ["colour", "ct", "deep"])
