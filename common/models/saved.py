@@ -27,7 +27,7 @@ from polyclinic.common.models.state import (
     split_state_into_tensors,
     write_model_state,
 )
-from polyclinic.common.models.weights import CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY
+from polyclinic.common.models.weights import ABOUT_KEY, CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
 from polyclinic.common.plugins import PLUGIN, is_local_plugin_name
 from polyclinic.common.system.files import (
@@ -119,7 +119,9 @@ def save_model(
     about = {MODEL_KEY: model.model_dump_json(), CLASS_NAMES_KEY: json.dumps(network.class_names)}
     about |= {PIXELS_KEY: pixels.to_json()} if pixels else {}
     about |= {UNLEARNED_KEY: json.dumps(list(unlearned))} if unlearned else {}
-    content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen}, about)
+    # One entry, for safetensors writes several in any order: the same model would be other bytes.
+    metadata = {ABOUT_KEY: json.dumps(about, sort_keys=True)}
+    content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen}, metadata)
     saved = SavedModelDescription(
         model=model,
         class_names=network.class_names,

@@ -48,6 +48,8 @@ _LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _COUNTER = "num_batches_tracked"
 _RUNNING = ("running_mean", "running_var")
+ABOUT_KEY = "polyclinic"
+"""The one entry of the metadata of a run's safetensors file: a JSON object of texts with the keys below."""
 CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY = "class_names", "model", "pixels", "unlearned"
 """Metadata of a model's tensors: the class names of the head's rows, the ``[model]`` table, the form of the pixels, and
 the classes that the model has not learned."""
@@ -230,10 +232,14 @@ def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec:
 
 
 def _read_metadata(content: bytes) -> dict[str, str]:
-    """Return what a safetensors file says beside its tensors."""
+    """Return what the safetensors file of a run says beside its tensors; nothing for a file of another program."""
     length = int.from_bytes(content[:8], "little")
-    about: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    return about
+    metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    with suppress(KeyError, ValueError):  # a file of another program or release
+        about = json.loads(metadata[ABOUT_KEY])
+        if isinstance(about, dict):
+            return {name: text for name, text in about.items() if isinstance(text, str)}
+    return {}
 
 
 def _parse_model_or_none(about: Mapping[str, str]) -> ModelSpec | None:

@@ -78,7 +78,8 @@ def test_a_class_that_no_training_image_shows_is_named_by_the_run_and_carried_by
     assert caution in summary_of(run)["claims"]["cautions"]
     assert read_model_description(run).unlearned == {"ghost": NO_POSITIVE}
     with safetensors.safe_open(run / "model.safetensors", "numpy") as file:
-        assert json.loads(file.metadata()["unlearned"]) == ["ghost"]
+        about = json.loads(file.metadata()["polyclinic"])
+        assert json.loads(about["unlearned"]) == ["ghost"]
 
 
 def test_its_predictions_have_no_column_for_it_and_say_so(run: Path, tmp_path: Path) -> None:

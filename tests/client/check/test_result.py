@@ -160,9 +160,11 @@ def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(h
         hospital.image(place).write_bytes(dicom(pixels, PhotometricInterpretation="MONOCHROME1"))
     hospital.rewrite(hospital.table[:20])
     result = hospital.checked(offline=True)
-    assert result.exit_code == ClientExitCode.INVERTED
-    assert "20 of the 20 images" in result.most_severe_finding.problem
-    assert "MONOCHROME1" in result.most_severe_finding.remedy
+    # So few images are a fault of their own: the site's policy would decline the run.
+    findings = [finding for area in result.areas for finding in area.findings]
+    (inverted,) = [finding for finding in findings if finding.exit_code == ClientExitCode.INVERTED]
+    assert "20 of the 20 images" in inverted.problem
+    assert "MONOCHROME1" in inverted.remedy
 
 
 PLAN = make_hospital_plan(Experiment.model_validate(tomllib.loads(DIGITS)))
