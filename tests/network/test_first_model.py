@@ -36,7 +36,9 @@ def test_every_hospital_refuses_a_crafted_first_model(federation: Federation) ->
         shown = flwr_client("audit", "show", site.folder, "--json", "--tail", 5)
         entries = map(json.loads, shown.out.splitlines()[-5:])
         # A site that alone annotates a class is asked about it after the roll call.
-        answer, denied, error = [each for each in entries if each.get("record") not in ("Question", "RefusalNoted")][-3:]
+        answer, denied, error = [each for each in entries if each.get("record") not in ("Question", "RefusalNoted")][
+            -3:
+        ]
         assert (answer["direction"], answer["record"]) == ("out", "RollCallAnswer")
         assert (denied["direction"], denied["record"], denied["decision"]) == ("in", "TrainRequest", "deny")
         assert denied["rule"] == "run.first_model"
