@@ -14,13 +14,10 @@ from polyclinic.common import __version__
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.contract_points import (
     ContractPoint,
-    describe_pixel_terms,
-    describe_pixels,
     describe_protection,
     describe_release,
-    describe_size,
     describe_words,
-    split_size_faults,
+    make_pixel_points,
 )
 from polyclinic.common.errors import Fault
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
@@ -49,8 +46,7 @@ def make_contract_points(
     plan, site = planned.plan, settings.file.name
     vocabulary = plan.vocabulary or {}
     named = name_declaration_by_vocabulary(declaration, vocabulary)
-    terms = PixelTerms(channels=plan.model.channels, image_size=plan.model.image_size, table=plan.pixels or {})
-    pixel_faults, size_faults = split_size_faults(find_pixel_faults([(site, form)], terms))
+    terms = PixelTerms.from_plan(plan)
     return (
         ContractPoint(
             "words",
@@ -58,8 +54,7 @@ def make_contract_points(
             ", ".join(vocabulary) or "no [vocabulary]",
             tuple(find_vocabulary_faults([named], vocabulary)),
         ),
-        ContractPoint("pixels", describe_pixels(form), describe_pixel_terms(terms), pixel_faults),
-        ContractPoint("sizes", describe_size(form), str(plan.model.image_size), size_faults),
+        *make_pixel_points(form, terms, find_pixel_faults([(site, form)], terms)),
         _make_count_point(settings, source),
         _make_level_point(settings, planned, source, named),
     )

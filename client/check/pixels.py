@@ -35,7 +35,7 @@ def check_site_pixels(
         area.passed.append(f"pixels: {form.describe()}")
         return
     model = plan.model
-    terms = PixelTerms(channels=model.channels, image_size=model.image_size, table=plan.pixels or {})
+    terms = PixelTerms.from_plan(plan)
     faults = find_pixel_faults([(site, form)], terms)
     for fault in faults:
         area.add_fault(ClientExitCode.PIXELS, f"{fault.where}: {fault.problem}", fault.remedy)
