@@ -6,7 +6,7 @@ from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import FILE
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.vocabulary import find_class_of_word
+from polyclinic.common.vocabulary import map_words_to_classes
 
 
 def check_site_words(
@@ -20,7 +20,8 @@ def check_site_words(
         declaration: The site's classes, with its own words.
     """
     words, vocabulary = declaration.canonical_names, planned.plan.vocabulary
-    classes = [find_class_of_word(word, vocabulary or {}) or word for word in words]
+    synonyms = map_words_to_classes(words, vocabulary or {})
+    classes = [synonyms.get(word, word) for word in words]
     area.facts["words"] = dict(zip(declaration.names, classes, strict=True))
     if planned.assumed:
         return

@@ -30,7 +30,7 @@ from polyclinic.common.system.plain_text import (
     format_number,
     join_as_english_list,
 )
-from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes
+from polyclinic.common.vocabulary import Vocabulary, group_words_by_class, map_words_to_classes
 from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
@@ -231,17 +231,14 @@ def name_images_as_model(images: ImageSet, description: SavedModelDescription) -
     Raises:
         BadInput: If two columns of labels mean one class.
     """
-    vocabulary = description.vocabulary or {}
-    classes = map_words_to_classes(images.class_names, vocabulary)
-    names = tuple(classes.get(word, word) for word in images.class_names)
+    groups = group_words_by_class(images.class_names, description.vocabulary or {})
     faults = list[Fault]()
-    for name in dict.fromkeys(names):
-        words = [word for word in images.class_names if classes.get(word, word) == name]
+    for name, words in groups.items():
         if len(words) > 1:
             problem = f"{quote_names(words)} mean one class of the model, {quote_names([name])}."
             faults.append(Fault("data", problem, "Keep one of these columns, or map them under synonyms."))
     raise_faults(faults)
-    return replace(images, class_names=names)
+    return replace(images, class_names=tuple(groups))
 
 
 def read_as_trained(spec: DataT, form: PixelForm | None) -> DataT:
