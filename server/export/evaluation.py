@@ -22,7 +22,7 @@ from polyclinic.common.metrics.bootstrap import AurocIntervals, Interval, bootst
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
-from polyclinic.common.patients.opt_out import SITE_FILE, OptOutSource, OptOutsUnknown, leave_out_patients
+from polyclinic.common.patients.opt_out import SITE_FILE, OptOutSource, leave_out_patients
 from polyclinic.common.patients.parts import PatientPartMemory
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
@@ -201,10 +201,7 @@ def _select_hospital_test_part(splits: DatasetSplits, described: LabelledDataset
     given = described.spec.kind == "npz" or bool(getattr(described.spec, "split_column", None))
     if not given:
         splits, _ = PatientPartMemory(described.state).keep_known_parts(splits)
-    try:
-        splits, _ = leave_out_patients(splits, OptOutSource(described.base).read_identifiers())
-    except OptOutsUnknown as error:
-        raise BadInput([Fault(SITE_FILE, str(error).removeprefix(f"{SITE_FILE}: "))]) from None
+    splits, _ = leave_out_patients(splits, OptOutSource(described.base).require_identifiers())
     test = splits.test
     words = described.annotates or test.class_names
     raise_faults(
