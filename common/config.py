@@ -31,7 +31,7 @@ from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
 from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
-from polyclinic.common.vocabulary import VocabularyTable, map_words_to_classes
+from polyclinic.common.vocabulary import VocabularyTable, group_words_by_class
 from polyclinic.data.base.names import Name
 from polyclinic.data.base.pixel_form import check_pixel_table
 from polyclinic.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
@@ -337,10 +337,10 @@ class Experiment(TomlSection):
     def _name_partition_lists_by_vocabulary(self) -> Self:
         """Replace synonyms in ``[partition.lists]`` by the study's classes, as a hospital's synonyms are replaced."""
         if self.vocabulary and isinstance(self.partition, ClassListsPartitionSpec):
-            lists = dict[str, tuple[str, ...]]()
-            for site, names in self.partition.lists.items():
-                classes = map_words_to_classes(names, self.vocabulary)
-                lists[site] = tuple(dict.fromkeys(classes.get(name, name) for name in names))
+            lists = {
+                site: tuple(group_words_by_class(names, self.vocabulary))
+                for site, names in self.partition.lists.items()
+            }
             self.__dict__["partition"] = self.partition.model_copy(update={"lists": lists})
         return self
 

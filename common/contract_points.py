@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,7 +63,26 @@ def describe_words(declaration: LabelDeclaration) -> str:
     return ", ".join(name if own == name else f"{own} as {name}" for own, name in pairs)
 
 
-def describe_pixels(form: PixelForm | None) -> str:
+def make_pixel_points(
+    form: PixelForm | None, terms: PixelTerms, faults: Sequence[Fault]
+) -> tuple[ContractPoint, ContractPoint]:
+    """Return the points of pixels and of sizes of one site.
+
+    Args:
+        form: How the site's images become pixels; None if the site does not state it.
+        terms: What the run says about pixels.
+        faults: Why the form does not fit the run.
+    """
+    size_faults = tuple(fault for fault in faults if fault.where.endswith(".image_size"))
+    other_faults = tuple(fault for fault in faults if fault not in size_faults)
+    size = NOT_STATED if form is None else f"{form.height} × {form.width}"
+    return (
+        ContractPoint("pixels", _describe_pixels(form), _describe_pixel_terms(terms), other_faults),
+        ContractPoint("sizes", size, str(terms.image_size), size_faults),
+    )
+
+
+def _describe_pixels(form: PixelForm | None) -> str:
     """Return how a site's images become pixels, without their size."""
     if form is None:
         return NOT_STATED
@@ -71,12 +90,7 @@ def describe_pixels(form: PixelForm | None) -> str:
     return ", ".join([first, *rest])
 
 
-def describe_size(form: PixelForm | None) -> str:
-    """Return height and width of a site's images."""
-    return NOT_STATED if form is None else f"{form.height} × {form.width}"
-
-
-def describe_pixel_terms(terms: PixelTerms) -> str:
+def _describe_pixel_terms(terms: PixelTerms) -> str:
     """Return what a run says about pixels, without their size; empty if it leaves all to the sites."""
     stated = {key: value for key, value in terms.table.items() if key not in (OWN, "image_size")}
     if "color" not in stated and terms.channels == 3:
@@ -94,13 +108,6 @@ def describe_protection(plan: HospitalPlan) -> str:
 def describe_release(release: str, wire: int) -> str:
     """Return a release with its wire version."""
     return f"{release} (wire {wire})" if wire != WIRE_VERSION else release
-
-
-def split_size_faults(faults: Iterable[Fault]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """Return the faults of other pixels than the run's, and those of another size."""
-    listed = list(faults)
-    sizes = tuple(fault for fault in listed if fault.where.endswith(".image_size"))
-    return tuple(fault for fault in listed if fault not in sizes), sizes
 
 
 def make_point_table(points: Sequence[ContractPoint]) -> Table:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import Fault
 from polyclinic.data.base.pixel_form import KEYS, OWN, RENDERING_KEYS, PixelForm, format_setting
 
@@ -37,6 +38,11 @@ class PixelTerms:
     table: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     begun: PixelForm | None = None
     model_decides_color: bool = True
+
+    @classmethod
+    def from_plan(cls, plan: HospitalPlan) -> "PixelTerms":
+        """Return what a plan says about pixels, before round 1."""
+        return cls(channels=plan.model.channels, image_size=plan.model.image_size, table=plan.pixels or {})
 
     def find_stated_value(self, key: str) -> "_RunValue | None":
         """Return the run's own value of a key; None if the run leaves it to the sites."""

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from polyclinic.common.config import Experiment
 from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_label_declarations
 from polyclinic.common.errors import raise_faults
-from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes, name_images_by_vocabulary
+from polyclinic.common.vocabulary import Vocabulary, group_words_by_class, name_images_by_vocabulary
 from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
@@ -146,22 +146,20 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
     for_sites = (data, base) in _received  # they need none of the coordinator's own images
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
-    words = experiment.vocabulary
-    vocabulary = str(words)
+    vocabulary = experiment.vocabulary
     # Text, for specs hold mappings that cannot be hashed.
-    key = data, parts, server, vocabulary, experiment.run.seed, base
+    key = data, parts, server, str(vocabulary), experiment.run.seed, base
     if key not in _simulated:
         store = open_simulation_image_store(experiment, base, tell)
         if isinstance(experiment.data, PluginDatasetSpec) and (names := read_class_names_before_items(experiment.data)):
-            classes = map_words_to_classes(names, words or {})
-            named = tuple(classes.get(name, name) for name in names)
-            raise_faults(find_partition_faults(named, experiment.partition))  # before all pictures are read
-        splits = name_parts_by_vocabulary(_load_cached_dataset(data, base, store), words, "data")
+            class_names = tuple(group_words_by_class(names, vocabulary or {}))
+            raise_faults(find_partition_faults(class_names, experiment.partition))  # before all pictures are read
+        splits = name_parts_by_vocabulary(_load_cached_dataset(data, base, store), vocabulary, "data")
         division = partition_dataset(splits, experiment.partition, experiment.run.seed)
         at_server = division.server
         if server and experiment.server_data:
-            own = load_dataset(experiment.server_data, base, store)
-            at_server = name_parts_by_vocabulary(own, words, "server_data")
+            server_splits = load_dataset(experiment.server_data, base, store)
+            at_server = name_parts_by_vocabulary(server_splits, vocabulary, "server_data")
         _simulated.clear()
         _simulated[key] = SimulatedData(division.splits, division.parts, at_server, division.empty_sites)
     return _simulated[key]

@@ -74,40 +74,38 @@ VocabularyTable = Annotated[dict[Name, VocabularyEntry], AfterValidator(check_vo
 """The table ``[vocabulary]`` of an experiment."""
 
 
-def find_class_of_word(word: str, vocabulary: Vocabulary) -> str:
-    """Return the class that a word means: itself, or the one of which it is a synonym; empty if it means none."""
-    if word in vocabulary:
-        return word
-    return next((name for name, entry in vocabulary.items() if word in entry.synonyms), "")
+def _map_synonyms(vocabulary: Vocabulary) -> dict[str, str]:
+    """Return synonym -> the class that it means, for all words of a vocabulary that are no class."""
+    return {word: name for name, entry in vocabulary.items() for word in entry.synonyms if word not in vocabulary}
 
 
 def map_words_to_classes(words: Iterable[str], vocabulary: Vocabulary) -> dict[str, str]:
     """Return word -> class for the words that a vocabulary replaces: its synonyms."""
-    classes = {word: find_class_of_word(word, vocabulary) for word in words}
-    return {word: name for word, name in classes.items() if name not in ("", word)}
+    classes = _map_synonyms(vocabulary)
+    return {word: classes[word] for word in words if word in classes}
 
 
 def name_declaration_by_vocabulary(declaration: LabelDeclaration, vocabulary: Vocabulary) -> LabelDeclaration:
     """Return a site's declaration with the study's class in place of each synonym.
 
-    Of several words of one class, the first one is left (:func:`group_names_by_class`).
+    Of several words of one class, the first one is left (:func:`group_words_by_class`).
     """
-    own = dict(zip(declaration.canonical_names, declaration.names, strict=True))
-    named = {own[words[0]]: name for name, words in group_names_by_class(declaration, vocabulary).items()}
-    return LabelDeclaration(
-        declaration.site, tuple(named), {word: name for word, name in named.items() if word != name}
-    )
+    columns = dict(zip(declaration.canonical_names, declaration.names, strict=True))
+    groups = group_words_by_class(declaration.canonical_names, vocabulary)
+    classes = {columns[words[0]]: name for name, words in groups.items()}
+    synonyms = {column: name for column, name in classes.items() if column != name}
+    return LabelDeclaration(declaration.site, tuple(classes), synonyms)
 
 
-def group_names_by_class(declaration: LabelDeclaration, vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
-    """Return class of the study -> the canonical names of a site's classes that mean it.
+def group_words_by_class(words: Iterable[str], vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
+    """Return class of the study -> the words that mean it, in the order of the words.
 
-    A name that means no class of the study is a class of its own.
+    A word that means no class of the study is a class of its own.
     """
-    words = dict[str, list[str]]()
-    for word in declaration.canonical_names:
-        words.setdefault(find_class_of_word(word, vocabulary) or word, []).append(word)
-    return {name: tuple(of_class) for name, of_class in words.items()}
+    classes, groups = _map_synonyms(vocabulary), dict[str, list[str]]()
+    for word in words:
+        groups.setdefault(classes.get(word, word), []).append(word)
+    return {name: tuple(group) for name, group in groups.items()}
 
 
 def find_vocabulary_faults(declarations: Iterable[LabelDeclaration], vocabulary: Vocabulary) -> list[Fault]:
@@ -158,9 +156,7 @@ def _make_foreign_word_fault(
 
 def find_nearest_class(word: str, vocabulary: Vocabulary) -> str:
     """Return the class of the study that a foreign word may mean; empty if none is near."""
-    meanings = {name: name for name in vocabulary}
-    for name, entry in vocabulary.items():
-        meanings |= dict.fromkeys(entry.synonyms, name)
+    meanings = {name: name for name in vocabulary} | _map_synonyms(vocabulary)
     if alike := find_alike_name(word, meanings):
         return meanings[alike]
     by_folded = {spelling.casefold(): name for spelling, name in meanings.items()}
@@ -184,11 +180,9 @@ def name_images_by_vocabulary(images: ImageSet, vocabulary: Vocabulary | None, w
     """
     if not vocabulary:
         return images
-    classes = map_words_to_classes(images.class_names, vocabulary)
-    names = tuple(classes.get(word, word) for word in images.class_names)
-    faults = [_make_foreign_column_fault(word, vocabulary, where) for word in names if word not in vocabulary]
-    for name in dict.fromkeys(names):
-        words = [word for word in images.class_names if classes.get(word, word) == name]
+    groups = group_words_by_class(images.class_names, vocabulary)
+    faults = [_make_foreign_column_fault(name, vocabulary, where) for name in groups if name not in vocabulary]
+    for name, words in groups.items():
         if len(words) > 1:
             problem = f"{quote_names(words)} mean one class, {quote_names([name])}, and are columns of their own."
             remedy = f"These lines under [{where}] merge them:"
@@ -196,7 +190,7 @@ def name_images_by_vocabulary(images: ImageSet, vocabulary: Vocabulary | None, w
                 remedy += f"\n    synonyms.{format_synonym_line(word, name)}" if word != name else ""
             faults.append(Fault(where, problem, remedy))
     raise_faults(faults)
-    return replace(images, class_names=names)
+    return replace(images, class_names=tuple(groups))
 
 
 def _make_foreign_column_fault(word: str, vocabulary: Vocabulary, where: str) -> Fault:

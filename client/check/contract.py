@@ -1,6 +1,7 @@
 """The table of ``flwr-client check --experiment``: on which points this site and the run agree, and on which not."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,16 +12,14 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common import __version__
+from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.contract_points import (
     ContractPoint,
-    describe_pixel_terms,
-    describe_pixels,
     describe_protection,
     describe_release,
-    describe_size,
     describe_words,
-    split_size_faults,
+    make_pixel_points,
 )
 from polyclinic.common.errors import Fault
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
@@ -30,38 +29,59 @@ from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.registry import build_site_method
 
 
-def make_contract_points(
-    settings: SiteSettings,
-    planned: PlannedTraining,
-    source: SiteImageSource,
-    declaration: LabelDeclaration,
-    form: PixelForm,
-) -> tuple[ContractPoint, ...]:
-    """Return the points of words, pixels, sizes, counts and level, as the coordinator would compare them.
+@dataclass(frozen=True)
+class DataComparison:
+    """A site's words and pixels beside a plan, with the faults that the coordinator would find in them.
+
+    Attributes:
+        declaration: The site's classes, named as the study's vocabulary names them.
+        form: How the site's images become pixels.
+        terms: What the plan says about pixels.
+        word_faults: Classes that are none of the study's.
+        pixel_faults: Keys of ``[data]`` that contradict the plan.
+    """
+
+    declaration: LabelDeclaration
+    form: PixelForm
+    terms: PixelTerms
+    word_faults: tuple[Fault, ...]
+    pixel_faults: tuple[Fault, ...]
+
+
+def compare_data_with_plan(declaration: LabelDeclaration, form: PixelForm, plan: HospitalPlan) -> DataComparison:
+    """Compare a site's words and pixels with a plan, by the rules of the coordinator.
 
     Args:
         declaration: The site's classes, with its own words.
         form: How the site's images become pixels.
+    """
+    vocabulary, terms = plan.vocabulary or {}, PixelTerms.from_plan(plan)
+    named = name_declaration_by_vocabulary(declaration, vocabulary)
+    return DataComparison(
+        named,
+        form,
+        terms,
+        tuple(find_vocabulary_faults([named], vocabulary)),
+        tuple(find_pixel_faults([(declaration.site, form)], terms)),
+    )
+
+
+def make_contract_points(
+    settings: SiteSettings, planned: PlannedTraining, source: SiteImageSource, comparison: DataComparison
+) -> tuple[ContractPoint, ...]:
+    """Return the points of words, pixels, sizes, counts and level, as the coordinator would compare them.
 
     Raises:
         BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
-    plan, site = planned.plan, settings.file.name
-    vocabulary = plan.vocabulary or {}
-    named = name_declaration_by_vocabulary(declaration, vocabulary)
-    terms = PixelTerms(channels=plan.model.channels, image_size=plan.model.image_size, table=plan.pixels or {})
-    pixel_faults, size_faults = split_size_faults(find_pixel_faults([(site, form)], terms))
+    declaration, classes = comparison.declaration, planned.plan.vocabulary or {}
     return (
         ContractPoint(
-            "words",
-            describe_words(named),
-            ", ".join(vocabulary) or "no [vocabulary]",
-            tuple(find_vocabulary_faults([named], vocabulary)),
+            "words", describe_words(declaration), ", ".join(classes) or "no [vocabulary]", comparison.word_faults
         ),
-        ContractPoint("pixels", describe_pixels(form), describe_pixel_terms(terms), pixel_faults),
-        ContractPoint("sizes", describe_size(form), str(plan.model.image_size), size_faults),
+        *make_pixel_points(comparison.form, comparison.terms, comparison.pixel_faults),
         _make_count_point(settings, source),
-        _make_level_point(settings, planned, source, named),
+        _make_level_point(settings, planned, source, declaration),
     )
 
 

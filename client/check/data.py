@@ -25,11 +25,10 @@ from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledge
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults
 from polyclinic.client.site.site_file import FILE, SiteSettings
-from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.patients.opt_out import (
     REMEDY_FOR_UNMATCHED,
     OptOutSource,
-    OptOutsUnknown,
     find_left_out_patients,
 )
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
@@ -134,10 +133,7 @@ def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settin
     Raises:
         BadInput: If nobody knows who opted out.
     """
-    try:
-        opted_out = OptOutSource(settings.folder).read_identifiers()
-    except OptOutsUnknown as error:
-        raise BadInput([Fault(FILE, str(error).removeprefix(f"{FILE}: "))]) from None
+    opted_out = OptOutSource(settings.folder).require_identifiers()
     if not opted_out:
         return source
     gone, left_out = find_left_out_patients(source.patients.tolist(), opted_out)

@@ -4,44 +4,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from polyclinic.client.check.contract import DataComparison
 from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.check.pictures import PictureFacts
 from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import FILE, SiteSettings
-from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
 from polyclinic.data.base.dark_pictures import find_white_of_dark_pictures
 from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
 
 
-def check_site_pixels(
-    area: CheckArea,
-    settings: SiteSettings,
-    planned: PlannedTraining,
-    source: SiteImageSource,
-    pictures: Sequence[PictureFacts],
-) -> None:
+def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: DataComparison) -> None:
     """Add a fault for each key of ``[data]`` by which the coordinator would refuse this site, with the line to write.
 
     Values that the run leaves to the sites are compared at the roll call alone.
-
-    Args:
-        pictures: The pictures that were decoded.
     """
-    form, site, plan = make_form_of_pictures(settings, source, pictures), settings.file.name, planned.plan
+    form, model = comparison.form, planned.plan.model
     area.facts["pixels"] = form.model_dump(mode="json")
     if planned.assumed:
         area.passed.append(f"pixels: {form.describe()}")
         return
-    model = plan.model
-    terms = PixelTerms(channels=model.channels, image_size=model.image_size, table=plan.pixels or {})
-    faults = find_pixel_faults([(site, form)], terms)
-    for fault in faults:
+    for fault in comparison.pixel_faults:
         area.add_fault(ClientExitCode.PIXELS, f"{fault.where}: {fault.problem}", fault.remedy)
-    if not faults:
+    if not comparison.pixel_faults:
         area.passed.append(f"pixels: {form.describe()}, which {planned.origin} does not contradict")
-    if "image_size" not in terms.table and form.image_size != model.image_size:
+    if "image_size" not in comparison.terms.table and form.image_size != model.image_size:
         problem = f"images are stored with {form.height} × {form.width} pixels, and the network resizes them again, to "
         problem += f"{model.image_size}. If another hospital stores them in that size, this one is refused."
         area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {model.image_size}")

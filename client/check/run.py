@@ -7,7 +7,12 @@ from pathlib import Path
 import torch
 
 from polyclinic.client.check.connection import check_connection
-from polyclinic.client.check.contract import add_contract_faults, make_contract_points, make_release_point
+from polyclinic.client.check.contract import (
+    add_contract_faults,
+    compare_data_with_plan,
+    make_contract_points,
+    make_release_point,
+)
 from polyclinic.client.check.data import check_site_data
 from polyclinic.client.check.findings import CheckArea, CheckResult, ClassImageCounts
 from polyclinic.client.check.machine import MachineMeasurements, check_machine_resources, measure_machine
@@ -56,15 +61,16 @@ def run_site_check(
     else:
         gpu = machine.gpu and settings.file.device != "cpu" and torch.cuda.is_available()
         planned = find_planned_training(settings, experiment, data.source)
-        check_site_pixels(data.area, settings, planned, data.source, data.pictures)
         declaration = make_label_declaration(settings, data.source.class_names)
-        check_site_words(data.area, declaration, planned)
+        form = make_form_of_pictures(settings, data.source, data.pictures)
+        comparison = compare_data_with_plan(declaration, form, planned.plan)
+        check_site_pixels(data.area, planned, comparison)
+        check_site_words(data.area, planned, declaration, comparison)
         try:
             if experiment is not None:
-                form = make_form_of_pictures(settings, data.source, data.pictures)
-                points = make_contract_points(settings, planned, data.source, declaration, form)
-                add_contract_faults(training, points)
+                points = make_contract_points(settings, planned, data.source, comparison)
                 points = (*points, make_release_point(connection))
+                add_contract_faults(training, points)
             trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:
             training.add_input_faults(bad)

@@ -3,7 +3,7 @@
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -112,14 +112,16 @@ def prepare_training_trial(
     Raises:
         BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
-    plan, of_class = planned.plan, find_columns_of_classes(settings, source.class_names)
-    canonical = tuple(of_class)
-    columns = [[source.class_names.index(column) for column in members] for members in of_class.values()]
+    plan, columns = planned.plan, find_columns_of_classes(settings, source.class_names)
+    canonical = tuple(columns)
     batch = [(facts.row, facts.pixels) for facts in pictures if facts.pixels is not None][: plan.training.batch_size]
     rows = np.array([row for row, _ in batch], dtype=np.intp)
-    labels = np.stack([np.fmax.reduce(source.labels[rows][:, members], axis=1) for members in columns], axis=1)
     pixels = np.stack([pixels for _, pixels in batch])
-    images = ImageSet(pixels, labels, canonical, source.patients[rows], np.full(len(rows), ""))
+    images = ImageSet(pixels, source.labels[rows], source.class_names, source.patients[rows], np.full(len(rows), ""))
+    merged = images.merge_label_columns(columns.values())
+    images = replace(
+        merged.select_label_columns(tuple(members[0] for members in columns.values())), class_names=canonical
+    )
     network = move_network_to_device(build_network(plan.model, canonical, seed=0), device)
     gpus = settings.file.gpus if settings.file.gpus <= count_visible_gpus() else 1
     split_batches_across_gpus(network.backbone, gpus)

@@ -1,20 +1,27 @@
 """The check of the site's words: the coordinator's comparison with the study's vocabulary, before the run."""
 
+from polyclinic.client.check.contract import DataComparison
 from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import FILE
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.vocabulary import find_class_of_word, find_vocabulary_faults, name_declaration_by_vocabulary
+from polyclinic.common.vocabulary import map_words_to_classes
 
 
-def check_site_words(area: CheckArea, declaration: LabelDeclaration, planned: PlannedTraining) -> None:
+def check_site_words(
+    area: CheckArea, planned: PlannedTraining, declaration: LabelDeclaration, comparison: DataComparison
+) -> None:
     """Add a fault for each class of the site that is no class of the study, with the line to write.
 
     Without a vocabulary, words are compared with those of other hospitals at the roll call alone.
+
+    Args:
+        declaration: The site's classes, with its own words.
     """
     words, vocabulary = declaration.canonical_names, planned.plan.vocabulary
-    classes = [find_class_of_word(word, vocabulary or {}) or word for word in words]
+    synonyms = map_words_to_classes(words, vocabulary or {})
+    classes = [synonyms.get(word, word) for word in words]
     area.facts["words"] = dict(zip(declaration.names, classes, strict=True))
     if planned.assumed:
         return
@@ -22,13 +29,13 @@ def check_site_words(area: CheckArea, declaration: LabelDeclaration, planned: Pl
         others = f"{planned.origin} has no [vocabulary], so other hospitals may use other words"
         area.passed.append(f"words: {', '.join(words)}; {others}")
         return
-    for fault in find_vocabulary_faults([name_declaration_by_vocabulary(declaration, vocabulary)], vocabulary):
+    for fault in comparison.word_faults:
         area.add_fault(ClientExitCode.WORDS, f"{fault.where}: {fault.problem}", fault.remedy)
-    taken = list[str]()
+    matches = list[str]()
     for word, name in zip(words, classes, strict=True):
         if name in vocabulary:
-            taken.append(word if word == name else f"{word} as {name}")
+            matches.append(word if word == name else f"{word} as {name}")
         if word != name and (definition := vocabulary[name].definition):
             area.add_note(f'"{word}" is a synonym of "{name}": {definition}', f"If it is not the same, correct {FILE}.")
-    if taken:
-        area.passed.append(f"words: {', '.join(taken)}; {planned.origin} has them in its [vocabulary]")
+    if matches:
+        area.passed.append(f"words: {', '.join(matches)}; {planned.origin} has them in its [vocabulary]")

@@ -24,7 +24,6 @@ from polyclinic.common.patients.opt_out import (
     Identifiers,
     LeftOutPatients,
     OptOutSource,
-    OptOutsUnknown,
     leave_out_patients,
 )
 from polyclinic.common.patients.parts import PatientChanges, PatientPartMemory
@@ -125,10 +124,7 @@ class SiteData:
         Raises:
             BadInput: If nobody knows who opted out, a class is wrong, or no training image is left.
         """
-        try:
-            opted_out = self.opt_out.read_identifiers()
-        except OptOutsUnknown as error:
-            raise BadInput([Fault(FILE, str(error).removeprefix(f"{FILE}: "))]) from None
+        opted_out = self.opt_out.require_identifiers()
         return *self.make_site(opted_out), opted_out
 
 

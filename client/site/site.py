@@ -29,7 +29,7 @@ from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.common.vocabulary import (
     Vocabulary,
-    group_names_by_class,
+    group_words_by_class,
     map_words_to_classes,
     name_declaration_by_vocabulary,
 )
@@ -105,7 +105,7 @@ class Site:
         if key not in named:
             declaration = name_declaration_by_vocabulary(self.declaration, vocabulary)
             raise_faults(find_label_declaration_faults(declaration))
-            groups = group_names_by_class(self.declaration, vocabulary)
+            groups = group_words_by_class(self.declaration.canonical_names, vocabulary)
             few_of_word = {part: self.hidden_classes(part) for part in PARTS}
 
             def name_images(images: ImageSet) -> ImageSet:

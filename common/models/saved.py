@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import safetensors.numpy
@@ -116,9 +116,9 @@ def save_model(
     model = network.spec.model_copy(
         update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
     )
-    about = {MODEL_KEY: model.model_dump_json(), CLASS_NAMES_KEY: json.dumps(network.class_names)}
-    about |= {PIXELS_KEY: pixels.to_json()} if pixels else {}
-    about |= {UNLEARNED_KEY: json.dumps(list(unlearned))} if unlearned else {}
+    about: dict[str, Any] = {MODEL_KEY: model.model_dump(mode="json"), CLASS_NAMES_KEY: network.class_names}
+    about |= {PIXELS_KEY: pixels.model_dump(mode="json")} if pixels else {}
+    about |= {UNLEARNED_KEY: list(unlearned)} if unlearned else {}
     # One entry, for safetensors writes several in any order: the same model would be other bytes.
     metadata = {ABOUT_KEY: json.dumps(about, sort_keys=True)}
     content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen}, metadata)

@@ -17,10 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -37,6 +38,7 @@ from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.data.base.decoded_size import compute_decoded_file_size_limit, refuse_oversized_file
 from polyclinic.data.base.pixel_form import PixelForm
 
+_Described = TypeVar("_Described", bound=BaseModel)
 _PREFIX = "backbone."
 _DAMAGED = (
     *(UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError),
@@ -49,7 +51,7 @@ _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77d
 _COUNTER = "num_batches_tracked"
 _RUNNING = ("running_mean", "running_var")
 ABOUT_KEY = "polyclinic"
-"""The one entry of the metadata of a run's safetensors file: a JSON object of texts with the keys below."""
+"""The one entry of the metadata of a run's safetensors file: a JSON object with the keys below."""
 CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY = "class_names", "model", "pixels", "unlearned"
 """Metadata of a model's tensors: the class names of the head's rows, the ``[model]`` table, the form of the pixels, and
 the classes that the model has not learned."""
@@ -213,7 +215,7 @@ def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec:
     if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
         tensors[first] = tensors[first].sum(1, keepdim=True)
     about = _read_metadata(content)
-    model = _parse_model_or_none(about)
+    model = _validate_or_none(ModelSpec, about.get(MODEL_KEY))
     is_grouped = spec.norm == "group" and not spec.norm_frozen and not any(name.endswith(_RUNNING) for name in tensors)
     faults = _find_weights_tensor_faults(backbone, tensors, str(path), without_running=is_grouped)
     if faults and model is not None and (model.architecture, model.norm) != (spec.architecture, spec.norm):
@@ -224,40 +226,32 @@ def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec:
         raise BadInput(
             [Fault(str(path), f"the weights file has numbers that are not finite: {quote_names(broken, limit=5)}.")]
         )
-    rows, names = rest.get("head.weight"), _parse_names(about, CLASS_NAMES_KEY)
+    rows, names = rest.get("head.weight"), _list_names(about.get(CLASS_NAMES_KEY))
     if rows is None or rows.ndim != 2 or len(rows) != len(set(names)) or rest["head.bias"].shape != (len(names),):
         names = ()  # no head, or a file that no run wrote so
-    unlearned = _parse_names(about, UNLEARNED_KEY)
-    return WeightsFile(tensors, rest, is_grouped, model, names, _parse_pixels_or_none(about), unlearned)
+    pixels = _validate_or_none(PixelForm, about.get(PIXELS_KEY))
+    return WeightsFile(tensors, rest, is_grouped, model, names, pixels, _list_names(about.get(UNLEARNED_KEY)))
 
 
-def _read_metadata(content: bytes) -> dict[str, str]:
+def _read_metadata(content: bytes) -> dict[str, Any]:
     """Return what the safetensors file of a run says beside its tensors; nothing for a file of another program."""
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     with suppress(KeyError, ValueError):  # a file of another program or release
         about = json.loads(metadata[ABOUT_KEY])
         if isinstance(about, dict):
-            return {name: text for name, text in about.items() if isinstance(text, str)}
+            return about
     return {}
 
 
-def _parse_model_or_none(about: Mapping[str, str]) -> ModelSpec | None:
-    with suppress(KeyError, ValidationError):  # a file of another program or release
-        return ModelSpec.model_validate_json(about[MODEL_KEY])
+def _validate_or_none(kind: type[_Described], value: object) -> _Described | None:
+    with suppress(ValidationError):  # missing, or of another program or release
+        return kind.model_validate(value)
     return None
 
 
-def _parse_pixels_or_none(about: Mapping[str, str]) -> PixelForm | None:
-    with suppress(KeyError, ValidationError):
-        return PixelForm.model_validate_json(about[PIXELS_KEY])
-    return None
-
-
-def _parse_names(about: Mapping[str, str], key: str) -> tuple[str, ...]:
-    with suppress(KeyError, ValueError, TypeError):
-        return tuple(map(str, json.loads(about[key])))
-    return ()
+def _list_names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def convert_efficientnet_lite0(destination: Path) -> str:

@@ -37,7 +37,7 @@ class OptOutsUnknown(Exception):
     """Raised if nobody knows who opted out; the message is for the hospital's staff only."""
 
 
-def make_command_failure(problem: str) -> OptOutsUnknown:
+def _make_command_failure(problem: str) -> OptOutsUnknown:
     """Make the exception for a command of ``data.opt_out`` that fails."""
     remedy = "It has to print one identifier a line and to end with code 0."
     return OptOutsUnknown(f"data.opt_out: the command {problem}. {remedy}")
@@ -65,6 +65,17 @@ class OptOutSource:
         self._read_changed_file()
         identifiers = self._run_command(self._listed) if isinstance(self._listed, str) else self._listed
         return {make_name_similarity_key(name): name for name in identifiers if name.strip()}
+
+    def require_identifiers(self) -> Identifiers:
+        """Return the patients who have opted out by now, for a program that ends if nobody knows them.
+
+        Raises:
+            BadInput: If nobody knows who opted out.
+        """
+        try:
+            return self.read_identifiers()
+        except OptOutsUnknown as error:
+            raise BadInput([Fault(SITE_FILE, str(error).removeprefix(f"{SITE_FILE}: "))]) from None
 
     def _read_changed_file(self) -> None:
         """Read ``data.opt_out`` again if ``site.toml`` has another content than before."""
@@ -95,12 +106,12 @@ class OptOutSource:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise make_command_failure(f"did not end within {COMMAND_TIMEOUT_S} s") from None
+            raise _make_command_failure(f"did not end within {COMMAND_TIMEOUT_S} s") from None
         except (OSError, ValueError) as error:
-            raise make_command_failure(f"cannot be run: {error}") from None
+            raise _make_command_failure(f"cannot be run: {error}") from None
         if ended.returncode:
             words = make_printable_line(ended.stderr.strip(), _MAX_OUTPUT_CHARACTERS)
-            raise make_command_failure(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
+            raise _make_command_failure(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
         return [line.strip() for line in ended.stdout.splitlines()]
 
 

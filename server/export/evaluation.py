@@ -22,7 +22,7 @@ from polyclinic.common.metrics.bootstrap import AurocIntervals, Interval, bootst
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
-from polyclinic.common.patients.opt_out import SITE_FILE, OptOutSource, OptOutsUnknown, leave_out_patients
+from polyclinic.common.patients.opt_out import SITE_FILE, OptOutSource, leave_out_patients
 from polyclinic.common.patients.parts import PatientPartMemory
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
@@ -30,7 +30,7 @@ from polyclinic.common.system.plain_text import (
     format_number,
     join_as_english_list,
 )
-from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes
+from polyclinic.common.vocabulary import Vocabulary, group_words_by_class, map_words_to_classes
 from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
@@ -201,10 +201,7 @@ def _select_hospital_test_part(splits: DatasetSplits, described: LabelledDataset
     given = described.spec.kind == "npz" or bool(getattr(described.spec, "split_column", None))
     if not given:
         splits, _ = PatientPartMemory(described.state).keep_known_parts(splits)
-    try:
-        splits, _ = leave_out_patients(splits, OptOutSource(described.base).read_identifiers())
-    except OptOutsUnknown as error:
-        raise BadInput([Fault(SITE_FILE, str(error).removeprefix(f"{SITE_FILE}: "))]) from None
+    splits, _ = leave_out_patients(splits, OptOutSource(described.base).require_identifiers())
     test = splits.test
     words = described.annotates or test.class_names
     raise_faults(
@@ -231,17 +228,14 @@ def name_images_as_model(images: ImageSet, description: SavedModelDescription) -
     Raises:
         BadInput: If two columns of labels mean one class.
     """
-    vocabulary = description.vocabulary or {}
-    classes = map_words_to_classes(images.class_names, vocabulary)
-    names = tuple(classes.get(word, word) for word in images.class_names)
+    groups = group_words_by_class(images.class_names, description.vocabulary or {})
     faults = list[Fault]()
-    for name in dict.fromkeys(names):
-        words = [word for word in images.class_names if classes.get(word, word) == name]
+    for name, words in groups.items():
         if len(words) > 1:
             problem = f"{quote_names(words)} mean one class of the model, {quote_names([name])}."
             faults.append(Fault("data", problem, "Keep one of these columns, or map them under synonyms."))
     raise_faults(faults)
-    return replace(images, class_names=names)
+    return replace(images, class_names=tuple(groups))
 
 
 def read_as_trained(spec: DataT, form: PixelForm | None) -> DataT:

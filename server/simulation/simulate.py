@@ -31,7 +31,7 @@ from polyclinic.common.simulation import (
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
-from polyclinic.common.vocabulary import map_words_to_classes, name_images_by_vocabulary
+from polyclinic.common.vocabulary import group_words_by_class, name_images_by_vocabulary
 from polyclinic.data.base.image_set import ImageSet, SharedPicture, SkippedImage, describe_skipped_images
 from polyclinic.data.load import (
     EXTERNAL_TEST,
@@ -348,8 +348,7 @@ def check_simulation_experiment(
     keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
-        named = map_words_to_classes(class_names, experiment.vocabulary or {})
-        class_names = tuple(dict.fromkeys(named.get(name, name) for name in class_names))
+        class_names = tuple(group_words_by_class(class_names, experiment.vocabulary or {}))
         faults += find_partition_faults(class_names, experiment.partition)
     if not faults:
         faults += find_network_privacy_faults(make_hospital_plan(experiment), method.site)

@@ -12,13 +12,10 @@ from polyclinic.common.contract import LabelContract
 from polyclinic.common.contract_points import (
     NOT_STATED,
     ContractPoint,
-    describe_pixel_terms,
-    describe_pixels,
     describe_protection,
     describe_release,
-    describe_size,
     describe_words,
-    split_size_faults,
+    make_pixel_points,
 )
 from polyclinic.common.errors import Fault
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
@@ -72,14 +69,13 @@ def compare_sites_with_plan(
     last = len(limits)
     ordered = sorted(members, key=lambda member: (_read_place(limits, member.answer.site, last), member.answer.site))
     word_faults, question = _find_word_faults(ordered, plan, method, limits, distinct_classes)
-    terms = PixelTerms(channels=plan.model.channels, image_size=plan.model.image_size, table=plan.pixels or {})
+    terms = PixelTerms.from_plan(plan)
     forms = [(member.answer.site, form) for member in ordered if (form := read_pixel_form(member)) is not None]
-    found = find_pixel_faults(forms, terms)
-    pixel_faults, size_faults = split_size_faults([*find_unreadable_form_faults(ordered), *found])
+    pixel_faults = [*find_unreadable_form_faults(ordered), *find_pixel_faults(forms, terms)]
     count_faults = find_admission_limit_faults(lambda: _without_classes(limits), ordered)
     release_faults = find_wire_version_faults(plan, ordered)
     classes = ", ".join(plan.vocabulary) if plan.vocabulary else ""
-    pixels, protection = describe_pixel_terms(terms), describe_protection(plan)
+    protection = describe_protection(plan)
 
     def select(faults: Sequence[Fault], site: str) -> tuple[Fault, ...]:
         return tuple(fault for fault in faults if fault.site == site)
@@ -91,8 +87,7 @@ def compare_sites_with_plan(
         limit = limits[site].images if site in limits else 0
         points[site] = (
             ContractPoint("words", describe_words(member.label_declaration), classes, select(word_faults, site)),
-            ContractPoint("pixels", describe_pixels(form), pixels, select(pixel_faults, site)),
-            ContractPoint("sizes", describe_size(form), str(plan.model.image_size), select(size_faults, site)),
+            *make_pixel_points(form, terms, select(pixel_faults, site)),
             ContractPoint("counts", counts, f"{limit:,} at most" if limit else "", select(count_faults, site)),
             ContractPoint("level", answer.level or NOT_STATED, protection),
             ContractPoint("release", describe_release(answer.release, member.wire), "", select(release_faults, site)),

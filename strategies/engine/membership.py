@@ -814,14 +814,8 @@ class RunMembership:
     @property
     def pixel_terms(self) -> PixelTerms:
         """Return what this run says about pixels, with the form on which its sites have agreed."""
-        model = self.plan.model
-        return PixelTerms(
-            channels=model.channels,
-            image_size=model.image_size,
-            table=self.plan.pixels or {},
-            begun=self.pixels,
-            model_decides_color=self.registered is not None,
-        )
+        terms = PixelTerms.from_plan(self.plan)
+        return replace(terms, begun=self.pixels, model_decides_color=self.registered is not None)
 
     @property
     def sites_without_stated_pixels(self) -> tuple[str, ...]:
