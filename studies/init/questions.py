@@ -4,10 +4,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from polyclinic.common.errors import BadInput, Fault
 
@@ -16,6 +17,23 @@ PROGRAM = "flwr-sim init"
 PLACEHOLDER = "???"
 """Stands in the command to paste for a value that only the user knows; the command refuses it."""
 _RANGE = re.compile(r"(\d{1,3})-(\d{1,3})")
+_FIELDS = {
+    "--image-column": "image",
+    "--patient-column": "patient",
+    "--source-column": "source",
+    "--reader-column": "reader",
+    "--findings": "findings",
+    "--separator": "separator",
+    "--no-finding": "no_finding",
+    "--other-finding": "other_findings",
+    "--not-assessed": "not_assessed",
+    "--present": "present",
+    "--absent": "absent",
+    "--join-patients": "join_patients",
+    "--ignore-missing-files": "ignore_missing",
+    "--leave-out-last-line": "leave_out_last",
+}
+"""Option -> attribute of :class:`ColumnHints`, for all options but ``--images``."""
 
 
 @dataclass(frozen=True)
@@ -122,21 +140,15 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
     if hints.images is not None:
         words += ["--images", str(hints.images)]
     words += ["--out", str(out)]
-    named = {"--image-column": hints.image, "--patient-column": hints.patient, "--source-column": hints.source}
-    named["--reader-column"] = hints.reader
-    for option, value in named.items():
-        words += [] if value is None else [option, value]
-    for name in hints.findings:
-        words += ["--findings", name]
-    words += [] if hints.separator is None else ["--separator", hints.separator]
-    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
-    lists |= {"--not-assessed": hints.not_assessed, "--present": hints.present or (), "--absent": hints.absent}
-    for option, values in lists.items():
-        for value in values:
-            words += [option, value]
-    words += ["--join-patients"] if hints.join_patients else []
-    words += ["--ignore-missing-files"] if hints.ignore_missing else []
-    words += ["--leave-out-last-line"] if hints.leave_out_last else []
+    for option, field in _FIELDS.items():
+        match getattr(hints, field):
+            case True:
+                words.append(option)
+            case str(value):
+                words += [option, value]
+            case tuple(values):
+                for value in values:
+                    words += [option, value]
     return " ".join(quote(word) for word in words)
 
 
@@ -198,15 +210,15 @@ def ask_questions(
     read: Callable[[], str],
     *,
     first: int = 1,
-    record: Callable[[ColumnHints], object] = lambda hints: None,
-) -> ColumnHints:
-    """Ask each question at the terminal, and return the statements with the answers.
+) -> Iterator[ColumnHints]:
+    """Ask each question at the terminal, and yield the statements after each answer.
+
+    So no answer is lost if the input ends at a later question.
 
     Args:
         show: Prints a line.
         read: Reads a line that the user types.
         first: Number of the first question.
-        record: Takes the statements after each answer, so that none is lost if the input ends.
 
     Raises:
         BadInput: If the input ends, or the user says no to a question on which the command depends.
@@ -220,8 +232,7 @@ def ask_questions(
         show("")
         show(f"Question {number} of {first + len(questions) - 1}. {question.text}")
         hints = add_answer(hints, question, _ask_one(question, show, read))
-        record(hints)
-    return hints
+        yield hints
 
 
 def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[], str]) -> list[str]:
@@ -269,28 +280,16 @@ def _expand_range(match: re.Match[str]) -> str:
 
 def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) -> ColumnHints:
     """Return the statements with the answer to a question."""
-    fields: Mapping[str, str] = {
-        "--image-column": "image",
-        "--patient-column": "patient",
-        "--source-column": "source",
-    }
-    if question.option == "--ignore-missing-files":
-        return replace(hints, ignore_missing=True)
-    if question.option == "--join-patients":
-        return replace(hints, join_patients=True)
-    if question.option == "--leave-out-last-line":
-        return replace(hints, leave_out_last=True)
-    if question.option == "--findings":
-        return replace(hints, findings=tuple(values))
-    if question.option == "--present":
-        return replace(hints, present=tuple(values))
-    if question.option == "--absent":
-        return replace(hints, absent=tuple(values))
-    if not values:
-        return hints
     if question.option == "--images":
         return replace(hints, images=Path(values[0]))
-    return replace(hints, **{fields[question.option]: values[0]})  # type: ignore[arg-type]
+    answer: Any
+    if question.is_yes_or_no:
+        answer = True
+    elif question.several:
+        answer = tuple(values)
+    else:
+        answer = values[0]
+    return replace(hints, **{_FIELDS[question.option]: answer})
 
 
 def wrap_line(line: str, width: int) -> list[str]:
