@@ -75,6 +75,21 @@ class ColumnHints:
     ignore_missing: bool = False
     leave_out_last: bool = False
 
+    @property
+    def are_words_names(self) -> bool:
+        """True if the user says that the words of a column are names of findings."""
+        return self.present == ("",)
+
+    @property
+    def present_words(self) -> tuple[str, ...]:
+        """The words that count as 1; empty if the user names none."""
+        return tuple(filter(None, self.present or ()))
+
+    @property
+    def absent_words(self) -> tuple[str, ...]:
+        """The words that count as 0; empty if the user names none, or says that there is none."""
+        return tuple(filter(None, self.absent))
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -224,10 +239,10 @@ def ask_questions(
         BadInput: If the input ends, or the user says no to a question on which the command depends.
     """
     for number, question in enumerate(questions, start=first):
-        if question.option == "--absent" and hints.present == ("",):
-            continue  # the words are names of findings
+        if question.option == "--absent" and hints.are_words_names:
+            continue
         if question.option == "--absent":
-            choices = tuple(choice for choice in question.choices if choice.value not in (hints.present or ()))
+            choices = tuple(choice for choice in question.choices if choice.value not in hints.present_words)
             question = replace(question, choices=choices)
         show("")
         show(f"Question {number} of {first + len(questions) - 1}. {question.text}")
