@@ -507,7 +507,7 @@ def read_finding_names(
     separator = _choose_separator(column) if hints.separator is None else hints.separator
     counts, spellings = Counter[str](), dict[str, str]()
     for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
-        parts = {part.casefold(): part for part in _split_cell(cell, separator)}
+        parts = {part.casefold(): part for part in split_names_of_cell(cell, separator)}
         counts.update(dict.fromkeys(parts, rows))
         spellings = parts | spellings
     no_finding = (*(known.no_finding if known is not None else ()), *hints.no_finding)
@@ -551,7 +551,8 @@ def list_no_finding_names(names: FindingNames) -> tuple[str, ...]:
     return tuple(name for name in (*NO_FINDING, *names.no_finding) if name.casefold() not in elsewhere)
 
 
-def _split_cell(cell: str, separator: str) -> list[str]:
+def split_names_of_cell(cell: str, separator: str) -> list[str]:
+    """Return the names of findings in a cell, each with single spaces between its words."""
     return [" ".join(part.split()) for part in split_finding_names(cell, separator)]
 
 
@@ -561,7 +562,7 @@ def _choose_separator(column: CsvColumn) -> str:
     A comma or a slash counts only if all names beside it also stand alone in a cell.
     """
     for sign in SEPARATORS:
-        divided = [_split_cell(cell, sign) for cell in column.cells if sign in cell]
+        divided = [split_names_of_cell(cell, sign) for cell in column.cells if sign in cell]
         divided = [parts for parts in divided if len(parts) > 1]
         if not divided:
             continue
@@ -585,7 +586,7 @@ def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts:
     """Refuse names that consist of other names of the column, because such an image would lack these classes."""
     composed, signs = dict[str, list[int]](), dict[str, None]()
     for place, cell in enumerate(column.cells):
-        for part in _split_cell(cell, separator):
+        for part in split_names_of_cell(cell, separator):
             pieces = [" ".join(piece.split()).casefold() for piece in _JOINING_SIGNS.split(part)]
             if len(pieces) > 1 and all(piece in counts for piece in pieces):
                 composed.setdefault(part, []).append(place)
