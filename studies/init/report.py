@@ -13,7 +13,6 @@ from polyclinic.data.images.reading import describe_png_conversion
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
 from polyclinic.studies.init.hospitals import describe_simulated_hospitals
-from polyclinic.studies.init.label_words import LabelWordLists
 from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros, list_possible_hospital_columns
 from polyclinic.studies.init.table import LOOKED_AT, InspectedDataset
 
@@ -162,9 +161,8 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
         lines.append(
             "    These are columns of labels. Remove from label_columns what is no finding (smoker, contrast agent)."
         )
-        meanings = LabelWordLists(data.spec.present, data.spec.absent, data.spec.not_assessed)
-        if meanings.present:
-            lines.append(f"    words: {meanings.describe()}")
+        if roles.words.present:
+            lines.append(f"    words: {roles.words.describe()}")
     else:
         lines.append(f'    These are the words of column "{data.own_finding}".')
         if data.own_names.normal:
