@@ -16,7 +16,6 @@ from polyclinic.studies.init.questions import (
     ask_questions,
     format_command,
     is_dialogue_possible,
-    join_broken_lines,
     refuse_open_questions,
     wrap_line,
 )
@@ -61,7 +60,7 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
             show("The command with your answers so far:")
             show(f"    {format_command(table, out, hints)}")
         raise
-    for line in (*join_broken_lines(lines), *describe_next_command(undecided, out).splitlines()):
+    for line in (*lines, *describe_next_command(undecided, out).splitlines()):
         show(line)
 
 

@@ -324,22 +324,6 @@ def wrap_line(line: str, width: int) -> list[str]:
     return wrapped if len(line) > min(width, LONGEST_LINE) else [line]
 
 
-def join_broken_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines with each indented sentence on one line, so that it can be wrapped anew.
-
-    Rows of tables, which have two spaces between their cells, stay as they are.
-    """
-    joined = list[str]()
-    for line in lines:
-        pair = (joined[-1] if joined else "", line)
-        are_texts = all(text.startswith("    ") and "  " not in text.strip() for text in pair)
-        if are_texts and not pair[0].endswith((".", ":")):
-            joined[-1] = f"{pair[0]} {line.strip()}"
-        else:
-            joined.append(line)
-    return joined
-
-
 def cut_to_terminal(line: str, width: int) -> str:
     """Return a line that fits into ``width`` characters."""
     return line if len(line) <= width else f"{line[: width - 1]}…"
