@@ -29,7 +29,6 @@ from polyclinic.common.patients.opt_out import (
 from polyclinic.common.patients.parts import PatientChanges, PatientPartMemory
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
-from polyclinic.data.base.dark_pictures import find_white_of_dark_splits
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets
 from polyclinic.data.base.pixel_form import make_pixel_form
 from polyclinic.data.base.spec import SPLIT_SEED
@@ -232,7 +231,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
             settings.file.data,
             splits.train.stored.shape[1:],
             drops_color=splits.train.drops_color,
-            white_of_dark=find_white_of_dark_splits(splits, settings.file.data),
+            white_of_dark=splits.train.white_of_dark,
         ),
     )
 

@@ -16,7 +16,6 @@ from polyclinic.data.base.spec import DataSpec, NpzDatasetSpec, PictureTableSpec
 
 DARK = 64
 """A picture without a value of at least this, of 255, is nearly black."""
-_NOTE = "The pictures are nearly black:"
 _MOST_EXAMINED = 256
 """Number of pictures, evenly spread over a data set, whose values are examined."""
 
@@ -28,13 +27,14 @@ def describe_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> str:
         brightest: The largest value of each examined picture, 0 to 255.
         spec: The settings of the data set. With a ``value_range`` the user has said which value is white.
     """
-    if not find_white_of_dark_pictures(brightest, spec):
+    white = find_white_of_dark_pictures(brightest, spec)
+    if not white:
         return ""
     dark = sum(value < DARK for value in brightest)
     largest = max(value for value in brightest if value < DARK)
     pictures = f"{dark:,} of {format_count_with_noun(len(brightest), 'picture')} that were examined"
-    problem = f"{_NOTE} {pictures} have no value above {largest:.3g}, where 255 is white."
-    return f"{problem} {_suggest_range(find_white_of_dark_pictures(brightest, spec), spec)}"
+    problem = f"The pictures are nearly black: {pictures} have no value above {largest:.3g}, where 255 is white."
+    return f"{problem} {_suggest_range(white, spec)}"
 
 
 def find_white_of_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> int:
@@ -49,17 +49,6 @@ def find_white_of_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> i
         return 0
     # The next power of two, less 1: other pictures may be brighter, and every site is told the same.
     return int((1 << max(1, round(max(dark))).bit_length()) - 1)
-
-
-def find_white_of_dark_splits(splits: DatasetSplits, spec: DataSpec) -> int:
-    """Return the value that is probably white in a data set of nearly black pictures; 0 if they are not.
-
-    Pictures are read only if :func:`note_dark_pictures` has made its note.
-    """
-    if not any(note.startswith(_NOTE) for note in splits.train.notes):
-        return 0
-    brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
-    return find_white_of_dark_pictures(brightest, spec)
 
 
 def _suggest_range(white: int, spec: DataSpec) -> str:
@@ -81,7 +70,7 @@ def _suggest_range(white: int, spec: DataSpec) -> str:
 
 
 def note_dark_pictures(splits: DatasetSplits, spec: DataSpec) -> DatasetSplits:
-    """Add a note to all parts of a data set if most of its pictures are nearly black.
+    """Add a note, and the value that is probably white, to all parts of a data set of nearly black pictures.
 
     Raises:
         BadInput: If all pictures are black, or all are white, from which a model learns nothing.
@@ -89,9 +78,13 @@ def note_dark_pictures(splits: DatasetSplits, spec: DataSpec) -> DatasetSplits:
     brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
     if len(brightest) > 1 and min(brightest) == max(brightest) and max(brightest) in (0, 255):
         _refuse_one_even_grey(splits, max(brightest), spec)
-    if note := describe_dark_pictures(brightest, spec):
-        splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
-    return splits
+    note = describe_dark_pictures(brightest, spec)
+    if not note:
+        return splits
+    white = find_white_of_dark_pictures(brightest, spec)
+    return DatasetSplits(
+        *(replace(images, notes=(*images.notes, note), white_of_dark=white) for images in splits.parts)
+    )
 
 
 def note_dark_test_pictures(images: ImageSet, spec: DataSpec) -> ImageSet:

@@ -199,6 +199,8 @@ class ImageSet:
         omissions: Sentences that count what is left out of the data set; all parts have the same.
         drops_color: True if some of the data set's pictures have colour in their files, and are stored in grey.
         shared: Pictures that two parts of the data set share; all parts have the same.
+        white_of_dark: The value that is probably white if the data set's pictures are nearly black; 0 if they are not
+            (:mod:`polyclinic.data.base.dark_pictures`). All parts have the same.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -213,6 +215,7 @@ class ImageSet:
     omissions: tuple[str, ...] = ()
     drops_color: bool = False
     shared: tuple[SharedPicture, ...] = ()
+    white_of_dark: int = 0
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -404,6 +407,7 @@ def serialize_dataset_splits(
             "notes": list(images.notes),
             "omissions": list(images.omissions),
             "drops_color": images.drops_color,
+            "white_of_dark": images.white_of_dark,
         }
         for name in _ARRAYS:
             array = getattr(images, name)
@@ -438,6 +442,7 @@ def deserialize_dataset_splits(
         skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
         fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
         fields |= {"omissions": tuple(part["omissions"]), "drops_color": part["drops_color"]}
+        fields["white_of_dark"] = part["white_of_dark"]
         sets.append(ImageSet(class_names=tuple(part["class_names"]), **fields))
     return DatasetSplits(*sets)
 

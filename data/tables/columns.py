@@ -44,7 +44,8 @@ MOSTLY = 0.9
 """Fraction of labels among the filled cells of a column above which the other cells are typing errors."""
 TEXT_WORDS = 8
 """Words of a name from which it is a sentence of a report."""
-_NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
+NO_FINDING_WORDS = frozenset(map(str.casefold, NO_FINDING))
+"""Words that say that nothing was found, with case folded."""
 _LISTED_COLUMNS = 5
 _MOST_WORDS = 30
 """Number of different cells up to which a column of words may be one of findings."""
@@ -61,6 +62,19 @@ def make_heading_key(heading: str) -> str:
 def list_columns_by_heading(columns: Iterable[str], headings: Collection[str]) -> list[str]:
     """Return the columns whose whole heading is one of ``headings``."""
     return [name for name in columns if make_heading_key(name) in headings]
+
+
+def list_filled_cells(column: CsvColumn) -> list[str]:
+    """Return the distinct cells that are not blank."""
+    return [cell for cell in column.cells if not is_blank_cell(cell)]
+
+
+def map_folded_cells(column: CsvColumn) -> dict[str, str]:
+    """Return each filled cell by its text with case folded; of several spellings the first counts."""
+    spellings = dict[str, str]()
+    for cell in list_filled_cells(column):
+        spellings.setdefault(cell.casefold(), cell)
+    return spellings
 
 
 def is_label_column(column: CsvColumn, words: LabelWords = NO_WORDS) -> bool:
@@ -96,7 +110,7 @@ def list_two_words(column: CsvColumn) -> list[str]:
     Such words may say that a finding is present and absent: ja and nein, x and blank. Columns of labels, of numbers
     alone and of words for no finding have none.
     """
-    spellings = {cell.casefold(): cell for cell in reversed(column.cells) if not is_blank_cell(cell)}
+    spellings = map_folded_cells(column)
     has_blanks = any(map(is_blank_cell, column.cells))
     if len(spellings) not in ((1, 2) if has_blanks else (2,)):
         return []
@@ -106,9 +120,9 @@ def list_two_words(column: CsvColumn) -> list[str]:
     are_labels = all(interpret_label_cell(word) for word in spellings)
     # A sign such as - may be the other half of +.
     name_nothing = any(
-        word in _NO_FINDING or (any(map(str.isalpha, word)) and is_placeholder_finding(word)) for word in spellings
+        word in NO_FINDING_WORDS or (any(map(str.isalpha, word)) and is_placeholder_finding(word)) for word in spellings
     )
-    return [] if are_numbers or are_labels or name_nothing else list(reversed(spellings.values()))
+    return [] if are_numbers or are_labels or name_nothing else list(spellings.values())
 
 
 def list_few_words(column: CsvColumn) -> list[str]:
@@ -116,13 +130,13 @@ def list_few_words(column: CsvColumn) -> list[str]:
 
     It may hold 1 and 0 besides, such as 1, 0 and n.b. Such words may say present, absent and unknown.
     """
-    spellings = {cell.casefold(): cell for cell in reversed(column.cells) if not is_blank_cell(cell)}
+    spellings = map_folded_cells(column)
     strange = [word for word in spellings if interpret_label_cell(word) is None]
     is_short = all(len(word.split()) <= _SHORT_WORDS and not re.search(r"[|;,\n\t]", word) for word in spellings)
     are_numbers = any(re.fullmatch(r"[-+]?[\d.,]+", word) for word in strange)
-    if not is_short or are_numbers or _NO_FINDING.intersection(spellings) or len(spellings) < _FEWEST_WORDS:
+    if not is_short or are_numbers or NO_FINDING_WORDS.intersection(spellings) or len(spellings) < _FEWEST_WORDS:
         return []
-    return list(reversed(spellings.values())) if 0 < len(strange) <= _MOST_FEW_WORDS else []
+    return list(spellings.values()) if 0 < len(strange) <= _MOST_FEW_WORDS else []
 
 
 def holds_labels_and_words(column: CsvColumn) -> bool:
@@ -132,7 +146,7 @@ def holds_labels_and_words(column: CsvColumn) -> bool:
 
 def names_findings(column: CsvColumn) -> bool:
     """Return True if the filled cells are names: some have a letter, and not all are labels."""
-    filled = [cell for cell in column.cells if not is_blank_cell(cell)]
+    filled = list_filled_cells(column)
     has_letters = any(any(map(str.isalpha, cell)) for cell in filled)
     return has_letters and not all(interpret_label_cell(cell) for cell in filled)
 
@@ -157,7 +171,7 @@ def contains_repeated_words(column: CsvColumn) -> bool:
 
 def contains_picture_endings(column: CsvColumn) -> bool:
     """Return True if most filled cells end as pictures do, such as in ``.png``."""
-    filled = [cell.lower() for cell in column.cells if not is_blank_cell(cell)]
+    filled = [cell.lower() for cell in list_filled_cells(column)]
     return 2 * sum(cell.endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES) for cell in filled) > len(filled)
 
 
@@ -207,5 +221,5 @@ def shorten_cell(text: str) -> str:
 
 def describe_some_cells(column: CsvColumn, limit: int = 3) -> str:
     """Return the first distinct cells of a column that are not blank, such as ``p1, p2, p3 and 17 more``."""
-    filled = [shorten_cell(cell) for cell in column.cells if not is_blank_cell(cell)]
+    filled = [shorten_cell(cell) for cell in list_filled_cells(column)]
     return list_first_and_count_rest(filled, limit) if filled else "all blank"

@@ -16,7 +16,6 @@ from polyclinic.studies.init.questions import (
     ask_questions,
     format_command,
     is_dialogue_possible,
-    join_broken_lines,
     refuse_open_questions,
     wrap_line,
 )
@@ -38,30 +37,30 @@ def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, conso
     examination = _examine(table, hints)
     for line in examination.describe_rules(console.width):
         show(line)
-    answered = [hints]
     tell = partial(console.print, markup=False)
+    asked, has_answers = 0, False
     try:
-        asked = 0
         while examination.questions:
             if not is_dialogue_possible():
                 width = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
-                refuse_open_questions(examination.questions, table, out, answered[-1], width)
+                refuse_open_questions(examination.questions, table, out, hints, width)
             read = partial(console.input, "    > ")
-            ask_questions(examination.questions, answered[-1], show, read, first=asked + 1, record=answered.append)
+            for answered in ask_questions(examination.questions, hints, show, read, first=asked + 1):
+                hints, has_answers = answered, True
             asked += len(examination.questions)
             # An answer may open a question: whether the pictures of the column that the user named are all there.
-            examination = _examine(table, answered[-1])
+            examination = _examine(table, hints)
         undecided = list[str]()
         if isinstance(examination, PublicDataset):
-            lines = write_public_experiment(examination, out, answered[-1], tell)
+            lines = write_public_experiment(examination, out, hints, tell)
         else:
             lines, undecided = _write_own_experiment(examination, out, tell)
     except BadInput:
-        if answered[1:]:
+        if has_answers:
             show("The command with your answers so far:")
-            show(f"    {format_command(table, out, answered[-1])}")
+            show(f"    {format_command(table, out, hints)}")
         raise
-    for line in (*join_broken_lines(lines), *describe_next_command(undecided, out).splitlines()):
+    for line in (*lines, *describe_next_command(undecided, out).splitlines()):
         show(line)
 
 

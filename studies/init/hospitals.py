@@ -36,10 +36,10 @@ def describe_simulated_hospitals(class_count: int) -> list[str]:
     lines = [f"hospitals: no column names them; patients are divided over {simulated}."]
     if sites > 1:
         classes = "Each class" if not shared else "All annotate one class; each other class"
-        lines += [
-            f"    {classes} is annotated by one of them alone, and the others hide its labels: shared = {shared} in",
-            "    [partition] says how many classes all of them annotate.",
-        ]
+        lines.append(
+            f"    {classes} is annotated by one of them alone, and the others hide its labels: shared = {shared} in "
+            "[partition] says how many classes all of them annotate."
+        )
     return lines
 
 
@@ -134,24 +134,24 @@ class HospitalsInTable:
         if len(self.names) > 1 and self.annotated.all():
             lines.append("    All hospitals annotate all classes: surgical and vanilla train the same model here.")
         if not self.by_label and not self.annotated.all():
-            lines += [
-                "    A class that a hospital never names is taken for one that it does not look for: unknown in all of",
-                "    its images, also those of the test. If it does look for it, add it in [partition.lists].",
-            ]
+            lines.append(
+                "    A class that a hospital never names is taken for one that it does not look for: unknown in all of "
+                "its images, also those of the test. If it does look for it, add it in [partition.lists]."
+            )
         only = (self.positives == self.labelled).all(axis=1) & self.annotated.any(axis=1) & self.by_label
         if only.any() and not only.all():
             names = ", ".join(np.array(self.names)[only].tolist())
-            lines += [
-                f"    only 1 and blank, no 0: {names}. If blank says absent there, write 0: images of a hospital that",
-                "    never says absent teach that every image shows the class.",
-            ]
+            lines.append(
+                f"    only 1 and blank, no 0: {names}. If blank says absent there, write 0: images of a hospital that "
+                "never says absent teach that every image shows the class."
+            )
         never = self.annotated & (self.positives == 0) & self.positives.any(axis=0) & self.by_label
         if never.any():
             pairs = [f"{self.names[row]} {self.class_names[column]}" for row, column in np.argwhere(never).tolist()]
             lines += [
                 f"    only 0 there, though others have 1: {list_first_and_count_rest(pairs, MOST_COLUMNS)}.",
-                "    Some programs write 0 where nobody looked: if so, remove the class from the hospital's list in",
-                "    [partition.lists].",
+                "    Some programs write 0 where nobody looked: if so, remove the class from the hospital's list in "
+                "[partition.lists].",
             ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
             lines.append(f"    Without training images, and therefore tested, but no site: {', '.join(idle)}.")

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from polyclinic.common.errors import Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import list_first_and_count_rest
-from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import make_label_words
 from polyclinic.data.tables.cells import LabelWords, interpret_label_cell
-from polyclinic.data.tables.columns import list_few_words, list_two_words
+from polyclinic.data.tables.columns import list_few_words, list_filled_cells, list_two_words, map_folded_cells
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.studies.init.questions import Choice, ColumnHints, Question
 
@@ -58,44 +57,48 @@ def read_label_words(columns: CsvTable, names: Sequence[str], hints: ColumnHints
         BadInput: If no column holds a word that the user named, or all words of a column are to mean present.
     """
     _refuse_strange_words(columns, names, hints)
-    present = {word.casefold() for word in hints.present or () if word}
-    absent = {word.casefold(): word for word in hints.absent if word}
+    present = frozenset(map(str.casefold, hints.present_words))
+    absent = {word.casefold(): word for word in hints.absent_words}
     not_assessed = {word.casefold(): word for word in hints.not_assessed}
     for name in names:
-        cells = columns.get_column(name).cells
-        filled = {cell.casefold(): cell for cell in reversed(cells) if not is_blank_cell(cell)}
-        others = {key: cell for key, cell in filled.items() if key not in present and not interpret_label_cell(cell)}
-        if present.isdisjoint(filled):
+        words = map_folded_cells(columns.get_column(name))
+        if present.isdisjoint(words):
             continue
-        others = {key: cell for key, cell in others.items() if key not in not_assessed}
+        others = {key: word for key, word in words.items() if key not in present and not interpret_label_cell(word)}
+        others = {key: word for key, word in others.items() if key not in not_assessed}
         if not hints.absent:
             absent |= others if len(others) == 1 else {}
-        elif not absent or not absent.keys().isdisjoint(filled):
-            further = {key: cell for key, cell in others.items() if key not in absent}
+        elif not absent or not absent.keys().isdisjoint(words):
+            further = {key: word for key, word in others.items() if key not in absent}
             not_assessed |= further if len(further) <= _MOST_FURTHER_WORDS else {}
-    return LabelWordLists(
-        tuple(word for word in hints.present or () if word), tuple(absent.values()), tuple(not_assessed.values())
-    )
+    return LabelWordLists(hints.present_words, tuple(absent.values()), tuple(not_assessed.values()))
 
 
 def _refuse_strange_words(columns: CsvTable, names: Sequence[str], hints: ColumnHints) -> None:
     """Refuse words that no column holds, and all words of a column as words for present."""
-    faults, present = list[Fault](), {word.casefold() for word in hints.present or () if word}
-    every = {cell.casefold() for name in names for cell in columns.get_column(name).cells}
-    lists = {"--present": hints.present or (), "--absent": hints.absent, "--not-assessed": hints.not_assessed}
-    if hints.present is None:  # names of findings may be unassessed, too
-        lists.pop("--not-assessed")
-    for option, words in lists.items():
-        strange = [word for word in words if word and word.casefold() not in every]
-        if strange:
-            problem = f"no column holds {quote_names(strange)}."
-            faults.append(Fault(option, problem, "Write the word as the column has it."))
+    lists = {"--present": hints.present_words, "--absent": hints.absent_words}
+    if hints.present is not None:  # else names of findings may be unassessed, too
+        lists["--not-assessed"] = hints.not_assessed
+    faults = list[Fault]()
+    for option, words in _find_missing_words(columns, names, lists).items():
+        problem = f"no column holds {quote_names(words)}."
+        faults.append(Fault(option, problem, "Write the word as the column has it."))
+    present = frozenset(map(str.casefold, hints.present_words))
     for name in names:
-        filled = {cell.casefold() for cell in columns.get_column(name).cells if not is_blank_cell(cell)}
+        filled = set(map(str.casefold, list_filled_cells(columns.get_column(name))))
         if len(filled) > 1 and filled <= present:
             problem = f'all words of column "{name}" would say that the finding is present.'
             faults.append(Fault("--present", problem, "Name the one word that means present."))
     raise_faults(faults)
+
+
+def _find_missing_words(
+    columns: CsvTable, names: Sequence[str], lists: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Return option -> its words that none of the named columns holds, for the options that have such words."""
+    cells = {cell.casefold() for name in names for cell in columns.get_column(name).cells}
+    missing = {option: [word for word in words if word.casefold() not in cells] for option, words in lists.items()}
+    return {option: words for option, words in missing.items() if words}
 
 
 def refuse_useless_words(
@@ -107,15 +110,14 @@ def refuse_useless_words(
     """
     if any(question.option in ("--findings", "--present", "--absent") for question in questions):
         return
-    cells = {cell.casefold() for name in label_columns for cell in columns.get_column(name).cells}
+    reason = "and the findings are names"
+    if label_columns:
+        reason = f"which are {quote_names(label_columns, _LISTED)}"
     faults = list[Fault]()
-    for option, words in (("--present", hints.present or ()), ("--absent", hints.absent)):
-        useless = [word for word in words if word and word.casefold() not in cells]
-        if useless:
-            of_columns = f"label columns, which are {quote_names(label_columns, _LISTED)}"
-            of_columns = of_columns if label_columns else "label columns, and the findings are names"
-            problem = f"{quote_names(useless)} is no word of the {of_columns}."
-            faults.append(Fault(option, problem, "Write a word as the column has it, or name the column: --findings."))
+    lists = {"--present": hints.present_words, "--absent": hints.absent_words}
+    for option, words in _find_missing_words(columns, label_columns, lists).items():
+        problem = f"{quote_names(words)} is no word of the label columns, {reason}."
+        faults.append(Fault(option, problem, "Write a word as the column has it, or name the column: --findings."))
     raise_faults(faults)
 
 
@@ -161,7 +163,7 @@ def ask_for_meaning_of_words(
             text += " If the words are names of findings, name their column alone: --findings."
         questions.append(Question("--present", text, tuple(choices), several=True))
     if are_several and not hints.absent:
-        present = {word.casefold() for word in hints.present or ()}
+        present = frozenset(map(str.casefold, hints.present_words))
         choices = _offer_words({key: names for key, names in holders.items() if key not in present}, spellings)
         choices.append(Choice("", "none: only words for present and unknown labels"))
         text = "Which word says that a finding is absent? All others are then unknown labels."

@@ -10,12 +10,11 @@ from shlex import quote
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import list_first_and_count_rest
-from polyclinic.data.base.spec import NO_FINDING
-from polyclinic.data.tables.cells import interpret_label_cell, split_finding_names
+from polyclinic.data.tables.cells import interpret_label_cell
 from polyclinic.data.tables.columns import READER_HEADINGS, list_columns_by_heading
 from polyclinic.data.tables.csv import CsvColumn, CsvTable
 from polyclinic.studies.init.label_words import NO_LABEL_WORDS
-from polyclinic.studies.init.roles import ColumnRoles, FindingNames
+from polyclinic.studies.init.roles import ColumnRoles, FindingNames, list_no_finding_names, split_names_of_cell
 
 PICTURE_HEADING, PATIENT_HEADING, SPLIT_HEADING = "file", "patient", "split"
 _PATIENT_FOLDER = re.compile(r"(?:patient|sub)[-_]?\d+", re.IGNORECASE)
@@ -214,11 +213,10 @@ def _read_names(columns: CsvTable, roles: ColumnRoles, names: FindingNames) -> l
     """Return for each row and class whether the row names it; None in rows that do not assess the picture."""
     column = columns.get_column(str(roles.finding), with_line_ends=True)
     classes = [name.casefold() for name in names.classes]
-    others = (*NO_FINDING, *names.no_finding, *names.other_findings)
-    absent = {name.casefold() for name in others} - {name.casefold() for name in names.not_assessed}
+    absent = list(map(str.casefold, (*list_no_finding_names(names), *names.other_findings)))
     of_cell = list[list[bool | None]]()
     for cell in column.cells:
-        parts = {" ".join(part.split()).casefold() for part in split_finding_names(cell, names.separator)}
+        parts = set(map(str.casefold, split_names_of_cell(cell, names.separator)))
         is_assessed = bool(parts.intersection((*classes, *absent)))
         of_cell.append([name in parts if is_assessed else None for name in classes])
     return [of_cell[place] for place in column.places.tolist()]
@@ -227,11 +225,11 @@ def _read_names(columns: CsvTable, roles: ColumnRoles, names: FindingNames) -> l
 def _list_rows_without_finding(columns: CsvTable, roles: ColumnRoles, names: FindingNames) -> frozenset[int]:
     """Return the rows that say that nothing was found, and name no class."""
     column = columns.get_column(str(roles.finding), with_line_ends=True)
-    classes = {name.casefold() for name in names.classes}
-    normal = {name.casefold() for name in names.normal}
+    classes = set(map(str.casefold, names.classes))
+    normal = set(map(str.casefold, names.normal))
     of_cell = list[bool]()
     for cell in column.cells:
-        parts = {" ".join(part.split()).casefold() for part in split_finding_names(cell, names.separator)}
+        parts = set(map(str.casefold, split_names_of_cell(cell, names.separator)))
         of_cell.append(not parts.isdisjoint(normal) and parts.isdisjoint(classes))
     return frozenset(row for row, place in enumerate(column.places.tolist()) if of_cell[place])
 

@@ -4,10 +4,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from polyclinic.common.errors import BadInput, Fault
 
@@ -16,6 +17,23 @@ PROGRAM = "flwr-sim init"
 PLACEHOLDER = "???"
 """Stands in the command to paste for a value that only the user knows; the command refuses it."""
 _RANGE = re.compile(r"(\d{1,3})-(\d{1,3})")
+_FIELDS = {
+    "--image-column": "image",
+    "--patient-column": "patient",
+    "--source-column": "source",
+    "--reader-column": "reader",
+    "--findings": "findings",
+    "--separator": "separator",
+    "--no-finding": "no_finding",
+    "--other-finding": "other_findings",
+    "--not-assessed": "not_assessed",
+    "--present": "present",
+    "--absent": "absent",
+    "--join-patients": "join_patients",
+    "--ignore-missing-files": "ignore_missing",
+    "--leave-out-last-line": "leave_out_last",
+}
+"""Option -> attribute of :class:`ColumnHints`, for all options but ``--images``."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,21 @@ class ColumnHints:
     join_patients: bool = False
     ignore_missing: bool = False
     leave_out_last: bool = False
+
+    @property
+    def are_words_names(self) -> bool:
+        """True if the user says that the words of a column are names of findings."""
+        return self.present == ("",)
+
+    @property
+    def present_words(self) -> tuple[str, ...]:
+        """The words that count as 1; empty if the user names none."""
+        return tuple(filter(None, self.present or ()))
+
+    @property
+    def absent_words(self) -> tuple[str, ...]:
+        """The words that count as 0; empty if the user names none, or says that there is none."""
+        return tuple(filter(None, self.absent))
 
 
 @dataclass(frozen=True)
@@ -122,21 +155,15 @@ def format_command(table: Path, out: Path, hints: ColumnHints) -> str:
     if hints.images is not None:
         words += ["--images", str(hints.images)]
     words += ["--out", str(out)]
-    named = {"--image-column": hints.image, "--patient-column": hints.patient, "--source-column": hints.source}
-    named["--reader-column"] = hints.reader
-    for option, value in named.items():
-        words += [] if value is None else [option, value]
-    for name in hints.findings:
-        words += ["--findings", name]
-    words += [] if hints.separator is None else ["--separator", hints.separator]
-    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
-    lists |= {"--not-assessed": hints.not_assessed, "--present": hints.present or (), "--absent": hints.absent}
-    for option, values in lists.items():
-        for value in values:
-            words += [option, value]
-    words += ["--join-patients"] if hints.join_patients else []
-    words += ["--ignore-missing-files"] if hints.ignore_missing else []
-    words += ["--leave-out-last-line"] if hints.leave_out_last else []
+    for option, field in _FIELDS.items():
+        match getattr(hints, field):
+            case True:
+                words.append(option)
+            case str(value):
+                words += [option, value]
+            case tuple(values):
+                for value in values:
+                    words += [option, value]
     return " ".join(quote(word) for word in words)
 
 
@@ -198,30 +225,29 @@ def ask_questions(
     read: Callable[[], str],
     *,
     first: int = 1,
-    record: Callable[[ColumnHints], object] = lambda hints: None,
-) -> ColumnHints:
-    """Ask each question at the terminal, and return the statements with the answers.
+) -> Iterator[ColumnHints]:
+    """Ask each question at the terminal, and yield the statements after each answer.
+
+    So no answer is lost if the input ends at a later question.
 
     Args:
         show: Prints a line.
         read: Reads a line that the user types.
         first: Number of the first question.
-        record: Takes the statements after each answer, so that none is lost if the input ends.
 
     Raises:
         BadInput: If the input ends, or the user says no to a question on which the command depends.
     """
     for number, question in enumerate(questions, start=first):
-        if question.option == "--absent" and hints.present == ("",):
-            continue  # the words are names of findings
+        if question.option == "--absent" and hints.are_words_names:
+            continue
         if question.option == "--absent":
-            choices = tuple(choice for choice in question.choices if choice.value not in (hints.present or ()))
+            choices = tuple(choice for choice in question.choices if choice.value not in hints.present_words)
             question = replace(question, choices=choices)
         show("")
         show(f"Question {number} of {first + len(questions) - 1}. {question.text}")
         hints = add_answer(hints, question, _ask_one(question, show, read))
-        record(hints)
-    return hints
+        yield hints
 
 
 def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[], str]) -> list[str]:
@@ -269,28 +295,16 @@ def _expand_range(match: re.Match[str]) -> str:
 
 def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) -> ColumnHints:
     """Return the statements with the answer to a question."""
-    fields: Mapping[str, str] = {
-        "--image-column": "image",
-        "--patient-column": "patient",
-        "--source-column": "source",
-    }
-    if question.option == "--ignore-missing-files":
-        return replace(hints, ignore_missing=True)
-    if question.option == "--join-patients":
-        return replace(hints, join_patients=True)
-    if question.option == "--leave-out-last-line":
-        return replace(hints, leave_out_last=True)
-    if question.option == "--findings":
-        return replace(hints, findings=tuple(values))
-    if question.option == "--present":
-        return replace(hints, present=tuple(values))
-    if question.option == "--absent":
-        return replace(hints, absent=tuple(values))
-    if not values:
-        return hints
     if question.option == "--images":
         return replace(hints, images=Path(values[0]))
-    return replace(hints, **{fields[question.option]: values[0]})  # type: ignore[arg-type]
+    answer: Any
+    if question.is_yes_or_no:
+        answer = True
+    elif question.several:
+        answer = tuple(values)
+    else:
+        answer = values[0]
+    return replace(hints, **{_FIELDS[question.option]: answer})
 
 
 def wrap_line(line: str, width: int) -> list[str]:
@@ -308,22 +322,6 @@ def wrap_line(line: str, width: int) -> list[str]:
         break_on_hyphens=False,
     )
     return wrapped if len(line) > min(width, LONGEST_LINE) else [line]
-
-
-def join_broken_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines with each indented sentence on one line, so that it can be wrapped anew.
-
-    Rows of tables, which have two spaces between their cells, stay as they are.
-    """
-    joined = list[str]()
-    for line in lines:
-        pair = (joined[-1] if joined else "", line)
-        are_texts = all(text.startswith("    ") and "  " not in text.strip() for text in pair)
-        if are_texts and not pair[0].endswith((".", ":")):
-            joined[-1] = f"{pair[0]} {line.strip()}"
-        else:
-            joined.append(line)
-    return joined
 
 
 def cut_to_terminal(line: str, width: int) -> str:

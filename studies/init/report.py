@@ -13,7 +13,6 @@ from polyclinic.data.images.reading import describe_png_conversion
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
 from polyclinic.studies.init.hospitals import describe_simulated_hospitals
-from polyclinic.studies.init.label_words import LabelWordLists
 from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros, list_possible_hospital_columns
 from polyclinic.studies.init.table import LOOKED_AT, InspectedDataset
 
@@ -40,9 +39,9 @@ def describe_pictures(data: InspectedDataset, splits: DatasetSplits) -> list[str
         cells = chain(columns, *(columns.get_column(name).cells for name in columns))
         texts = quote_names([shorten_cell(cell) for cell in cells if not cell.isascii()], 3)
         lines.append(
-            f"    {data.own_table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong,"
+            f"    {data.own_table.name} is not UTF-8, and read as Windows-1252: {texts}. If letters are wrong, "
+            "save it as CSV UTF-8."
         )
-        lines.append("    save it as CSV UTF-8.")
     if max(map(max, data.sizes), default=0) > data.image_size:
         lines.append(
             f"    larger than {data.image_size} pixels: reduced to image_size, which stands twice in the file."
@@ -54,9 +53,9 @@ def describe_pictures(data: InspectedDataset, splits: DatasetSplits) -> list[str
         lines.append(f"    {remedy}")
     if data.depth is not None:
         lines.append(
-            f"    PNG files of 16 bits a sample: bit_depth = {data.depth} is a guess by the brightest of those"
+            f"    PNG files of 16 bits a sample: bit_depth = {data.depth} is a guess by the brightest of those "
+            "that were looked at. Ask who exported them: a wrong one makes pictures dark, or unreadable."
         )
-        lines.append("    that were looked at. Ask who exported them: a wrong one makes pictures dark, or unreadable.")
     lines += [f"    {problem}" for problem in data.display_problems]
     if data.display_problems and (count := len(data.checked.files)) > LOOKED_AT:
         lines.append(
@@ -99,8 +98,8 @@ def _describe_what_is_left_out(data: InspectedDataset, skipped: Sequence[Skipped
 def _describe_patients(data: InspectedDataset) -> list[str]:
     if data.patient_source_and_count is None:
         return [
-            "patients: each image counts as a patient of its own, as you said. If one patient has several, scores come",
-            "    out too high, and intervals too narrow.",
+            "patients: each image counts as a patient of its own, as you said. If one patient has several, scores come "
+            "out too high, and intervals too narrow."
         ]
     source, count = data.patient_source_and_count
     whose = "no patient" if are_all_patients_known(data.checked.patients) else "none of these"
@@ -116,11 +115,10 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
         lines.append(f"split: column {roles.split}, {', '.join(parts)}.")
     for name in () if roles.split else roles.unread_splits:
         cells = describe_some_cells(data.own_columns.get_column(name))
-        lines += [
-            f"split: {name} is NOT USED, because its cells ({cells}) are",
-            "    not train, val and test. Write these words in its cells and remove the # before split_column; else",
-            "    remove that line.",
-        ]
+        lines.append(
+            f"split: {name} is NOT USED, because its cells ({cells}) are not train, val and test. Write these words in "
+            "its cells and remove the # before split_column; else remove that line."
+        )
     counts = dict(zip(data.checked.class_names, (labels == 1).sum(axis=0).tolist(), strict=True))
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     looks = np.ones_like(labels, dtype=np.bool_)  # (images, classes), whether the image's hospital looks for the class
@@ -162,9 +160,8 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
         lines.append(
             "    These are columns of labels. Remove from label_columns what is no finding (smoker, contrast agent)."
         )
-        meanings = LabelWordLists(data.spec.present, data.spec.absent, data.spec.not_assessed)
-        if meanings.present:
-            lines.append(f"    words: {meanings.describe()}")
+        if roles.words.present:
+            lines.append(f"    words: {roles.words.describe()}")
     else:
         lines.append(f'    These are the words of column "{data.own_finding}".')
         if data.own_names.normal:
@@ -173,23 +170,23 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
         lines.append(f"    {_describe_options_for_names(data)}")
     if data.names_in_names:
         pairs = (f'"{longer}" contains "{shorter}"' for longer, shorter in data.names_in_names.items())
-        lines += [
-            f"    names in names: {list_first_and_count_rest(list(pairs), 5)}. An image of the longer name counts as",
-            "    without the shorter. If that is wrong, say what the longer name is, as above.",
-        ]
+        lines.append(
+            f"    names in names: {list_first_and_count_rest(list(pairs), 5)}. An image of the longer name counts as "
+            "without the shorter. If that is wrong, say what the longer name is, as above."
+        )
     if data.own_names is not None and data.own_names.not_assessed:
         words = ", ".join(f"{name} {count}" for name, count in data.own_names.not_assessed.items())
         lines.append(f"    not assessed: {words}. The labels of such an image are unknown.")
     if is_open and (never := data.classes_without_negatives if roles.label_columns else []):
         lines += [
             f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
-            '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that',
-            "    nobody looked, write 0 where somebody looked and found nothing.",
+            '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that '
+            "nobody looked, write 0 where somebody looked and found nothing.",
         ]
     if is_open and data.has_only_findings_or_blanks:
         lines += [
-            "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others have a cell that counts as blank, so their",
-            f"    labels are unknown: {data.describe_blank_findings()}.",
+            "    EVERY IMAGE THAT COUNTS SHOWS A FINDING. The others have a cell that counts as blank, so their "
+            f"labels are unknown: {data.describe_blank_findings()}.",
             '    If it says that nothing was found, remove the # before blank = "negative".',
         ]
     if zeros := list_columns_of_zeros(data.own_columns, roles):
@@ -221,9 +218,9 @@ def describe_spelling_synonyms(data: InspectedDataset, out: Path) -> list[str]:
     own = next(iter(data.synonyms))
     return [
         f"one class or two? {pairs}",
-        f"    A run refuses names that differ only in spelling. Remove the # before synonyms. in {out}, and they are",
-        "    one. To keep both, give one a name of its own there, such as",
-        f"    synonyms.{format_as_json_text(own)} = {format_as_json_text(f'{own} of one hospital')}.",
+        f"    A run refuses names that differ only in spelling. Remove the # before synonyms. in {out}, and they are "
+        "one. To keep both, give one a name of its own there, such as "
+        f"synonyms.{format_as_json_text(own)} = {format_as_json_text(f'{own} of one hospital')}.",
     ]
 
 

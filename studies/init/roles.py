@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import format_as_json_text
-from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_finding, split_finding_names
@@ -19,6 +18,7 @@ from polyclinic.data.tables.columns import (
     FINDING_HEADINGS,
     HOSPITAL_HEADINGS,
     NO_FINDING_HEADINGS,
+    NO_FINDING_WORDS,
     PATIENT_HEADINGS,
     READER_HEADINGS,
     SPLIT_HEADINGS,
@@ -31,6 +31,7 @@ from polyclinic.data.tables.columns import (
     holds_labels_and_words,
     is_label_column,
     list_columns_by_heading,
+    list_filled_cells,
     names_findings,
     shorten_cell,
 )
@@ -63,7 +64,6 @@ _WHICH_FINDINGS = (
 MOST_SHARED_PATIENTS = 0.1
 """Fraction of patients with pictures of several hospitals above which a column of hospitals is a question."""
 _FEWEST_HOSPITALS, _MOST_HOSPITALS = 2, 50
-_NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
 EACH_PICTURE = "each picture is a patient of its own; wrong if one patient has several"
 
 
@@ -221,7 +221,7 @@ def _assign_image(
 
 
 def _list_filled(columns: CsvTable, name: str) -> list[str]:
-    return [cell for cell in columns.get_column(name).cells if not is_blank_cell(cell)]
+    return list_filled_cells(columns.get_column(name))
 
 
 def _name_files(columns: CsvTable, search: PictureSearch, name: str) -> bool:
@@ -289,9 +289,7 @@ def ask_for_patients(columns: CsvTable, roles: ColumnRoles, folders: Sequence[Ch
     candidates = list[str]()
     for name in roles.unused:
         column = columns.get_column(name)
-        filled = [cell for cell in column.cells if not is_blank_cell(cell)]
-        may_be_labels = is_label_column(column) or holds_labels_and_words(column)
-        if 1 < len(filled) < len(column.places) and not may_be_labels:
+        if 1 < len(list_filled_cells(column)) < len(column.places) and not _may_hold_labels(column):
             candidates.append(name)
     # The more groups a column makes, the more it looks like one of patients.
     candidates.sort(key=lambda name: -len(columns.get_column(name).cells))
@@ -308,10 +306,14 @@ def list_possible_hospital_columns(columns: CsvTable, names: Sequence[str]) -> l
         filled = _list_filled(columns, name)
         is_repeated = 2 * len(filled) <= len(columns.lines)
         is_named = all(re.search(r"[^\W\d_]", cell) for cell in filled)
-        if _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS and is_repeated and is_named:
-            column = columns.get_column(name)
-            possible += [] if is_label_column(column) or holds_labels_and_words(column) else [name]
+        is_count_possible = _FEWEST_HOSPITALS <= len(filled) <= _MOST_HOSPITALS
+        if is_count_possible and is_repeated and is_named and not _may_hold_labels(columns.get_column(name)):
+            possible.append(name)
     return possible
+
+
+def _may_hold_labels(column: CsvColumn) -> bool:
+    return is_label_column(column) or holds_labels_and_words(column)
 
 
 def _count_patients_of_several_hospitals(columns: CsvTable, patient: str, source: str) -> tuple[int, int]:
@@ -409,19 +411,16 @@ def _assign_findings(
         return (), None
     headings = PATIENT_HEADINGS | HOSPITAL_HEADINGS | SPLIT_HEADINGS | READER_HEADINGS | NO_FINDING_HEADINGS
     others = [name for name in rest if name not in (*labels, *named, *list_columns_by_heading(rest, headings))]
-    others = [name for name in others if name != image]
     mixed = [name for name in others if holds_labels_and_words(columns.get_column(name))]
     short = list_columns_of_two_words(columns, others)  # such as j and n, which are no names of findings
     others = [name for name in others if contains_repeated_words(columns.get_column(name))]
-    two_words = {} if hints.present is not None else list_columns_of_two_words(columns, [*named, *others]) | short
     if mixed or (labels and (named or others)):
-        text = _WHICH_FINDINGS
         offered = [name for name in rest if name in (*labels, *mixed, *named, *others, *short)]
         choices = list(_offer_columns(columns, offered))
         of_labels = [name for name in rest if name in (*labels, *mixed)]
         if len(of_labels) > 1:
             choices.append(Choice(of_labels[0], "all columns of 0 and 1", more=tuple(of_labels[1:])))
-        questions.append(Question("--findings", text, tuple(choices), several=True))
+        questions.append(Question("--findings", _WHICH_FINDINGS, tuple(choices), several=True))
         return (), None
     if labels:
         own = " or your words" if words.present else ""
@@ -429,24 +428,23 @@ def _assign_findings(
         return tuple(labels), None
     # One pair of words, and no other column that may say what is to be seen: its meaning is the only question.
     candidates = named if len(named) == 1 else list(dict.fromkeys((*named, *others, *short)))
-    pairs = {frozenset(map(str.casefold, two_words.get(name, ()))) for name in candidates}
-    if len(pairs) == 1 and pairs != {frozenset()}:
-        questions += ask_for_meaning_of_words({name: two_words[name] for name in candidates}, hints)
+    two_words = list_columns_of_two_words(columns, candidates)
+    pairs = {frozenset(map(str.casefold, pair)) for pair in two_words.values()}
+    if hints.present is None and len(two_words) == len(candidates) and len(pairs) == 1:
+        questions += ask_for_meaning_of_words(two_words, hints)
         return (), None
     if len(named) == 1:
         rules["findings"] = f"{named[0]}: a well-known heading of findings"
         return (), named[0]
-    if hints.present == ("",) and len(candidates) == 1:
+    if hints.are_words_names and len(candidates) == 1:
         rules["findings"] = f"{candidates[0]}: its words are names of findings, as you said"
         return (), candidates[0]
-    text = _WHICH_FINDINGS
-    repeated = [name for name in rest if name not in (*labels, *named, image)]
-    repeated = [name for name in repeated if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
-    choices = list(_offer_columns(columns, named or repeated or [name for name in rest if name != image]))
-    if not choices:
+    repeated = [name for name in rest if 1 < len(columns.get_column(name).cells) < len(columns.lines)]
+    offers = _offer_columns(columns, named or repeated or rest)
+    if not offers:
         problem = f"no column is left that can say what a picture shows. The headings are: {quote_names(columns)}."
         raise BadInput([Fault("labels", problem, "If lines stand above the headings, delete them.")])
-    questions.append(Question("--findings", text, tuple(choices), several=True))
+    questions.append(Question("--findings", _WHICH_FINDINGS, offers, several=True))
     return (), None
 
 
@@ -471,7 +469,7 @@ def _assign_named_findings(
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the label columns, or the column of names of findings, that the user named."""
     rules["findings"] = f"{', '.join(hints.findings)}: you named {'it' if len(hints.findings) == 1 else 'them'}"
-    if hints.present == ("",) and len(hints.findings) == 1:
+    if hints.are_words_names and len(hints.findings) == 1:
         return (), hints.findings[0]
     labels, others = list[str](), list[str]()
     for name in hints.findings:
@@ -509,23 +507,28 @@ def read_finding_names(
     separator = _choose_separator(column) if hints.separator is None else hints.separator
     counts, spellings = Counter[str](), dict[str, str]()
     for cell, rows in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
-        parts = {part.casefold(): part for part in _split_cell(cell, separator)}
+        parts = {part.casefold(): part for part in split_names_of_cell(cell, separator)}
         counts.update(dict.fromkeys(parts, rows))
         spellings = parts | spellings
     no_finding = (*(known.no_finding if known is not None else ()), *hints.no_finding)
-    lists = {"--no-finding": hints.no_finding, "--other-finding": hints.other_findings}
+    lists = {
+        "--no-finding": hints.no_finding,
+        "--other-finding": hints.other_findings,
+        "--not-assessed": hints.not_assessed,
+    }
     faults = list[Fault]()
-    for option, words in (lists | {"--not-assessed": hints.not_assessed}).items():
-        strange = [word for word in words if word.casefold() not in counts]
-        problem = f'column "{name}" holds no name {quote_names(strange)}. '
-        problem += f"Its names: {quote_names(spellings.values(), 20)}."
-        faults += [Fault(option, problem, "Write the name as the column has it.")] if strange else []
+    for option, words in lists.items():
+        if strange := [word for word in words if word.casefold() not in counts]:
+            problem = f'column "{name}" holds no name {quote_names(strange)}. '
+            problem += f"Its names: {quote_names(spellings.values(), 20)}."
+            faults.append(Fault(option, problem, "Write the name as the column has it."))
     raise_faults(faults)
-    own_words = {word.casefold() for word in (*no_finding, *hints.other_findings)}
-    unassessed = {word.casefold() for word in (*hints.not_assessed, *(known.not_assessed if known is not None else ()))}
-    unassessed = {key for key in counts if key in unassessed or is_placeholder_finding(key)} - own_words
-    others = {word.casefold() for word in hints.other_findings}
-    normal = (_NO_FINDING | own_words) - others - unassessed
+    normal = set(map(str.casefold, no_finding))
+    others = set(map(str.casefold, hints.other_findings))
+    not_assessed = (*hints.not_assessed, *(known.not_assessed if known is not None else ()))
+    unassessed = set(map(str.casefold, not_assessed)) | set(filter(is_placeholder_finding, counts))
+    unassessed -= normal | others
+    normal = (normal | NO_FINDING_WORDS) - others - unassessed
     no_classes = unassessed | normal | others
     classes = {spellings[key]: rows for key, rows in counts.most_common() if key not in no_classes}
     if not classes:
@@ -548,7 +551,8 @@ def list_no_finding_names(names: FindingNames) -> tuple[str, ...]:
     return tuple(name for name in (*NO_FINDING, *names.no_finding) if name.casefold() not in elsewhere)
 
 
-def _split_cell(cell: str, separator: str) -> list[str]:
+def split_names_of_cell(cell: str, separator: str) -> list[str]:
+    """Return the names of findings in a cell, each with single spaces between its words."""
     return [" ".join(part.split()) for part in split_finding_names(cell, separator)]
 
 
@@ -558,7 +562,7 @@ def _choose_separator(column: CsvColumn) -> str:
     A comma or a slash counts only if all names beside it also stand alone in a cell.
     """
     for sign in SEPARATORS:
-        divided = [_split_cell(cell, sign) for cell in column.cells if sign in cell]
+        divided = [split_names_of_cell(cell, sign) for cell in column.cells if sign in cell]
         divided = [parts for parts in divided if len(parts) > 1]
         if not divided:
             continue
@@ -582,7 +586,7 @@ def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts:
     """Refuse names that consist of other names of the column, because such an image would lack these classes."""
     composed, signs = dict[str, list[int]](), dict[str, None]()
     for place, cell in enumerate(column.cells):
-        for part in _split_cell(cell, separator):
+        for part in split_names_of_cell(cell, separator):
             pieces = [" ".join(piece.split()).casefold() for piece in _JOINING_SIGNS.split(part)]
             if len(pieces) > 1 and all(piece in counts for piece in pieces):
                 composed.setdefault(part, []).append(place)

@@ -47,7 +47,9 @@ def test_a_set_whose_pictures_have_no_value_of_64_is_noted_with_the_range_to_wri
     tmp_path: Path, brightest: int, white: int | None
 ) -> None:
     write_npz(tmp_path, (RAMP * (brightest / 63)).round().astype(np.uint8))
-    notes = find_dark_notes(load_npz(tmp_path))
+    splits = load_npz(tmp_path)
+    notes = find_dark_notes(splits)
+    assert [part.white_of_dark for part in splits.parts] == [white or 0] * 3
     assert [f"value_range = [0, {white}]" in note for note in notes] == [True] * (white is not None)
 
 

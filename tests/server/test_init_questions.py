@@ -23,7 +23,6 @@ from polyclinic.studies.init.questions import (
     Choice,
     ColumnHints,
     Question,
-    join_broken_lines,
     refuse_open_questions,
     wrap_line,
 )
@@ -502,10 +501,8 @@ def test_a_column_of_readers_has_any_name_if_the_user_says_so(tmp_path: Path) ->
     assert (images.labels == 1).sum(axis=0).tolist() == [14, 13]
 
 
-def test_sentences_are_wrapped_anew_and_rows_of_tables_are_not() -> None:
-    rows = ["    north  1  20", "    south  2  20"]
-    joined = join_broken_lines(["images: column a, in b", "    one two", "    three.", "    four.", *rows])
-    assert joined == ["images: column a, in b", "    one two three.", "    four.", *rows]
+def test_sentences_are_wrapped_and_rows_of_tables_that_fit_are_not() -> None:
+    assert wrap_line("    north  1  20", 40) == ["    north  1  20"]
     assert wrap_line("    one two three four five six seven eight nine ten", 40) == [
         "    one two three four five six seven",
         "        eight nine ten",
