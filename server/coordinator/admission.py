@@ -2,7 +2,7 @@
 
 import datetime as dt
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +96,17 @@ def read_all_admitted_sites(coordinator: CoordinatorFolder) -> dict[str, Admitte
     return {site.site: site for site in sorted(sites, key=lambda site: site.site)}
 
 
-def read_unrevoked_sites(coordinator: CoordinatorFolder) -> dict[str, AdmittedSite]:
-    """Return the admitted sites that are not revoked, by name."""
-    return {name: site for name, site in read_all_admitted_sites(coordinator).items() if not site.revoked}
+def read_unrevoked_sites(coordinator: CoordinatorFolder, members: Collection[str] = ()) -> dict[str, AdmittedSite]:
+    """Return the admitted sites that are not revoked, by name.
+
+    Args:
+        members: The sites that a run names as its members; empty for all.
+    """
+    return {
+        name: site
+        for name, site in read_all_admitted_sites(coordinator).items()
+        if not site.revoked and (not members or name in members)
+    }
 
 
 def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmissionRequest) -> list[Fault]:
@@ -140,17 +148,20 @@ def _make_name_key(name: str) -> str:
     return " ".join(with_dots.split())
 
 
-def make_site_claim_limits_reader(coordinator: CoordinatorFolder) -> ClaimsBySite:
+def make_site_claim_limits_reader(coordinator: CoordinatorFolder, members: Collection[str] = ()) -> ClaimsBySite:
     """Return a function that reads from the sites' files which classes and how many images each site may claim.
 
     The limits also hold the order in which the sites were admitted first. While a file is damaged, the function returns
     the limits of its last successful read.
+
+    Args:
+        members: The sites of the run; empty for all. What others may claim has no say in the run.
     """
     last = dict[str, SiteAdmissionLimits]()
 
     def read_claim_limits() -> Mapping[str, SiteAdmissionLimits]:
         try:
-            sites = read_unrevoked_sites(coordinator)
+            sites = read_unrevoked_sites(coordinator, members)
         except BadInput:
             return last
         last.clear()

@@ -83,14 +83,12 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
         call = RollCall(f"{CONTRACT_RUN}-{secrets.token_hex(8)}", plan.model_dump_json())
         roll = RollCaller(grid, call, grid.list_registered_sites, grid.list_site_processes)
         roll.ask_new_sites_for_labels(ANSWER_S)
-        limits = make_site_claim_limits_reader(coordinator)()
-        if sites:
-            limits = {site: limit for site, limit in limits.items() if site in sites}
+        limits = make_site_claim_limits_reader(coordinator, sites)()
         distinct = experiment.participation.distinct_classes
         compared = compare_sites_with_plan(list(roll.members.values()), plan, method, limits, distinct)
         silent = {roll.get_registered_site_name(node): reason for node, reason in roll.refused.items()}
-        for name in read_unrevoked_sites(coordinator):
-            if name not in compared.points and (not sites or name in sites):
+        for name in read_unrevoked_sites(coordinator, sites):
+            if name not in compared.points:
                 silent.setdefault(name, NOT_CONNECTED)
     return FederationContract(file.path.name, compared, dict(sorted(silent.items())))
 

@@ -34,7 +34,6 @@ from polyclinic.server.federation.run import run_federation
 from polyclinic.server.federation.set_up import OpenedRunFolder, hash_run_data_sets, record_data_hashes_or_refuse
 from polyclinic.server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
 from polyclinic.server.runs.reporter import RunReporter
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.engine.events import RunStopped
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import find_missing_coordinator_images
@@ -96,7 +95,6 @@ class NetworkBackend:
         named = file.with_run_name(begun)
         self.file = replace(named, experiment=complete_round_settings(named.experiment, begun))
         self.is_begun = begun is not None
-        self._read_all_claim_limits = make_site_claim_limits_reader(coordinator)
         self.members = frozenset(file.experiment.participation.sites)
         self.own: DatasetSplits | None = None
         self.external: ImageSet | None = None
@@ -146,11 +144,6 @@ class NetworkBackend:
         """Lock the run's members within the context, because a site trains for one run at a time."""
         return lock_run_members(self.coordinator, self.members)
 
-    def _read_claim_limits(self) -> Mapping[str, SiteAdmissionLimits]:
-        """Return the limits of the run's members: what others may claim has no say in this run."""
-        limits = self._read_all_claim_limits()
-        return {site: limit for site, limit in limits.items() if not self.members or site in self.members}
-
     def _is_call_of_member(self, call: Mapping[str, Any]) -> bool:
         return not self.members or call.get("caller") in self.members
 
@@ -198,7 +191,7 @@ class NetworkBackend:
                     left_replies=grid.receive_unrecorded_replies,
                     key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
                     refused_calls=read_refused_calls,
-                    claims=self._read_claim_limits,
+                    claims=make_site_claim_limits_reader(coordinator, self.members),
                     processes=grid.list_site_processes,
                 )
                 return run_federation(grid, experiment, context, [reporter])

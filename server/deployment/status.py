@@ -101,7 +101,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     if phrase := status.get("phrase"):
         keys.insert(0, f"{phrase}  the coordinator's own phrase")
     sites: list[RenderableType] = [table, *(Text(key, no_wrap=True, overflow="ignore") for key in keys), *claims]
-    shown = "\n".join(_format_run(asdict(run), status) for run in runs) or "no run yet"
+    shown = "\n".join(_format_run(run, status) for run in status["runs"]) or "no run yet"
     return Group(Text(heading), *sites, Text(shown))
 
 

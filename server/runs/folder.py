@@ -198,7 +198,7 @@ class RunFolder:
             raise BadInput([Fault(str(path), problem, remedy)]) from None
         if self.is_run_finished:
             self._unwritten_rounds = remaining
-        else:
+        elif remaining != lines:
             write_atomically(path, b"".join(remaining))
 
     def append_round_line(self, line: Mapping[str, Any]) -> None:

@@ -60,8 +60,7 @@ from polyclinic.server.runs.tracking import TrackingService
 from polyclinic.server.simulation.backends.inline import import_client_app, run_with_inline_grid
 from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
-from polyclinic.server.simulation.known_labels import describe_classes_of_one_label, describe_unlabelled_images
-from polyclinic.server.simulation.training_notes import list_training_notes
+from polyclinic.server.simulation.training_notes import describe_unlabelled_images, list_training_notes
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults, is_transform_repeatable
@@ -180,7 +179,7 @@ class SimulationBackend:
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
         _write_shared_pictures(folder.path, data.splits.train.shared)
-        for note in (*self._collect_notes(), *self._collect_omissions()):
+        for note in (*self._notes, *self._omissions):
             folder.append_event("table_note", note=note)
             self.tell(note)
         if data.empty_sites:
@@ -227,29 +226,31 @@ class SimulationBackend:
             table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
             skipped=self._collect_skipped_images(),
-            notes=self._collect_notes(),
-            omissions=self._collect_omissions(),
-            reproducible=self._is_reproducible,
+            notes=self._notes,
+            omissions=self._omissions,
+            reproducible=self._is_transform_repeatable and all(part.is_reproducible for part in data.splits.parts),
         )
 
     @cached_property
-    def _is_reproducible(self) -> bool:
-        pictures = all(part.is_reproducible for part in self.data.splits.parts)
-        return pictures and is_transform_repeatable(self.experiment)
-
-    def _collect_notes(self) -> tuple[str, ...]:
-        """Return the remarks for the user on data set, external test set, task, loss and transform, each once."""
-        sets = [self.data.splits.train, *([self.external] if self.external else [])]
-        notes = [note for images in sets for note in images.notes]
-        one_label = describe_classes_of_one_label(self.data, self.experiment)
-        return tuple(dict.fromkeys((*notes, *one_label, *self._training_notes)))
+    def _is_transform_repeatable(self) -> bool:
+        return is_transform_repeatable(self.experiment)
 
     @cached_property
-    def _training_notes(self) -> tuple[str, ...]:
-        return list_training_notes(self.experiment, self.data, self.method.site.missing_labels_count_as)
+    def _notes(self) -> tuple[str, ...]:
+        """The remarks for the user on data set, external test set, labels, task, loss and transform, each once."""
+        sets = [self.data.splits.train, *([self.external] if self.external else [])]
+        notes = [note for images in sets for note in images.notes]
+        notes += list_training_notes(
+            self.experiment,
+            self.data,
+            self.method.site.missing_labels_count_as,
+            is_transform_repeatable=self._is_transform_repeatable,
+        )
+        return tuple(dict.fromkeys(notes))
 
-    def _collect_omissions(self) -> tuple[str, ...]:
-        """Return the sentences on what is left out of the data set and of the external test set, each once."""
+    @cached_property
+    def _omissions(self) -> tuple[str, ...]:
+        """The sentences on what is left out of the data set and of the external test set, each once."""
         external = [f"External test set: {sentence}" for sentence in self.external.omissions] if self.external else []
         unlabelled = [sentence] if (sentence := describe_unlabelled_images(self.data)) else []
         return tuple(dict.fromkeys((*self.data.splits.train.omissions, *unlabelled, *external)))

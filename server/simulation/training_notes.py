@@ -1,29 +1,75 @@
-"""Sentences for the user, before training, about the task, the loss and the transform of an experiment."""
+"""Sentences for the user, before training and in the report, about the labels, the task, the loss and the transform."""
+
+from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
 from polyclinic.common.config import Experiment
+from polyclinic.common.errors import quote_names
 from polyclinic.common.plugins import format_plugin_user_name
 from polyclinic.common.simulation import SimulatedData
+from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list
+from polyclinic.data.base.spec import LabelColumnsSpec
 from polyclinic.strategies.local.losses import Missing
-from polyclinic.strategies.local.plugin_calls import describe_softmax_like_loss, is_transform_repeatable
+from polyclinic.strategies.local.plugin_calls import describe_softmax_like_loss
 
+LabelWord = Literal["present", "absent"]
+MOST_NAMED = 8
+"""Classes that a sentence names; more are counted."""
 _GENERATED = ("digits", "phantom", "composites")
 """Kinds of data that the product generates; their experiments choose the task."""
 
 
-def list_training_notes(experiment: Experiment, data: SimulatedData, missing: Missing) -> tuple[str, ...]:
+def list_training_notes(
+    experiment: Experiment, data: SimulatedData, missing: Missing, *, is_transform_repeatable: bool
+) -> list[str]:
     """Return the notes on an experiment whose data and plug-ins were checked.
 
     Args:
         missing: How the loss treats classes that a site does not annotate.
+        is_transform_repeatable: False if the transform changes the same images in another way with the same seed.
     """
     notes = (
+        *describe_classes_of_one_label(experiment, data),
         describe_exclusive_labels(experiment, data),
         describe_softmax_like_loss(experiment, len(data.label_contract.class_names), missing),
-        "" if is_transform_repeatable(experiment) else _describe_unrepeatable_transform(experiment),
+        "" if is_transform_repeatable else _describe_unrepeatable_transform(experiment),
     )
-    return tuple(filter(None, notes))
+    return [note for note in notes if note]
+
+
+def describe_classes_of_one_label(experiment: Experiment, data: SimulatedData) -> Iterator[str]:
+    """Yield a sentence on the classes whose known labels are all 1, and one on those whose labels are all 0.
+
+    Such a class has no AUROC, and a model that is trained on it gives every image the same answer.
+    """
+    labels_by_class = data.known_labels
+    cases: tuple[tuple[int, LabelWord, LabelWord], ...] = ((1, "present", "absent"), (0, "absent", "present"))
+    for value, word, other in cases:
+        names = [name for name, labels in labels_by_class.items() if len(labels) and (labels == value).all()]
+        if not names:
+            continue
+        classes = (
+            quote_names(names) if len(names) <= MOST_NAMED else format_count_with_noun(len(names), "class", "classes")
+        )
+        none = "NO CLASS WILL HAVE AN AUROC. " if len(names) == len(labels_by_class) else ""
+        fact = f"Every known label of {classes} says {word}: a model cannot learn to tell images apart."
+        yield f"{none}{fact} {suggest_other_label(experiment, other)}"
+
+
+def suggest_other_label(experiment: Experiment, other: LabelWord) -> str:
+    """Return what to write in ``[data]``, so that some images get the other label."""
+    spec = experiment.data
+    if not isinstance(spec, LabelColumnsSpec):
+        return f"Add images with the label {1 if other == 'present' else 0}."
+    blank = ""
+    if other == "absent" and spec.blank == "unknown":
+        blank = 'If a blank cell means absent, write blank = "negative" in [data]. '
+    if spec.label_columns:
+        return f'{blank}If a word of the table means {other}, write {other} = ["that word"] in [data].'
+    key = "classes" if other == "present" else "no_finding"
+    return f"{blank}If a word of the table means {other}, add it to {key} in [data]."
 
 
 def describe_exclusive_labels(experiment: Experiment, data: SimulatedData) -> str:
@@ -49,3 +95,16 @@ def _describe_unrepeatable_transform(experiment: Experiment) -> str:
         f"This run is not reproducible: {name} changes the same images in another way with the same seed, because it "
         "draws from a generator that cannot be seeded."
     )
+
+
+def describe_unlabelled_images(data: SimulatedData) -> str:
+    """Return a sentence that counts the images without any known label; empty if there are none."""
+    test = data.test_images.labels
+    of_parts = [
+        (data.unlabelled_training_count, sum(len(part.train) for part in data.parts), "training"),
+        (int(np.isnan(test).all(axis=1).sum()), len(test), "test"),
+    ]
+    counts = [f"{count:,} of {total:,} {part} images" for count, total, part in of_parts if count]
+    if not counts:
+        return ""
+    return f"{join_as_english_list(counts)} have no known label: scores and counts of labels leave them out."

@@ -52,6 +52,17 @@ ClaimsBySite = Callable[[], Mapping[str, SiteAdmissionLimits]]
 ANYTHING = SiteAdmissionLimits()
 
 
+def list_admitted_classes(limits: Mapping[str, SiteAdmissionLimits]) -> frozenset[str]:
+    """Return the class names in all lists by which the coordinator admitted sites (``flwr-server admit --classes``)."""
+    return frozenset[str]().union(*(limit.classes for limit in limits.values()))
+
+
+def find_admission_place(site: str, limits: Mapping[str, SiteAdmissionLimits]) -> tuple[int, str]:
+    """Return the key that sorts sites by their first admission; a site without limits comes last."""
+    order = limits[site].order if site in limits else len(limits)
+    return order, site
+
+
 def find_admission_limit_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
     """Return a fault for each site whose stated classes or images exceed its admission limits.
 
@@ -156,7 +167,7 @@ def find_surplus_class_faults(claims: ClaimsBySite, members: Iterable["RunMember
         members: The sites with their answers to the roll call.
     """
     limits, faults = claims(), list[Fault]()
-    listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
+    listed = list_admitted_classes(limits)
     most = max(MOST_UNLISTED_CLASSES, len(listed))
     classes = {member.answer.site: frozenset(member.answer.class_names) for member in members}
     owners = Counter(name for names in classes.values() for name in names)

@@ -13,6 +13,7 @@ from polyclinic.common.contract import LabelContract, LabelDeclaration
 from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.vocabulary import UNSTATED_CLASS, format_synonym_line
+from polyclinic.strategies.engine.claims import SiteAdmissionLimits, list_admitted_classes
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class CoordinatorWords:
 
     listed: Collection[str] = ()
     distinct: Sequence[str] = ()
+
+    @classmethod
+    def from_limits(cls, limits: Mapping[str, SiteAdmissionLimits], distinct: Sequence[str]) -> "CoordinatorWords":
+        """Return the coordinator's words, with the classes of its lists from the sites' admission limits."""
+        return cls(list_admitted_classes(limits), distinct)
 
     def settles_pair(self, first: str, second: str) -> bool:
         """Return True if the coordinator has said that two names are two classes."""

@@ -20,7 +20,11 @@ from polyclinic.common.contract_points import (
 from polyclinic.common.errors import Fault
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
 from polyclinic.common.vocabulary import find_vocabulary_faults
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits, find_admission_limit_faults
+from polyclinic.strategies.engine.claims import (
+    SiteAdmissionLimits,
+    find_admission_limit_faults,
+    find_admission_place,
+)
 from polyclinic.strategies.engine.class_words import (
     CoordinatorWords,
     describe_classes_of_one_site,
@@ -66,8 +70,7 @@ def compare_sites_with_plan(
         limits: Site -> what it was admitted for, and its place in the order of admissions.
         distinct_classes: Classes of which the coordinator says that they are no other class in other words.
     """
-    last = len(limits)
-    ordered = sorted(members, key=lambda member: (_read_place(limits, member.answer.site, last), member.answer.site))
+    ordered = sorted(members, key=lambda member: find_admission_place(member.answer.site, limits))
     word_faults, question = _find_word_faults(ordered, plan, method, limits, distinct_classes)
     terms = PixelTerms.from_plan(plan)
     forms = [(member.answer.site, form) for member in ordered if (form := read_pixel_form(member)) is not None]
@@ -104,14 +107,13 @@ def _find_word_faults(
 ) -> tuple[list[Fault], str]:
     """Return the faults of the sites' words, and the coordinator's question about classes of one site."""
     declarations = [member.label_declaration for member in ordered]
-    listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
-    words = CoordinatorWords(listed, distinct_classes)
+    words = CoordinatorWords.from_limits(limits, distinct_classes)
     faults = find_admission_limit_faults(lambda: _without_images(limits), ordered)
     faults += find_label_faults(declarations)
     faults += find_vocabulary_faults(declarations, plan.vocabulary or {})
     if plan.vocabulary:
         return faults + find_class_coverage_faults(method, declarations), ""
-    spelling_faults = find_class_spelling_faults(declarations, listed)
+    spelling_faults = find_class_spelling_faults(declarations, words.listed)
     misspelling = {fault.site for fault in spelling_faults}
     others = [declaration for declaration in declarations if declaration.site not in misspelling]
     names = tuple(sorted({name for declaration in declarations for name in declaration.canonical_names}))
@@ -123,10 +125,6 @@ def _find_word_faults(
     question = describe_classes_of_one_site(of_one_site, words, alike) if of_one_site else ""
     coverage_faults = find_class_coverage_faults(method, declarations)
     return [*faults, *spelling_faults, *alike_faults, *coverage_faults], question
-
-
-def _read_place(limits: Mapping[str, SiteAdmissionLimits], site: str, last: int) -> int:
-    return limits[site].order if site in limits else last
 
 
 def _without_classes(limits: Mapping[str, SiteAdmissionLimits]) -> dict[str, SiteAdmissionLimits]:

@@ -46,6 +46,7 @@ from polyclinic.strategies.aggregation.bounds import cap_image_counts
 from polyclinic.strategies.engine.claims import (
     ClaimsBySite,
     SiteAdmissionLimits,
+    find_admission_place,
     find_contradictory_count_faults,
     lower_answer_claims,
     lower_image_claims,
@@ -734,11 +735,12 @@ class RunMembership:
             foreign = find_foreign_class_faults(roll.label_declarations, self._begun_classes)
             faults += self._refuse_faulty_sites(foreign)
         faults += self._refuse_sites_with_other_pixels()
-        limits = self.claims() if self.claims else {}
-        listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
-        spelling_faults = find_class_spelling_faults(self._order_declarations_by_admission(limits), listed)
+        limits = self._read_admission_limits()
+        words = CoordinatorWords.from_limits(limits, self.participation.distinct_classes)
+        spelling_faults = find_class_spelling_faults(self._order_declarations_by_admission(limits), words.listed)
         faults += self._refuse_faulty_sites(spelling_faults)
-        faults += self._refuse_sites_with_alike_classes(limits)
+        if self.compares_words:
+            faults += self._refuse_sites_with_alike_classes(self._order_declarations_by_admission(limits), words)
         if self.participation.min_sites:  # else the method's own fault says it, which names what else could be done
             ordered = self._order_declarations_by_admission(limits)
             # A list for a single site may be meant as its limit; lists for all of them say what the run's classes are.
@@ -747,12 +749,11 @@ class RunMembership:
             faults += self._refuse_faulty_sites(find_class_coverage_faults(self.method, ordered, agreed))
         return faults
 
-    def _refuse_sites_with_alike_classes(self, limits: Mapping[str, SiteAdmissionLimits]) -> list[Fault]:
+    def _refuse_sites_with_alike_classes(
+        self, declarations: Sequence[LabelDeclaration], words: CoordinatorWords
+    ) -> list[Fault]:
         """Refuse the sites whose words may mean other sites' classes, and ask those sites too; return the faults."""
-        if not self.compares_words:
-            return []
-        ordered = self._order_declarations_by_admission(limits)
-        faults, texts = find_alike_class_faults(ordered, self.coordinator_words)
+        faults, texts = find_alike_class_faults(declarations, words)
         self._refuse_faulty_sites(faults)
         self._roll.ask_sites(texts)
         return faults
@@ -765,9 +766,10 @@ class RunMembership:
     @property
     def coordinator_words(self) -> CoordinatorWords:
         """Return what the coordinator has said about class names."""
-        limits = self.claims() if self.claims else {}
-        listed = frozenset[str]().union(*(limit.classes for limit in limits.values()))
-        return CoordinatorWords(listed, self.participation.distinct_classes)
+        return CoordinatorWords.from_limits(self._read_admission_limits(), self.participation.distinct_classes)
+
+    def _read_admission_limits(self) -> Mapping[str, SiteAdmissionLimits]:
+        return self.claims() if self.claims else {}
 
     @property
     def classes_of_one_site(self) -> dict[str, str]:
@@ -806,10 +808,9 @@ class RunMembership:
 
     def _list_pixel_forms(self, members: Iterable[RunMember]) -> list[tuple[str, PixelForm]]:
         """Return the sites that state the form of their pixels, in the order in which they were admitted."""
-        limits = self.claims() if self.claims else {}
+        limits = self._read_admission_limits()
         forms = [(member.answer.site, form) for member in members if (form := read_pixel_form(member)) is not None]
-        last = len(limits)
-        return sorted(forms, key=lambda entry: (limits[entry[0]].order if entry[0] in limits else last, entry[0]))
+        return sorted(forms, key=lambda entry: find_admission_place(entry[0], limits))
 
     @property
     def pixel_terms(self) -> PixelTerms:
@@ -824,12 +825,8 @@ class RunMembership:
 
     def _order_declarations_by_admission(self, limits: Mapping[str, SiteAdmissionLimits]) -> list[LabelDeclaration]:
         """Return the members' label declarations in the order in which the sites were admitted."""
-        places = {site: (limit.order, site) for site, limit in limits.items()}
-        last = len(places)
-        return sorted(
-            self._roll.label_declarations,
-            key=lambda declaration: places.get(declaration.site, (last, declaration.site)),
-        )
+        declarations = self._roll.label_declarations
+        return sorted(declarations, key=lambda declaration: find_admission_place(declaration.site, limits))
 
     def _refuse_faulty_sites(self, faults: list[Fault]) -> list[Fault]:
         """Refuse the sites with these faults of their labels or claims; return the faults."""

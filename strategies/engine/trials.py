@@ -206,15 +206,12 @@ class UpdateTrial:
     Attributes:
         validate: Makes a model and has it evaluated.
         judges: Sites that can judge, those first whose word is worth most.
-        models: Number of models that were evaluated so far, and of evaluations.
     """
 
     validate: Validate
     judges: Sequence[str]
-    models: int = 0
-    evaluations: int = 0
     _whole: FederationValidation = field(default_factory=FederationValidation)
-    _asked: set[str] = field(default_factory=set)
+    _judges_of_whole: set[str] = field(default_factory=set)
 
     def find_harmful_site(self, suspects: Sequence[str]) -> tuple[str, str]:
         """Return the suspect whose update harms the model, with the reason; two empty strings if none does.
@@ -246,16 +243,11 @@ class UpdateTrial:
         judges = [site for site in self.judges if site not in group][:MOST_JUDGES]
         if len(judges) < FEWEST_JUDGES:
             return None
-        new = [site for site in judges if site not in self._asked]
+        new = [site for site in judges if site not in self._judges_of_whole]
         if new:
-            more = self._evaluate((), new)
-            self._asked.update(new)
+            more = self.validate((), new)
+            self._judges_of_whole.update(new)
             self._whole = FederationValidation({**self._whole.loss, **more.loss}, {**self._whole.auroc, **more.auroc})
-        without = self._evaluate(group, judges)
-        others = self._asked - set(judges)
-        return measure_harm(self._whole.without_sites(others), without, group)
-
-    def _evaluate(self, out: Collection[str], judges: Collection[str]) -> FederationValidation:
-        self.models += 1
-        self.evaluations += len(judges)
-        return self.validate(out, judges)
+        without = self.validate(group, judges)
+        other_judges = self._judges_of_whole - set(judges)
+        return measure_harm(self._whole.without_sites(other_judges), without, group)

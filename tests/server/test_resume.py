@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import BadInput
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.plugins import PluginIdentity
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 from polyclinic.data.load import load_dataset, load_external_test_images
 from polyclinic.server.federation import checkpoints
 from polyclinic.server.federation.checkpoints import CheckpointFolder
+from polyclinic.server.federation.set_up import open_run_folder
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.verify import verify_run
 from polyclinic.server.simulation.backends.inline import InlineGrid
@@ -378,6 +379,18 @@ def test_a_continuation_that_stops_before_its_first_round_keeps_the_results(tmp_
         federation(tmp_path, *settings, "run.rounds=2", out="done", resume=True)
     assert results_of(tmp_path / "done") == before
     assert verify_run(tmp_path / "done").faults == []
+
+
+def test_a_run_that_is_refused_again_and_again_for_one_reason_may_be_tried_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for attempt in range(1, 4):
+        with (
+            pytest.raises(BadInput, match="east: has other pixels"),
+            open_run_folder(out, experiment(tmp_path).experiment, resume=False, durable=False),
+        ):
+            raise BadInput([Fault("east", "has other pixels.")])
+        assert len(events(out, "refused")) == attempt
+    assert "model_sha256" in federation(tmp_path, "run.rounds=1")
 
 
 @pytest.mark.parametrize("table", ["server_data", "external_test"])

@@ -96,7 +96,7 @@ def open_network_grid(
 
     def read_request_recipients() -> dict[int, RequestRecipient]:
         """Return node id -> site for the unrevoked members; names and keys come from the coordinator's files."""
-        unrevoked = [site for site in read_unrevoked_sites(coordinator).values() if not members or site.site in members]
+        unrevoked = read_unrevoked_sites(coordinator, members).values()
         admitted = {convert_openssh_key_to_pem(site.public_key): site for site in unrevoked}
         sites = ((node.node_id, admitted.get(node.public_key)) for node in control.list_registered_sites())
         return {node: RequestRecipient(site.site, site.public_key) for node, site in sites if site is not None}
@@ -115,8 +115,10 @@ def open_network_grid(
                         return
 
     with closing(SuperLinkControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
-        of_members = [node.node_id for node in control.list_registered_sites() if node.name in members]
-        run, earlier_replies = control.begin_run(of_members if members else None)
+        nodes = None
+        if members:
+            nodes = [node.node_id for node in control.list_registered_sites() if node.name in members]
+        run, earlier_replies = control.begin_run(nodes)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, raise_run_ended)
         threading.Thread(target=send_run_heartbeats, name="heartbeat", daemon=True).start()
