@@ -367,8 +367,7 @@ class FinishedRun:
 
     def _describe_own_metrics(self) -> str:
         """Return a sentence with the means of the user's own metrics; empty without them."""
-        test = self._content.summary.test
-        means = [f"{short} {format_number(test.mean_more[metric])}" for metric, short in test.own_metrics.items()]
+        means = [f"{name} {format_number(mean)}" for name, mean in self.own_metrics.items()]
         return f"Metrics of your own, mean over the classes: {', '.join(means)}." if means else ""
 
     def __repr__(self) -> str:
