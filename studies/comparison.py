@@ -442,22 +442,24 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
 
 def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator[str]:
     """Yield a caution on the classes that too few test images show to count in a mean AUROC."""
-    shown = Counter[str]()
-    averaged = set[str]()
+    counted, left_out = set[tuple[int, str]](), set[tuple[int, str]]()  # pairs of seed and class
+    most_positives = dict[str, int]()
     for summary in summaries:
         headline = summary.test.compute_headline_auroc()
-        averaged.update(headline.classes)
-        shown |= Counter(headline.left_out)
-    left_out = {name for summary in summaries for name in summary.test.compute_headline_auroc().left_out}
+        counted.update((summary.seed, name) for name in headline.classes)
+        for name, positives in headline.left_out.items():
+            left_out.add((summary.seed, name))
+            most_positives[name] = max(positives, most_positives.get(name, 0))
     if not left_out:
         return
-    names = list_first_and_count_rest([f"“{name}” ({shown[name]:,})" for name in sorted(left_out)], MOST_NAMED)
-    rule = f"a mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
-    if averaged <= left_out:
+    words = [f"“{name}” ({positives:,})" for name, positives in sorted(most_positives.items())]
+    names = list_first_and_count_rest(words, MOST_NAMED)
+    rule = f"mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
+    if counted <= left_out:
         remedy = next(filter(None, map(describe_way_to_mean_auroc, summaries)), "")
-        yield f"No mean AUROC can be given, because {rule}: fewer show {names}.{remedy and f' {remedy}'}"
+        yield f"No mean AUROC can be given, because a {rule}: fewer show {names}.{remedy and f' {remedy}'}"
     else:
-        yield f"{rule[:1].upper()}{rule[1:]}, here without {names}."
+        yield f"A {rule}, here without {names}."
 
 
 def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
