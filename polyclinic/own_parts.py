@@ -91,7 +91,7 @@ class OwnParts:
         self._refuse_wrong_parts()
         added = dict(settings)
         for key, (group, part) in self._list_replaced_settings().items():
-            # MONAI's transforms keep their last draw: the caller's object would be another one for the next run.
+            # MONAI's transforms store their last draw: the caller's own object would have another hash in the next run.
             registered = _copy_if_possible(part) if group == TRANSFORMS else part
             added[key] = PLUGIN + register_local_plugin(group, registered)
         if self.head is not None:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
-from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.common.system.plain_text import format_count_with_noun, format_number
 from polyclinic.own_parts import (
@@ -56,21 +55,6 @@ if TYPE_CHECKING:
     from polyclinic.common.models.network import SplitNetwork
     from polyclinic.server.reporting.run_claims import RunClaims
     from polyclinic.server.runs.reader import RunFolderContent
-
-
-CLASS_COLUMNS = (
-    "class",
-    "owners",
-    "auroc",
-    "average_precision",
-    "positives",
-    "negatives",
-    "low",
-    "high",
-    "error",
-    "note",
-)
-"""Columns of the table of classes, beside those of the user's own metrics."""
 
 
 @use_python_words()
@@ -257,7 +241,6 @@ class FinishedRun:
 
         summary = self._content.summary
         test, intervals = summary.test, summary.test.intervals or summary.test.sampled
-        own_metrics = shorten_metric_names(test.mean_more, CLASS_COLUMNS)
         rows = []
         for name in dict.fromkeys((*test.per_class, *summary.classes)):
             note, result = explain_untested_class(summary, name), test.per_class.get(name)
@@ -270,7 +253,7 @@ class FinishedRun:
                     "owners": len(summary.annotating_sites_by_class.get(name, ())),
                     "auroc": shown and shown.auroc,
                     "average_precision": shown and shown.average_precision,
-                    **{short: shown and shown.more.get(metric) for metric, short in own_metrics.items()},
+                    **{short: shown and shown.more.get(metric) for metric, short in test.own_metrics.items()},
                     "positives": positives,
                     "negatives": negatives,
                     "low": low,
@@ -367,8 +350,7 @@ class FinishedRun:
 
     def _describe_own_metrics(self) -> str:
         """Return a sentence with the means of the user's own metrics; empty without them."""
-        test = self._content.summary.test
-        means = [f"{short} {format_number(test.mean_more[metric])}" for metric, short in test.own_metrics.items()]
+        means = [f"{name} {format_number(mean)}" for name, mean in self.own_metrics.items()]
         return f"Metrics of your own, mean over the classes: {', '.join(means)}." if means else ""
 
     def __repr__(self) -> str:

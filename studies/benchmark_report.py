@@ -28,6 +28,7 @@ from polyclinic.studies.benchmark_results import (
     MethodOverallResult,
 )
 from polyclinic.studies.claims import format_markdown_table, format_p_value
+from polyclinic.studies.comparison import NO_BETTER_ROUND
 from polyclinic.studies.comparison_report import TEMPLATES
 from polyclinic.studies.statistics import MethodRanking
 
@@ -142,10 +143,7 @@ def list_benchmark_condition_notes(result: BenchmarkResult) -> Iterator[str]:
         rare = join_as_english_list([f"{name} ({count})" for name, count in block.unscored.items()])
         yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
-        yield (
-            f"{label}: in {format_count_with_noun(runs, 'run')} no round was better on validation than before round 1; "
-            "the initial model is tested."
-        )
+        yield f"{label}: in {format_count_with_noun(runs, 'run')} {NO_BETTER_ROUND}; the initial model is tested."
     if len(result.codes) > 1:
         versions = join_as_english_list([f"{count} by {code}" for code, count in result.codes.items()])
         yield f"The runs are of {len(result.codes)} versions of the code: {versions}."

@@ -44,6 +44,7 @@ from polyclinic.studies.statistics import (
 )
 
 ENSEMBLE = "ensemble"
+NO_BETTER_ROUND = "no round was better on validation than before round 1"
 """Method name of an ensemble of the models that sites trained alone."""
 
 FEWEST_IMAGES = 10
@@ -262,10 +263,10 @@ def find_same_models(by_method: ByMethod) -> dict[str, bool]:
     same = dict[str, bool]()
     for label in others:
         common = sorted(by_method[label].keys() & of_reference.keys())
-        hashes = [(by_method[label][seed].summary, of_reference[seed].summary) for seed in common]
-        # The ensemble of models trained alone is none of the run's own model.
-        is_model = all(ours.method != ENSEMBLE != theirs.method and ours.model_sha256 for ours, theirs in hashes)
-        if common and is_model and all(ours.model_sha256 == theirs.model_sha256 for ours, theirs in hashes):
+        pairs = [(by_method[label][seed].summary, of_reference[seed].summary) for seed in common]
+        # An ensemble is several models; the hash in its summary is that of the run's own model.
+        is_model = all(ours.method != ENSEMBLE != theirs.method and ours.model_sha256 for ours, theirs in pairs)
+        if common and is_model and all(ours.model_sha256 == theirs.model_sha256 for ours, theirs in pairs):
             summaries = [of_reference[seed].summary for seed in common]
             same[label] = all(annotates_every_class(each) and not each.is_initial_model_tested for each in summaries)
     return same
@@ -414,8 +415,7 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
     for label, seeds in by_method.items():
         if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.is_initial_model_tested]:
             which = _count_seeds(untrained, len(seeds))
-            better = "no round was better on validation than before round 1"
-            yield f"{label}: with {which} {better}; the initial model is tested."
+            yield f"{label}: with {which} {NO_BETTER_ROUND}; the initial model is tested."
     for label, seeds in by_method.items():
         yield from _describe_poor_training(label, seeds)
     yield from _describe_absent_sites(by_method)
@@ -442,22 +442,24 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
 
 def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator[str]:
     """Yield a caution on the classes that too few test images show to count in a mean AUROC."""
-    shown = Counter[str]()
-    averaged = set[str]()
+    counted, left_out = set[tuple[int, str]](), set[tuple[int, str]]()  # pairs of seed and class
+    most_positives = dict[str, int]()
     for summary in summaries:
         headline = summary.test.compute_headline_auroc()
-        averaged.update(headline.classes)
-        shown |= Counter(headline.left_out)
-    left_out = {name for summary in summaries for name in summary.test.compute_headline_auroc().left_out}
+        counted.update((summary.seed, name) for name in headline.classes)
+        for name, positives in headline.left_out.items():
+            left_out.add((summary.seed, name))
+            most_positives[name] = max(positives, most_positives.get(name, 0))
     if not left_out:
         return
-    names = list_first_and_count_rest([f"“{name}” ({shown[name]:,})" for name in sorted(left_out)], MOST_NAMED)
-    rule = f"a mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
-    if averaged <= left_out:
+    words = [f"“{name}” ({positives:,})" for name, positives in sorted(most_positives.items())]
+    names = list_first_and_count_rest(words, MOST_NAMED)
+    rule = f"mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
+    if counted <= left_out:
         remedy = next(filter(None, map(describe_way_to_mean_auroc, summaries)), "")
-        yield f"No mean AUROC can be given, because {rule}: fewer show {names}.{remedy and f' {remedy}'}"
+        yield f"No mean AUROC can be given, because a {rule}: fewer show {names}.{remedy and f' {remedy}'}"
     else:
-        yield f"{rule[:1].upper()}{rule[1:]}, here without {names}."
+        yield f"A {rule}, here without {names}."
 
 
 def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
@@ -466,32 +468,29 @@ def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
     if one_score := [run.summary.seed for run in runs if gives_all_images_one_score(run)]:
         which = _count_seeds(one_score, len(runs))
         yield f"{label}: with {which} the model gives all test images of every class one score. {ONE_SCORE_CAUSE}"
-    undetected = Counter[str]()
+    undetected = Counter[str]()  # class -> number of runs; so too below
     for run in runs:
-        found = find_undetected_classes(run.summary.test)
-        undetected.update((*found.includes_chance, *found.below_chance))
+        by_interval = find_undetected_classes(run.summary.test)
+        undetected.update((*by_interval.includes_chance, *by_interval.below_chance))
     if undetected:
-        names = [
-            f"“{name}” ({count} of {format_count_with_noun(len(runs), 'run')})" for name, count in undetected.items()
-        ]
-        listed = list_first_and_count_rest(names, MOST_NAMED)
         interval = "the 95 % interval does not lie above an AUROC of 0.5"
+        listed = _list_classes_with_run_counts(undetected, len(runs))
         yield f"{label}: not detected better than by chance, because {interval}: {listed}."
-    missed: dict[str, list[int]] = {}  # class -> seeds in which no positive test image is found
-    for run in runs:
-        for name in find_classes_without_sensitivity(run.summary.test):
-            missed.setdefault(name, []).append(run.summary.seed)
+    missed = Counter(name for run in runs for name in find_classes_without_sensitivity(run.summary.test))
     if missed:
-        names = [
-            f"“{name}” ({len(found)} of {format_count_with_noun(len(runs), 'run')})" for name, found in missed.items()
-        ]
-        listed = list_first_and_count_rest(names, MOST_NAMED)
+        listed = _list_classes_with_run_counts(missed, len(runs))
         chosen = any(run.summary.test.operating_points.get(name) for run in runs for name in missed)
         remedy = f" The pages of the runs have the better ones: “{THRESHOLDS_HEADING}”." if chosen else ""
         yield f"{label}: at a threshold of 0.5 no positive test image is found (sensitivity 0): {listed}.{remedy}"
     if unfinished := [run.summary.seed for run in runs if is_last_round_best(run.summary)]:
         which = _count_seeds(unfinished, len(runs))
         yield f"{label}: with {which} validation was best in the last round: more rounds may give a better model."
+
+
+def _list_classes_with_run_counts(counts: Counter[str], of_all: int) -> str:
+    """Return classes as a list, each with its number of runs: ``"“edema” (1 of 2 runs) and “mass” (2 of 2 runs)"``."""
+    runs = format_count_with_noun(of_all, "run")
+    return list_first_and_count_rest([f"“{name}” ({count} of {runs})" for name, count in counts.items()], MOST_NAMED)
 
 
 def _count_seeds(seeds: Sequence[int], of_all: int) -> str:

@@ -260,9 +260,10 @@ def _draw_row_labels(axes: Axes, names: Sequence[str]) -> None:
 
 
 def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
-    """Return the tables of a comparison: all methods, the tests, multi-class metrics; then of the external test set.
+    """Return the tables of a comparison, then those of the external test set.
 
-    A column without any figure is left out. A test with too few seeds has no p-value.
+    They are of all methods, the classes, the tests, multi-class metrics, and metrics of the user's own. A column
+    without any figure is left out. A test with too few seeds has no p-value.
     """
     spread = any(len(method.seeds) > 1 for method in comparison.methods)
     over = "mean ± SD over seeds" if spread else "one seed"
@@ -272,25 +273,22 @@ def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
         means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
         rows.append((method.label, *map(format_mean_and_sd, means)))
     tables = [FittedTable(f"All methods, {over}", tuple(headings), tuple(rows))]
-    tables.append(_make_class_table(comparison, over))
+    tables.append(_make_class_table(comparison, "mean over seeds" if spread else "one seed"))
     tables += _make_test_tables(comparison)
-    if comparison.available_metrics:
-        names = tuple(MEASURE_NAMES[measure] for measure in comparison.available_metrics)
-        undefined = MeanAndSd(None, None)
+    undefined = MeanAndSd(None, None)
+    if measures := comparison.available_metrics:
         rows = [
-            (
-                method.label,
-                *(format_mean_and_sd(method.measures.get(name, undefined)) for name in comparison.available_metrics),
-            )
+            (method.label, *(format_mean_and_sd(method.measures.get(measure, undefined)) for measure in measures))
             for method in comparison.methods
         ]
-        tables.append(FittedTable(f"One class an image, {over}", ("method", *names), tuple(rows)))
-    if own := comparison.own_metrics:
+        headings = ["method", *(MEASURE_NAMES[measure] for measure in measures)]
+        tables.append(FittedTable(f"One class an image, {over}", tuple(headings), tuple(rows)))
+    if own_metrics := comparison.own_metrics:
         rows = [
-            (method.label, *(format_mean_and_sd(method.more.get(name, MeanAndSd(None, None))) for name in own))
+            (method.label, *(format_mean_and_sd(method.more.get(name, undefined)) for name in own_metrics))
             for method in comparison.methods
         ]
-        tables.append(FittedTable(f"{OWN_METRICS}, {over}", ("method", *own.values()), tuple(rows)))
+        tables.append(FittedTable(f"{OWN_METRICS}, {over}", ("method", *own_metrics.values()), tuple(rows)))
     for table in make_comparison_tables(comparison.external) if comparison.external else ():
         tables.append(replace(table, title=f"External test set: {table.title[0].lower()}{table.title[1:]}"))
     return [table.drop_empty_columns() for table in tables]
@@ -301,7 +299,7 @@ def _make_class_table(comparison: MethodComparison, over: str) -> FittedTable:
     names = [name for group in comparison.class_groups.values() for name in group]
     rows = [(name, *(format_number(method.per_class.get(name)) for method in comparison.methods)) for name in names]
     headings = ("class", *(method.label for method in comparison.methods))
-    return FittedTable(f"By class: AUROC, {over.replace('mean ± SD', 'mean')}", headings, tuple(rows))
+    return FittedTable(f"By class: AUROC, {over}", headings, tuple(rows))
 
 
 def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:

@@ -26,6 +26,7 @@ from polyclinic.server.reporting.svg import (
 )
 from polyclinic.studies import claims
 from polyclinic.studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
+from polyclinic.studies.comparison import NO_BETTER_ROUND
 from polyclinic.studies.comparison_report import TEMPLATES
 from polyclinic.studies.statistics import FEWEST_SEEDS
 from polyclinic.studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
@@ -115,8 +116,7 @@ def describe_untrained_results(table: TableResult) -> str:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
     runs = format_count_with_noun(sum(count for *_, count in table.untrained), "run")
-    better = "no round was better on validation than before round 1"
-    return f"In {runs} {better}, and the initial model is tested: {'; '.join(named)}."
+    return f"In {runs} {NO_BETTER_ROUND}, and the initial model is tested: {'; '.join(named)}."
 
 
 def _format_table_as_markdown(table: TableResult) -> str:

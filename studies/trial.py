@@ -58,35 +58,34 @@ class Trial:
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
     def _read_finished_experiment(self) -> Experiment | None:
-        """Return the experiment of the finished run in the folder; None if there is none of this release."""
+        """Return the experiment of the finished run in the folder; None if there is none that this release reads."""
+        from polyclinic.strategies.run_length import complete_earlier_round_settings  # here: it imports torch
+
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return None
         try:
-            return Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
+            done = Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
         except ValidationError:
             return None
+        return complete_earlier_round_settings(done)
 
     def describe_changes(self) -> str:
         """Describe in which settings the finished run in the folder differs from this trial; empty if not known."""
         from polyclinic.server.federation.checkpoints import describe_experiment_changes  # here: it imports torch
-        from polyclinic.strategies.run_length import complete_earlier_round_settings, complete_round_settings
+        from polyclinic.strategies.run_length import complete_round_settings
 
         if (done := self._read_finished_experiment()) is None:
             return ""
-        before = complete_earlier_round_settings(done).model_dump(mode="json")
-        return describe_experiment_changes(before, complete_round_settings(self.experiment_file.experiment))
+        experiment = complete_round_settings(self.experiment_file.experiment)
+        return describe_experiment_changes(done.model_dump(mode="json"), experiment)
 
     def is_trial_finished(self) -> bool:
         """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
-        from polyclinic.strategies.run_length import (  # here: it imports torch
-            complete_earlier_round_settings,
-            complete_round_settings,
-        )
+        from polyclinic.strategies.run_length import complete_round_settings  # here: it imports torch
 
         if (done := self._read_finished_experiment()) is None:
             return False
-        done = complete_earlier_round_settings(done)
         experiment = complete_round_settings(self.experiment_file.experiment)
         hashes = {key: getattr(experiment.model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
         return done == experiment.model_copy(update={"model": experiment.model.model_copy(update=hashes)})

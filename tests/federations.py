@@ -45,7 +45,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-DIGITS = """
+SMALL_RUN = """
 [run]
 method = "surgical"
 rounds = 2
@@ -53,16 +53,20 @@ seed = 3
 
 [model]
 architecture = "tiny_cnn"
-channels = 1
+channels = {channels}
 image_size = 16
-
+"""
+"""The tables ``[run]`` and ``[model]`` of most federations of tests."""
+INLINE_RUN = f"""{SMALL_RUN.format(channels=1)}
 [training]
 batch_size = 64
 lr = 0.003
 
 [simulation]
 backend = "inline"
-
+"""
+"""All that a simulation in this process needs, but for data and partition."""
+DIGITS = f"""{INLINE_RUN}
 [data]
 kind = "digits"
 image_size = 16

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NamedTuple
 
@@ -32,6 +32,14 @@ NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Pattern of the names of entry points, and of external networks."""
 MOST_METRICS = 20
 """Most metrics of plug-ins in one run."""
+TABLE_COLUMNS = frozenset(
+    {
+        *("class", "owners", "auroc", "average_precision", "positives", "negatives", "low", "high", "error", "note"),
+        *("experiment", "seed", "all", "shared", "unique", "model_sha256"),
+        *("method", "seeds", "sd", "balanced_accuracy", "difference", "p", "verdict"),
+    }
+)
+"""Columns of the tables of classes, runs and methods in Python, which no metric of a plug-in replaces."""
 PLUGIN = "plugin:"
 """Prefix by which an experiment names a plug-in in the place of a part of ours."""
 PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
@@ -156,19 +164,18 @@ def format_plugin_user_name(argument: str, name: str) -> str:
     return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
 
 
-def shorten_metric_names(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+def shorten_metric_names(names: Iterable[str]) -> dict[str, str]:
     """Return metric of a plug-in -> its short name for tables: that of the entry point or of the user's function.
 
-    A name that is short for two metrics, or that is taken, stays as it is.
+    A name that is short for two metrics, or that is one of :data:`TABLE_COLUMNS`, stays as it is.
 
     Args:
         names: Names of metrics, ``plugin:NAME``.
-        taken: Names of other columns.
     """
     plain = {name: name.removeprefix(PLUGIN) for name in names}
     short = {name: text.split("-")[1] if is_local_plugin_name(name) else text for name, text in plain.items()}
     counts = Counter(short.values())
-    return {name: text if counts[text] == 1 and text not in taken else name for name, text in short.items()}
+    return {name: text if counts[text] == 1 and text not in TABLE_COLUMNS else name for name, text in short.items()}
 
 
 def is_simulate_argument(where: str) -> bool:

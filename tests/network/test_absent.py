@@ -42,7 +42,7 @@ def test_a_hospital_that_never_comes_is_named_on_the_screen_and_in_every_file(fe
     assert flwr_server("verify", out).code == 0
 
 
-def test_a_hospital_that_comes_late_is_absent_no_more(federation: Federation) -> None:
+def test_a_hospital_that_comes_late_is_no_longer_named_absent(federation: Federation) -> None:
     federation.stop(federation.south)
     run = federation.run(SLOW, *WITHOUT[:2], "run.rounds=12", once=True)
     run.says("round 1 of 12")

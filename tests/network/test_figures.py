@@ -20,7 +20,7 @@ from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.models.network import compute_image_probabilities, select_head_row_labels
 from polyclinic.common.models.saved import load_model
 from polyclinic.data.images.pixels import load_pixels_on_device
-from tests.federations import DIGITS
+from tests.federations import INLINE_RUN
 from tests.network.federated import connected
 from tests.network.real import Site, summary_of, written
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 NAMES, MEAN = ("large", "odd"), "mean of all classes"
 HOSPITALS = ("east", "north", "south")
-EXPERIMENT = f"""{DIGITS.split("[data]")[0]}
+EXPERIMENT = f"""{INLINE_RUN}
 [participation]
 min_sites = 3
 """

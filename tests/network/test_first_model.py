@@ -36,9 +36,8 @@ def test_every_hospital_refuses_a_crafted_first_model(federation: Federation) ->
         shown = flwr_client("audit", "show", site.folder, "--json", "--tail", 5)
         entries = map(json.loads, shown.out.splitlines()[-5:])
         # A site that alone annotates a class is asked about it after the roll call.
-        answer, denied, error = [each for each in entries if each.get("record") not in ("Question", "RefusalNoted")][
-            -3:
-        ]
+        about_question = ("Question", "RefusalNoted")
+        *_, answer, denied, error = [entry for entry in entries if entry.get("record") not in about_question]
         assert (answer["direction"], answer["record"]) == ("out", "RollCallAnswer")
         assert (denied["direction"], denied["record"], denied["decision"]) == ("in", "TrainRequest", "deny")
         assert denied["rule"] == "run.first_model"
@@ -49,6 +48,11 @@ def test_every_hospital_refuses_a_crafted_first_model(federation: Federation) ->
         assert denied["reason"] in site.program.output
 
 
+def first_models_taken(federation: Federation) -> list[int]:
+    """How often each site took a first model without a comparison."""
+    return [site.program.output.count("is taken as it came") for site in federation.sites]
+
+
 def test_a_first_model_of_a_weights_file_is_compared_by_who_has_it(federation: Federation) -> None:
     """The first of the two runs is one of the published program without a file, of the same network."""
     federation.run(*NETWORK, "run.rounds=1", once=True, out="first").succeeds()
@@ -56,10 +60,10 @@ def test_a_first_model_of_a_weights_file_is_compared_by_who_has_it(federation: F
     folder = federation.south.folder / "weights"
     folder.mkdir()
     shutil.copy(file, folder / "trunk.safetensors")
-    before = [site.program.output.count("is taken as it came") for site in federation.sites]
+    before = first_models_taken(federation)
     federation.run(*NETWORK, "run.rounds=2", f"model.weights={file}", once=True).succeeds()
     shutil.rmtree(folder)
-    after = [site.program.output.count("is taken as it came") for site in federation.sites]
+    after = first_models_taken(federation)
     assert [count - earlier for count, earlier in zip(after, before, strict=True)] == [1, 1, 0]  # south has the file
 
 
@@ -75,12 +79,12 @@ def test_a_finished_run_s_folder_is_a_warm_start_with_its_head_and_the_same_mode
     folder.mkdir()
     shutil.copy(first / "model.safetensors", folder / "model.safetensors")  # south compares the first model with it
     federation.gather()
-    before = [site.program.output.count("is taken as it came") for site in federation.sites]
+    before = first_models_taken(federation)
     warm = (f"model.weights={first}", "run.rounds=2")
     run = federation.run(*warm, once=True, out="second")
     run.succeeds()
     shutil.rmtree(folder)
-    after = [site.program.output.count("is taken as it came") for site in federation.sites]
+    after = first_models_taken(federation)
     assert [count - earlier for count, earlier in zip(after, before, strict=True)] == [1, 1, 0]
     sentence = f"7 of 10 rows of the head come from {first}; new: 7, 8 and 9"
     assert sentence in run.output

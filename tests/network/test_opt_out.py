@@ -1,7 +1,7 @@
 """Over the network: a patient who opts out during a run is left out from the next round on."""
 
-import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from polyclinic.common.security.audit import AuditLog
-from tests.federations import DIGITS
+from tests.federations import INLINE_RUN
 from tests.network.federated import connected, sites_by_round
-from tests.network.real import Coordinator, Program, Site, summary_of, written
+from tests.network.real import Coordinator, Program, Site, eventually, summary_of, written
 
 pytestmark = pytest.mark.slow
 
-EXPERIMENT = f"""{DIGITS.split("[data]")[0]}
+EXPERIMENT = f"""{INLINE_RUN}
 [participation]
 min_sites = 2
 """
@@ -64,39 +64,35 @@ def rounds_in(run: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def wait_for_round(run: Path, number: int) -> None:
-    ends = time.monotonic() + 120
-    while rounds_in(run) < number:
-        assert time.monotonic() < ends, f"no round {number}"
-        time.sleep(0.05)
+@dataclass(frozen=True)
+class Federation:
+    """Three connected hospitals by name, and their coordinator."""
+
+    coordinator: Coordinator
+    sites: dict[str, Site]
+    experiment: Path
+
+    def begin(self, out: Path) -> Program:
+        """Start a run, and wait until its second round has ended."""
+        run = self.coordinator.run(self.experiment, out, *SLOW, sites=3, once=True)
+        eventually(lambda: rounds_in(out) >= 2, "round 2 ends", within_s=120)
+        return run
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[tuple[Coordinator, list[Site], Path]]:
+def federation(tmp_path: Path) -> Iterator[Federation]:
     experiment = written(EXPERIMENT, tmp_path)
     data = [write_hospital(tmp_path / "data" / name, part) for part, name in enumerate(HOSPITALS)]
     with connected(experiment, tmp_path / "machine", data=data) as (coordinator, sites):
-        yield coordinator, sites, experiment
-
-
-Federation = tuple[Coordinator, list[Site], Path]
-
-
-def begin(federation: Federation, out: Path) -> Program:
-    coordinator, _, experiment = federation
-    run = coordinator.run(experiment, out, *SLOW, sites=3, once=True)
-    wait_for_round(out, 2)
-    return run
+        yield Federation(coordinator, {site.name: site for site in sites}, experiment)
 
 
 def test_patients_who_opt_out_in_mid_run_are_left_out_of_the_next_rounds(
     federation: Federation, tmp_path: Path
 ) -> None:
-    _, sites, _ = federation
-    north = next(site for site in sites if site.name == "north")
-    run = begin(federation, tmp_path / "run")
+    north, south = federation.sites["north"], federation.sites["south"]
+    run = federation.begin(tmp_path / "run")
     (north.folder / "opted-out.txt").write_text("P-1\nP-2\np3\nnobody\n")
-    south = next(site for site in sites if site.name == "south")
     edit_opt_out(south, 'opt_out = ["P-4", 5]')
     run.succeeds()
     assert sites_by_round(tmp_path / "run") == [sorted(HOSPITALS)] * 8
@@ -112,10 +108,9 @@ def test_patients_who_opt_out_in_mid_run_are_left_out_of_the_next_rounds(
     assert 8 in trained
     assert "nobody" in north.program.output
     assert "nobody" not in run.output + (tmp_path / "run" / "events.jsonl").read_text()
-    east = next(site for site in sites if site.name == "east")
-    assert not [entry for entry in entries(east) if "opted_out" in entry]
+    assert not [entry for entry in entries(federation.sites["east"]) if "opted_out" in entry]
     # The next run begins without them.
-    again = federation[0].run(federation[2], tmp_path / "again", sites=3, once=True)
+    again = federation.coordinator.run(federation.experiment, tmp_path / "again", sites=3, once=True)
     again.succeeds()
     assert images_of_north(tmp_path / "again") == images_of_north(tmp_path / "run") - 6
 
@@ -134,30 +129,28 @@ def images_of_north(run: Path) -> int:
 def test_a_site_that_cannot_ask_who_opted_out_trains_nothing_and_names_no_patient(
     federation: Federation, tmp_path: Path
 ) -> None:
-    _, sites, _ = federation
-    north = next(site for site in sites if site.name == "north")
-    run = begin(federation, tmp_path / "run")
+    north = federation.sites["north"]
+    run = federation.begin(tmp_path / "run")
     (north.folder / "opted-out.txt").unlink()
     run.succeeds()
     assert sites_by_round(tmp_path / "run")[-1] == ["east", "south"]
-    told = (tmp_path / "run" / "events.jsonl").read_text() + run.output
-    assert "OptOutsUnknown" in told
-    assert "opted-out.txt" not in told
+    seen_by_coordinator = (tmp_path / "run" / "events.jsonl").read_text() + run.output
+    assert "OptOutsUnknown" in seen_by_coordinator
+    assert "opted-out.txt" not in seen_by_coordinator
     assert "cat: opted-out.txt" in north.program.output
 
 
 def test_a_site_whose_file_is_broken_in_mid_run_trains_nothing_until_it_is_repaired(
     federation: Federation, tmp_path: Path
 ) -> None:
-    _, sites, _ = federation
-    north = next(site for site in sites if site.name == "north")
-    run = begin(federation, tmp_path / "run")
+    north = federation.sites["north"]
+    run = federation.begin(tmp_path / "run")
     edit_opt_out(north, 'opt_out = ["P-1", "P-2')
-    without = tmp_path / "run" / "rounds.jsonl"
-    ends = time.monotonic() + 120
-    while '"north":"OptOutsUnknown' not in without.read_text().replace('": "', '":"'):
-        assert time.monotonic() < ends
-        time.sleep(0.05)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    absence = '"north":"OptOutsUnknown'
+    eventually(
+        lambda: absence in rounds.read_text().replace('": "', '":"'), "a round goes on without north", within_s=120
+    )
     edit_opt_out(north, 'opt_out = ["P-1", "P-2"]')
     run.succeeds()
     assert sites_by_round(tmp_path / "run")[-1] == sorted(HOSPITALS)

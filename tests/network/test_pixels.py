@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.data.dicom_files import dicom
+from tests.federations import SMALL_RUN
 from tests.network.federated import connected, events, sites_by_round
 from tests.network.real import Coordinator, Program, Site, flwr_sim, summary_of, written
 
@@ -24,16 +25,7 @@ pytestmark = pytest.mark.slow
 
 HOSPITALS = ("east", "north", "south")
 NAMES = ("large", "odd")
-EXPERIMENT = """
-[run]
-method = "surgical"
-rounds = 2
-seed = 3
-[model]
-architecture = "tiny_cnn"
-channels = {channels}
-image_size = 16
-[training]
+EXPERIMENT = f"""{SMALL_RUN}[training]
 batch_size = 32
 lr = 0.01
 [participation]

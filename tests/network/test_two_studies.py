@@ -33,7 +33,7 @@ def test_two_studies_go_on_side_by_side_through_kills_and_give_the_models_that_t
     assert of_all.ends() == 2
     assert "another flwr-server run is at work in this folder" in " ".join(of_all.output.split())
     coordinator.kill_leading(first)
-    eventually(lambda: events(federation.folder / "first", "resumed"), "the first study is begun again")
+    eventually(lambda: events(federation.folder / "first", "resumed"), "the first study resumes after the kill")
     for run in (first, second):
         run.succeeds()
     for name, members in (("first", ["east", "north"]), ("second", ["south"])):

@@ -18,22 +18,14 @@ from sklearn.datasets import load_digits
 
 from polyclinic.server.reporting.model_card import render_model_card
 from polyclinic.server.reporting.run_report import write_run_report
+from tests.federations import SMALL_RUN
 from tests.network.federated import connected, events, hash_in, sites_by_round
 from tests.network.real import Coordinator, Program, Site, flwr_client, flwr_server, summary_of, written
 
 pytestmark = pytest.mark.slow
 
 HOSPITALS = ("east", "north", "south")
-EXPERIMENT = """
-[run]
-method = "surgical"
-rounds = 2
-seed = 3
-[model]
-architecture = "tiny_cnn"
-channels = 1
-image_size = 16
-[training]
+EXPERIMENT = f"""{SMALL_RUN.format(channels=1)}[training]
 batch_size = 32
 lr = 0.01
 """

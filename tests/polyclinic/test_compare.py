@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 import polyclinic as pc
 from polyclinic.common.errors import BadInput
+from polyclinic.common.plugins import TABLE_COLUMNS
 from polyclinic.studies.runner import RunsFailed
 from tests.polyclinic.pictures import SMALL, pictures, share_above, squared, tiny
 
@@ -86,6 +87,27 @@ def test_own_metrics_are_in_tables_print_and_page(compared: pc.ComparedRuns) -> 
         assert "Metrics of your own" in text
         assert "share_above" in text
         assert "own-share_above" not in text
+
+
+def sd(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> float:
+    return 0.25
+
+
+def difference(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> float:
+    return 0.5
+
+
+def test_metrics_that_are_called_like_columns_are_in_columns_of_their_full_names(tmp_path: Path) -> None:
+    done = pc.compare(experiments(*METHODS), dataset=pictures(), metrics=[sd, difference], seeds=1, out=tmp_path)
+    full_names = {name for name in done.methods.columns if name.startswith("plugin:own-")}
+    assert {name.split("-")[1] for name in full_names} == {"sd", "difference"}
+    assert sorted(done.methods[sorted(full_names)].iloc[0]) == [0.25, 0.5]
+    assert done.methods["sd"].isna().all()  # of one seed
+    run = done.runs["surgical", 0]
+    tables = (done.methods, done.table, run.classes)
+    assert [full_names - {*table.columns} for table in tables] == [set()] * 3
+    columns = {name for table in tables for name in table.reset_index().columns}
+    assert columns - full_names == TABLE_COLUMNS
 
 
 def test_one_instance_for_all_seeds_is_named_as_their_common_start(tmp_path: Path) -> None:

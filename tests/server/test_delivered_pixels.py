@@ -23,21 +23,12 @@ from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.server.export.pictures import read_unlabelled_pictures
 from polyclinic.server.federation.set_up import write_run_pages
 from tests.data.dicom_files import dicom
-from tests.federations import temporary_folder
+from tests.federations import SMALL_RUN, temporary_folder
 from tests.network.real import flwr_sim
 
 NAMES = ("large", "odd")
 COUNT = 240
-EXPERIMENT = """
-[run]
-method = "surgical"
-rounds = 2
-seed = 3
-[model]
-architecture = "tiny_cnn"
-channels = {channels}
-image_size = 16
-[training]
+EXPERIMENT = f"""{SMALL_RUN}[training]
 batch_size = 32
 lr = 0.01
 [partition]

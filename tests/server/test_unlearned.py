@@ -21,22 +21,10 @@ from polyclinic.server.runs.unlearned import (
     read_unlearned_classes,
     select_rounds_of_model,
 )
+from tests.federations import INLINE_RUN
 from tests.network.real import flwr_sim, summary_of
 
-EXPERIMENT = """
-[run]
-method = "surgical"
-rounds = 2
-[model]
-architecture = "tiny_cnn"
-channels = 1
-image_size = 16
-[training]
-batch_size = 64
-lr = 0.003
-[simulation]
-backend = "inline"
-[data]
+EXPERIMENT = f"""{INLINE_RUN}[data]
 kind = "npz"
 path = "digits.npz"
 classes = ["large", "odd", "ghost"]

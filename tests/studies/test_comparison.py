@@ -254,6 +254,18 @@ def test_without_a_class_that_enough_test_images_show_a_comparison_has_no_mean_a
     assert "A mean AUROC needs about 2.5 times as many test images" in caution  # 30 over 12
 
 
+def test_a_class_that_enough_test_images_show_with_one_seed_only_has_a_mean_of_that_seed() -> None:
+    contents = []
+    for name in ("ours", "theirs"):
+        for seed, positives in enumerate((29, 31)):
+            test = summarise_test_results(metrics({"edema": 0.8}, positives=positives), (), ())
+            contents.append({**summary(name, {"edema": 0.8}, seed=seed), "test": asdict(test)})
+    comparison = compared(*contents)
+    assert comparison.methods[0].auroc_by_seed["all"] == {0: None, 1: pytest.approx(0.8)}
+    (caution,) = [each for each in comparison.cautions if "30 test images or more show" in each]
+    assert caution.endswith("here without “edema” (29).")
+
+
 def test_a_way_to_a_mean_auroc_names_the_key_of_a_table() -> None:
     few = asdict(summarise_test_results(metrics({"edema": 0.8}, positives=15), (), ()))
     tables = {"experiment": {"data": {"split_column": None}}}
