@@ -18,6 +18,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -400,6 +401,44 @@ def revoke_hospital(
     message = f"{site} is revoked: refused within 3 s where flwr-server start runs. "
     message += "To come back it makes a new key: flwr-client init DIR --renew-key."
     console.print(message, soft_wrap=True)
+
+
+@app.command("remove")
+def remove_hospital(
+    folder: Folder,
+    site: Annotated[str, typer.Argument(metavar="SITE", help="Its name.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why it leaves, for your own records.")] = "",
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option("--run", metavar="RUN", help="Folder of a run that was moved, or that is not in the history."),
+    ] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a hospital leave: revoke its admission, and list the runs and models that hold something of it.
+
+    Example: flwr-server remove trial north --reason "contract ended"
+
+    The list comes from the runs' receipts. A model that began with an affected model is affected too. The list stays in
+    removed/NAME.json of the coordinator's folder. A revoked site can be removed too; no model is deleted.
+    """
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+
+    coordinator = read_coordinator_folder(folder)
+    from polyclinic.server.coordinator import admission
+
+    admitted = admission.read_admitted_site(coordinator, site)
+    if not admitted.revoked:
+        if not yes:
+            _ask_for_confirmation(f"{site} is to leave for ever? Its key is refused from now on.")
+        admitted = admission.revoke_site(coordinator, site)
+    from polyclinic.server.deployment.removal import format_traces, list_traces_of_site
+
+    traces = list_traces_of_site(coordinator, admitted, reason, runs or [])
+    if as_json:
+        print(format_as_json_text(asdict(traces)))
+    else:
+        console.print(format_traces(coordinator, site, traces), highlight=False)
 
 
 @app.command("deadlines")

@@ -250,13 +250,25 @@ def _make_kit_heading(site: str, phrase: str) -> str:
     )
 
 
+def read_admitted_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
+    """Return a site that was admitted, also one that is revoked.
+
+    Raises:
+        BadInput: If no such site was admitted.
+    """
+    return _select_site(read_all_admitted_sites(coordinator), name)
+
+
 def read_unrevoked_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
     """Return an admitted site that is not revoked.
 
     Raises:
         BadInput: If no such site was admitted, or the site is revoked.
     """
-    sites = read_unrevoked_sites(coordinator)
+    return _select_site(read_unrevoked_sites(coordinator), name)
+
+
+def _select_site(sites: Mapping[str, AdmittedSite], name: str) -> AdmittedSite:
     if name not in sites:
         remedy = suggest_nearest_name(name, sites) or f"Admitted sites: {quote_names(sites) or 'none'}."
         raise BadInput([Fault(name, "is not an admitted site.", remedy)])

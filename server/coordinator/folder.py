@@ -7,6 +7,7 @@ Content of the folder:
     sites/NAME.toml     an admitted or revoked site
     kits/NAME.kit       connection kit for a hospital
     state/              the SuperLink's database and control socket, locks, state of the current run
+    removed/NAME.json   what was found when a site left
     logs/superlink.log
 """
 
@@ -104,6 +105,10 @@ class CoordinatorFolder:
     @property
     def state_path(self) -> Path:
         return self.folder / "state"
+
+    @property
+    def removed_path(self) -> Path:
+        return self.folder / "removed"
 
     @property
     def log_path(self) -> Path:

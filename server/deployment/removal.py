@@ -1,0 +1,65 @@
+"""``flwr-server remove``: the runs and models that hold something of a hospital that leaves, as a list that stays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.common.system.files import make_private_folder
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import quote_for_shell
+from polyclinic.common.system.terminal import fold_long_words
+from polyclinic.server.coordinator.admission import AdmittedSite
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.runs.affected import SiteTraces, find_traces_of_site, write_removal_record
+from polyclinic.server.runs.live_status import read_run_history
+
+
+def list_traces_of_site(
+    coordinator: CoordinatorFolder, site: AdmittedSite, reason: str, more: Sequence[Path]
+) -> SiteTraces:
+    """List the runs that hold something of a site, and write the list to ``removed/NAME.json``.
+
+    Args:
+        reason: Why the site leaves, in the coordinator's words.
+        more: Folders of runs that are not in the coordinator's history, or no longer where they were.
+    """
+    history = read_run_history(coordinator.state_path)
+    folders = [Path(run["run_folder"]) for run in history if run["there"]]
+    moved = [run["run_folder"] for run in history if not run["there"]]
+    traces = find_traces_of_site(site.site, [*folders, *(folder.absolute() for folder in more)])
+    traces.unreadable.update(dict.fromkeys(moved, "moved or removed; name its new place with --run"))
+    make_private_folder(coordinator.removed_path)
+    path = get_removal_record_path(coordinator, site.site)
+    write_removal_record(path, site.site, reason, site.revoked, traces)
+    return traces
+
+
+def get_removal_record_path(coordinator: CoordinatorFolder, site: str) -> Path:
+    """Return the path of the list that stays."""
+    return join_plain_name(coordinator.removed_path, PlainName(site), ".json")
+
+
+def format_traces(coordinator: CoordinatorFolder, site: str, traces: SiteTraces) -> RenderableType:
+    """Format the list for the terminal, with what the coordinator can do next."""
+    lines = [Text(f"{site} is revoked: refused within 3 s where flwr-server start runs.")]
+    if traces.affected:
+        table = fold_long_words(Table("run", f"{site} in it", "model", "folder"))
+        for run in traces.affected:
+            table.add_row(*map(Text, (run.name, run.describe(), run.model_sha256[:12] or "not ended", run.folder)))
+        words = f"flwr-server run {quote_for_shell(coordinator.folder)} EXPERIMENT --out NEW"
+        lines.append(
+            Text(
+                f"What {site} has contributed stays in these models. To train one again without it, use the same "
+                f"experiment file, without {site} in participation.sites: {words}"
+            )
+        )
+        lines.append(Text("Their folders hold more of it: updates/, checkpoints/. Delete those that nobody needs."))
+    else:
+        table = None
+        lines.append(Text(f"No run with {site} in its model was found."))
+    lines += [Text(f"{folder}: nobody can say if {site} is in it: {why}") for folder, why in traces.unreadable.items()]
+    lines.append(Text(f"The list stays in {get_removal_record_path(coordinator, site)}."))
+    return Group(lines[0], *([table] if table else []), *lines[1:])
