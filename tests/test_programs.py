@@ -98,7 +98,7 @@ def test_a_program_writes_each_shells_completion_script(
     ("program", "typed", "offered"),
     [
         ("flwr-sim", "flwr-sim stu", {"study"}),
-        ("flwr-server", "flwr-server re", {"revoke"}),
+        ("flwr-server", "flwr-server re", {"revoke", "remove"}),
         ("flwr-client", "flwr-client start --h", {"--help"}),
     ],
 )
