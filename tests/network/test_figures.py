@@ -147,6 +147,13 @@ def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(finished:
     assert run.card == {name: [f"{figure:.3f}" for figure in figures] for name, figures in true.items()}
     assert all(text in run.report for row in run.card.values() for text in row)
     assert all(row[0] in run.output for row in run.card.values())
+    section = run.report.split("AUROC by hospital and class")[-1].split("Each hospital scored")[0]
+    rows = [section.split(name)[1].split() for name in NAMES]
+    for row, name in zip(rows, NAMES, strict=True):
+        cells = [row[place : place + 4] for place in range(0, 12, 4)]  # such as "0.912 31 of 60"
+        assert [cell[0] for cell in cells] == [f"{figures[name][0]:.3f}" for figures in each]
+        labels = [scored(site, run.folder)[name][1] for site in run.sites]
+        assert [cell[1::2] for cell in cells] == [[str(int(of.sum())), str(len(of))] for of in labels]
 
 
 def test_at_masked_every_printed_figure_lies_within_its_error_and_no_record_holds_one_of_a_single_site(
@@ -165,6 +172,7 @@ def test_at_masked_every_printed_figure_lies_within_its_error_and_no_record_hold
     summary = summary_of(run.folder)
     assert 0 < summary["test"]["errors"]["auroc"] < 0.01
     assert_no_figure_of_one_site(summary)
+    assert "AUROC by hospital and class" not in run.report
     pooled = summary["test"]["pooled"]["per_class"]
     assert {name: tuple(figures["sites"]) for name, figures in pooled.items()} == dict.fromkeys(NAMES, HOSPITALS)
 
