@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,10 +36,9 @@ from polyclinic.server.federation.evaluation import (
 from polyclinic.server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from polyclinic.server.runs.progress import SilentRunProgress
 from polyclinic.server.runs.unlearned import find_unlearned_classes, select_rounds_of_model
-from polyclinic.strategies.engine.claims import find_admission_limit_faults, find_surplus_class_faults
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import RunStopped
-from polyclinic.strategies.engine.membership import AdmissionRule, RunMember
+from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.secure_aggregation import unmask_test_histograms
 from polyclinic.strategies.engine.sequential import make_coordinator
 from polyclinic.strategies.engine.state import make_model_array_record
@@ -72,7 +70,6 @@ def run_federation(
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=_list_admission_rules(setting),
         claims=setting.claims,
         processes=setting.processes,
         scratch=setting.folder.path,
@@ -186,13 +183,6 @@ def _find_own_pixel_faults(experiment: Experiment, setting: RunContext, coordina
             form = make_pixel_form(getattr(experiment, table), shape, drops_color=drops_color)
             faults += find_pixel_faults_of_table(table, form, terms)
     return faults
-
-
-def _list_admission_rules(setting: RunContext) -> tuple[AdmissionRule, ...]:
-    """Return the rules for the sites' claims; in simulation, where all sites are the user's own, there is none."""
-    if setting.claims is None or setting.registered is None:
-        return ()
-    return tuple(partial(rule, setting.claims) for rule in (find_admission_limit_faults, find_surplus_class_faults))
 
 
 def add_model_file_hashes(
