@@ -324,8 +324,8 @@ def _separate_unlike_spellings(
     """Return the declarations that spell each class as the run does, and the faults of the others.
 
     Args:
-        run_spellings: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling in the run. Of several
-            that a word contradicts, the first one is named.
+        run_spellings: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling. Of several that a
+            word contradicts, the first one is named.
     """
     fitting, faults = list[LabelDeclaration](), list[Fault]()
     for declaration in declarations:
