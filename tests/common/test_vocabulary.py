@@ -103,7 +103,9 @@ def test_words_of_two_classes_are_not_alike(words: tuple[str, str]) -> None:
     ],
 )
 def test_a_typing_error_is_a_letter_left_out_added_replaced_or_exchanged(first: str, second: str, errors: int) -> None:
-    assert count_typing_errors(first, second) == count_typing_errors(second, first) == errors
+    assert count_typing_errors(first, second, 9) == count_typing_errors(second, first, 9) == errors
+    assert count_typing_errors(first, second, errors) == errors
+    assert all(count_typing_errors(first, second, limit) > limit for limit in range(errors))
 
 
 def test_a_synonym_means_its_class_and_a_class_means_itself() -> None:
