@@ -350,10 +350,10 @@ def _describe_classes_of_one_site(summary: RunSummary) -> Iterator[str]:
     """Yield a sentence on classes of one site that may be another site's class in other words."""
     if names := summary.classes_of_one_site:
         verb = _choose_verb_form(names, "is", "are")
-        own = _choose_verb_form(names, "it is a class of its own", "they are classes of their own")
+        statement = _choose_verb_form(names, "it is a class of its own", "they are classes of their own")
         yield (
             f"{_quote_names(names)} {verb} annotated by one site alone. Nobody has confirmed (by "
-            f"participation.distinct_classes) that {own}, and not another site's class in other words."
+            f"participation.distinct_classes) that {statement}, and not another site's class in other words."
         )
 
 

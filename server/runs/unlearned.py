@@ -87,7 +87,10 @@ def _find_unlearned_classes_of_run(run: RunFolderContent) -> dict[str, str]:
         }
         for name in summary.classes
     }
-    own = summary.experiment.get("server_data") is not None
+    has_own_images = summary.experiment.get("server_data") is not None
     return find_unlearned_classes(
-        summary.classes, positives, select_rounds_of_model(run.rounds, summary.best_round), has_own_images=own
+        summary.classes,
+        positives,
+        select_rounds_of_model(run.rounds, summary.best_round),
+        has_own_images=has_own_images,
     )
