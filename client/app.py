@@ -16,11 +16,14 @@ from polyclinic.client.training.privacy import refuse_over_privacy_budget
 from polyclinic.client.training.secure_aggregation import HeldUpdateStore
 from polyclinic.client.training.task import get_unfilled_network
 from polyclinic.common import __version__
-from polyclinic.common.config import parse_plan_json
+from polyclinic.common.config import HospitalPlan, parse_plan_json
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.state import make_model_layout
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.records import (
+    HIDDEN,
+    NOT_SHOWN,
+    SHOWN,
     UNKNOWN_COUNT,
     BenefitRequest,
     EvaluateRequest,
@@ -135,7 +138,22 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         holds_frozen=site.frozen_part_files.ensure_frozen_part_stored(plan.model),
         pixels=site.pixel_form.to_json() if site.pixel_form else "",
         level="" if site.simulated else policy.level,
+        shown=_mark_shown_classes(site, plan),
     )
+
+
+def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:
+    """Return a sign for each class: shown by a training image or not, or hidden by the policy; empty if none may leave.
+
+    That no image shows a class is the count 0 of its positive images, so it is hidden where small counts are.
+    """
+    allows_figures = plan.privacy.level == "none" or site.policy.metrics_outside_privacy
+    if not (site.policy.label_counts and allows_figures):
+        return ""
+    hidden = site.hidden_classes("train")
+    shown = (site.reported_training_images.labels == 1).any(axis=0).tolist()
+    signs = (SHOWN if is_shown else NOT_SHOWN for is_shown in shown)
+    return "".join(HIDDEN if name in hidden else sign for name, sign in zip(site.train.class_names, signs, strict=True))
 
 
 def count_training_images_per_class(site: Site, value: int) -> tuple[int, ...]:

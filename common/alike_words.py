@@ -60,20 +60,19 @@ class ComparableWord:
         letters: Its letters in lower case, without accents; or its digits.
         spelling: Its letters in one spelling.
         stem: Its letters in one spelling, without their ending.
+        is_number: True for digits and Roman numerals.
     """
 
     letters: str
     spelling: str
     stem: str
+    is_number: bool
 
     @classmethod
     def from_letters(cls, letters: str) -> "ComparableWord":
         spelling = _respell(letters)
-        return cls(letters, spelling, _make_stem(spelling))
-
-    @property
-    def is_number(self) -> bool:
-        return self.letters.isdecimal() or _ROMAN.fullmatch(self.letters) is not None
+        is_number = letters.isdecimal() or _ROMAN.fullmatch(letters) is not None
+        return cls(letters, spelling, _make_stem(spelling), is_number)
 
     def is_alike(self, other: "ComparableWord", fewest: int) -> bool:
         """Return True if the two may be one word.
@@ -86,9 +85,9 @@ class ComparableWord:
         short, long = sorted((self.letters, other.letters), key=len)
         if self.stem == other.stem or (len(short) >= fewest and long.startswith(short)):
             return True
-        if _are_contrasts(self.letters, other.letters):
+        if not (_has_typing_error(self.letters, other.letters) or _has_typing_error(self.spelling, other.spelling)):
             return False
-        return _has_typing_error(self.letters, other.letters) or _has_typing_error(self.spelling, other.spelling)
+        return not _are_contrasts(self.letters, other.letters)
 
 
 @dataclass(frozen=True)
@@ -142,13 +141,16 @@ def _has_typing_error(first: str, second: str) -> bool:
     if fewest < FEWEST_OF_TYPING_ERROR or first[0] != second[0]:
         return False
     limit = 2 if fewest >= FEWEST_OF_TWO_TYPING_ERRORS else 1
-    return abs(len(first) - len(second)) <= limit and count_typing_errors(first, second) <= limit
+    return abs(len(first) - len(second)) <= limit and count_typing_errors(first, second, limit) <= limit
 
 
-def count_typing_errors(first: str, second: str) -> int:
+def count_typing_errors(first: str, second: str, limit: int) -> int:
     """Return how many letters were left out, added, replaced or exchanged with their neighbour between two words.
 
     This is the Damerau-Levenshtein distance in its restricted form (optimal string alignment).
+
+    Args:
+        limit: Of more errors than this, any larger number is returned.
     """
     before, last = list[int](), list(range(len(second) + 1))  # rows of the table of distances between beginnings
     for row, letter in enumerate(first, start=1):
@@ -159,6 +161,9 @@ def count_typing_errors(first: str, second: str) -> int:
             if row > 1 and column > 1 and letter == second[column - 2] and first[row - 2] == other:
                 errors = min(errors, before[column - 2] + 1)
             current.append(errors)
+        # Each later row is built on this one or, for two exchanged letters, on the one before.
+        if min(current) > limit and min(last) > limit:
+            return limit + 1
         before, last = last, current
     return last[-1]
 

@@ -75,19 +75,26 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
     """Return a fault for each key in which a site reads its images otherwise than the run does.
 
     The experiment's own value counts. Without one, of image sizes that differ the network's counts; else the value of
-    most sites; on a tie that of the site that was admitted first.
+    most sites; on a tie that of the site that was admitted first. A site that differs in one key has no vote on the
+    next.
     """
     faults = list[Fault]()
     for key, run in _choose_run_values(forms, terms).items():
         faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
-    faults += _find_nearly_black_sites(forms, terms)
-    rules = [(site, form.rules) for site, form in forms]
+    faults += _find_nearly_black_sites(forms, _select_without_fault(forms, faults), terms)
+    rules = [(site, form.rules) for site, form in _select_without_fault(forms, faults)]
     most = terms.begun.rules if terms.begun else (_choose_by_vote(rules).value if rules else 0)
-    for site, own in rules:
-        if own != most:
-            problem = f"its release turns files into pixels by rules {own}, the run by rules {most}."
+    for site, form in forms:
+        if form.rules != most:
+            problem = f"its release turns files into pixels by rules {form.rules}, the run by rules {most}."
             faults.append(Fault(f"site {site}", problem, "Install the coordinator's release there.", site))
     return faults
+
+
+def _select_without_fault(forms: Forms, faults: Sequence[Fault]) -> Forms:
+    """Return the sites without a fault, which decide on the next point; all if each has one."""
+    faulty = {fault.site for fault in faults}
+    return [(site, form) for site, form in forms if site not in faulty] or forms
 
 
 def find_pixel_faults_of_table(table: str, form: PixelForm, terms: PixelTerms) -> list[Fault]:
@@ -141,29 +148,40 @@ def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
 
 def _choose_run_values(forms: Forms, terms: PixelTerms) -> dict[str, _RunValue]:
     """Return the run's value of each key that has a meaning for a site, without those that are each site's own."""
-    values = dict[str, _RunValue]()
     extra = sorted({key for _, form in forms for key in form.rendering} - set(KEYS))  # of a newer release
-    for key in (*KEYS, *extra):
-        votes = [(site, form.read_setting(key)) for site, form in forms if form.has_setting(key)]
-        stated = terms.find_stated_value(key)
-        if key in terms.table.get(OWN, ()) or not (votes or stated):
-            continue
-        if stated is not None:
-            values[key] = stated
-        elif (
-            key == "image_size"
-            and len({str(size) for _, size in votes}) > 1
-            and terms.image_size in dict(votes).values()
-        ):
-            values[key] = _RunValue(terms.image_size, f"the network takes {terms.image_size} (model.image_size)")
-        else:
-            values[key] = _choose_by_vote([(site, _make_hashable(value)) for site, value in votes], key)
+    keys = [key for key in (*KEYS, *extra) if key not in terms.table.get(OWN, ())]
+    stated = {key: value for key in keys if (value := terms.find_stated_value(key)) is not None}
+    voters = list(forms)
+    for key, run in stated.items():
+        voters = _select_agreeing(voters, key, run.value)
+    values = dict[str, _RunValue]()
+    for key in keys:
+        if key in stated:
+            values[key] = stated[key]
+        elif votes := _list_votes(voters, key) or _list_votes(forms, key):
+            values[key] = _choose_run_value(votes, key, terms)
+            voters = _select_agreeing(voters, key, values[key].value)
     return values
 
 
-def _find_nearly_black_sites(forms: Forms, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each site with nearly black images, unless those of all sites are."""
-    others_are_bright = any(not form.white_of_dark for _, form in forms)
+def _choose_run_value(votes: Sequence[tuple[str, Any]], key: str, terms: PixelTerms) -> _RunValue:
+    sizes_differ = key == "image_size" and len({value for _, value in votes}) > 1
+    if sizes_differ and terms.image_size in dict(votes).values():
+        return _RunValue(terms.image_size, f"the network takes {terms.image_size} (model.image_size)")
+    return _choose_by_vote(votes, key)
+
+
+def _list_votes(forms: Forms, key: str) -> list[tuple[str, Any]]:
+    return [(site, _make_hashable(form.read_setting(key))) for site, form in forms if form.has_setting(key)]
+
+
+def _select_agreeing(forms: Forms, key: str, value: Any) -> list[tuple[str, PixelForm]]:
+    return [(site, form) for site, form in forms if _agrees(form, key, value)]
+
+
+def _find_nearly_black_sites(forms: Forms, fitting: Forms, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each site with nearly black images, unless those of all fitting sites are."""
+    others_are_bright = any(not form.white_of_dark for _, form in fitting)
     if terms.begun is not None:
         others_are_bright = not terms.begun.white_of_dark
     if not others_are_bright:

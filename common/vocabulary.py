@@ -169,28 +169,30 @@ def format_synonym_line(own: str, name: str) -> str:
     return f"{format_as_json_text(own)} = {format_as_json_text(name)}"
 
 
-def name_images_by_vocabulary(images: ImageSet, vocabulary: Vocabulary | None, where: str) -> ImageSet:
+def merge_words_of_classes(images: ImageSet, vocabulary: Vocabulary) -> ImageSet:
     """Return images with the study's class in place of each synonym among their class names.
+
+    Several columns of one class are one class: an image shows it if one of the columns says so. Columns that mean no
+    class of the study stay as they are.
+    """
+    groups = group_words_by_class(images.class_names, vocabulary)
+    return replace(images.merge_label_columns(groups.values()), class_names=tuple(groups))
+
+
+def name_images_by_vocabulary(images: ImageSet, vocabulary: Vocabulary | None, where: str) -> ImageSet:
+    """Return images as :func:`merge_words_of_classes` does, if each of their columns means a class of the study.
 
     Args:
         where: Table of the experiment that the images are of, for faults.
 
     Raises:
-        BadInput: If two columns of labels mean one class, or one is no class of the study.
+        BadInput: If a column means no class of the study.
     """
     if not vocabulary:
         return images
     groups = group_words_by_class(images.class_names, vocabulary)
-    faults = [_make_foreign_column_fault(name, vocabulary, where) for name in groups if name not in vocabulary]
-    for name, words in groups.items():
-        if len(words) > 1:
-            problem = f"{quote_names(words)} mean one class, {quote_names([name])}, and are columns of their own."
-            remedy = f"These lines under [{where}] merge them:"
-            for word in words:
-                remedy += f"\n    synonyms.{format_synonym_line(word, name)}" if word != name else ""
-            faults.append(Fault(where, problem, remedy))
-    raise_faults(faults)
-    return replace(images, class_names=tuple(groups))
+    raise_faults([_make_foreign_column_fault(name, vocabulary, where) for name in groups if name not in vocabulary])
+    return merge_words_of_classes(images, vocabulary)
 
 
 def _make_foreign_column_fault(word: str, vocabulary: Vocabulary, where: str) -> Fault:

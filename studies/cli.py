@@ -480,11 +480,18 @@ def predict_images(
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
     from polyclinic.server.export.prediction import describe_other_file_reading, predict_to_csv
-    from polyclinic.server.runs.unlearned import describe_unlearned_classes, read_unlearned_classes
+    from polyclinic.server.runs.unlearned import (
+        describe_classes_of_unknown_learning,
+        describe_unlearned_classes,
+        read_classes_of_unknown_learning,
+        read_unlearned_classes,
+    )
 
     pictures = predict_to_csv(folder, data, out, rendering)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
-    for sentence in (describe_unlearned_classes(read_unlearned_classes(folder)), describe_other_file_reading(folder)):
+    unlearned = describe_unlearned_classes(read_unlearned_classes(folder))
+    unknown = describe_classes_of_unknown_learning(read_classes_of_unknown_learning(folder))
+    for sentence in (unlearned, unknown, describe_other_file_reading(folder)):
         if sentence:
             console.print(sentence, soft_wrap=True, markup=False)
     if sentence := describe_skipped_images([SkippedImage(*each) for each in pictures.unreadable.items()]):

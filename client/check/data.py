@@ -20,11 +20,12 @@ from polyclinic.client.check.pictures import (
 from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
-from polyclinic.client.site.class_columns import list_annotated_columns, make_label_declaration
+from polyclinic.client.site.class_columns import make_label_declaration
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults
 from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.common.class_columns import list_annotated_columns
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.patients.opt_out import (
     REMEDY_FOR_UNMATCHED,
@@ -336,7 +337,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
         words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
         cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
-    for name in list_annotated_columns(settings, source.class_names):
+    for name in list_annotated_columns(source.class_names, settings.labels, settings.synonyms):
         column = source.labels[:, source.class_names.index(name)]
         with_class, without = (0 < len(np.unique(source.patients[column == kind])) < smallest for kind in (1, 0))
         counts = int((column == 1).sum()), int((column == 0).sum()), int(np.isnan(column).sum())

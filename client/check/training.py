@@ -3,7 +3,7 @@
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from polyclinic.client.check.machine import TrainingResourceNeeds, estimate_trai
 from polyclinic.client.check.pictures import PictureFacts
 from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.site.class_columns import find_columns_of_classes
 from polyclinic.client.site.site_file import SiteSettings, read_last_plan
 from polyclinic.client.training.local_round import compute_model_difference
+from polyclinic.common.class_columns import select_annotated_classes
 from polyclinic.common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
 from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
@@ -112,17 +112,13 @@ def prepare_training_trial(
     Raises:
         BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
-    plan, columns = planned.plan, find_columns_of_classes(settings, source.class_names)
-    canonical = tuple(columns)
+    plan = planned.plan
     batch = [(facts.row, facts.pixels) for facts in pictures if facts.pixels is not None][: plan.training.batch_size]
     rows = np.array([row for row, _ in batch], dtype=np.intp)
     pixels = np.stack([pixels for _, pixels in batch])
     images = ImageSet(pixels, source.labels[rows], source.class_names, source.patients[rows], np.full(len(rows), ""))
-    merged = images.merge_label_columns(columns.values())
-    images = replace(
-        merged.select_label_columns(tuple(members[0] for members in columns.values())), class_names=canonical
-    )
-    network = move_network_to_device(build_network(plan.model, canonical, seed=0), device)
+    images = select_annotated_classes(images, settings.labels, settings.synonyms)
+    network = move_network_to_device(build_network(plan.model, images.class_names, seed=0), device)
     gpus = settings.file.gpus if settings.file.gpus <= count_visible_gpus() else 1
     split_batches_across_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())

@@ -33,6 +33,7 @@ from polyclinic.common.plugins import (
 )
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.records import (
+    NOT_SHOWN,
     UNKNOWN_COUNT,
     BenefitReply,
     EvaluateReply,
@@ -328,6 +329,10 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
                 uncalled = f"{work.method.name} does not ask how many images show a class"
                 yield "policy.label_counts", "" if work.method.declared_payload.label_counts else uncalled
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
+            if reply.shown:
+                yield "policy.label_counts", "" if policy.label_counts else "it is false"
+                noisy = "it is false, and the run has noise" if private and not policy.metrics_outside_privacy else ""
+                yield "policy.metrics_outside_privacy", noisy
             yield "policy.smallest_count", _find_small_count_fault(policy, reply)
         case TrainReply():
             name = work.method.name
@@ -373,6 +378,8 @@ def _find_small_count_fault(policy: SitePolicy, reply: RollCallAnswer | Evaluate
     if any(UNKNOWN_COUNT < count < least for count in (*reply.positives, *reply.negatives)):
         return f"it is {least}, and a label count is less"
     if isinstance(reply, RollCallAnswer):
+        if least and NOT_SHOWN in reply.shown:
+            return f"it is {least}, and a class without a positive image would leave"
         small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
         return f"it is {least}, and there are fewer images or patients" if small else ""
     spread = (*reply.histograms.values(), *reply.validation_histograms.values())

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from polyclinic.client.check.pictures import read_picture_facts
 from polyclinic.client.check.source import SiteImageSource, choose_evenly_spaced_rows, open_site_image_source
 from polyclinic.client.check.training import find_planned_training
-from polyclinic.client.site.class_columns import list_annotated_columns, make_label_declaration
+from polyclinic.client.site.class_columns import make_label_declaration
 from polyclinic.client.site.settings import find_hospital_data_faults
 from polyclinic.client.site.site_file import read_site_toml_without_data
+from polyclinic.common.class_columns import list_annotated_columns
 from polyclinic.common.config import Experiment, HospitalPlan
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.network import convert_pixels_for_backbone
@@ -72,7 +73,7 @@ def write_class_samples_page(folder: Path, out: Path, experiment: Experiment | N
     source = open_site_image_source(settings)
     make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
-    names = list_annotated_columns(settings, source.class_names)
+    names = list_annotated_columns(source.class_names, settings.labels, settings.synonyms)
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
     rows = []
     for column, name in enumerate(names):

@@ -1,34 +1,18 @@
-"""The columns of a hospital's labels that mean one class, and the class that each of them means.
+"""The declaration of a hospital's classes to the coordinator.
 
-Several columns of one class are one class: an image shows it if one of the columns says so. The declaration to the
-coordinator then has the first column's name alone.
+Of several columns of one class (:mod:`polyclinic.common.class_columns`) it has the first column's name alone.
 """
 
 from collections.abc import Mapping, Sequence
 
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.class_columns import (
+    find_columns_of_classes,
+    find_foreign_column_faults,
+    list_annotated_columns,
+)
 from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
-from polyclinic.common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
-
-
-def list_annotated_columns(settings: SiteSettings, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the label columns that the site annotates, as ``data.annotates`` lists them; all without such a list.
-
-    The list has columns, or classes that ``[data.synonyms]`` gives to columns. A name that is neither stays.
-    """
-    annotated = list[str]()
-    for name in settings.labels or columns:
-        of_class = [column for column in columns if settings.synonyms.get(column) == name]
-        annotated += [name] if name in columns or not of_class else of_class
-    return tuple(annotated)
-
-
-def find_columns_of_classes(settings: SiteSettings, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return class -> the annotated columns that mean it, in the order of the columns that the site annotates."""
-    of_class = dict[str, dict[str, None]]()
-    for column in list_annotated_columns(settings, columns):
-        of_class.setdefault(settings.synonyms.get(column, column), {})[column] = None
-    return {name: tuple(members) for name, members in of_class.items()}
+from polyclinic.common.errors import quote_names, raise_faults
 
 
 def make_label_declaration(settings: SiteSettings, columns: Sequence[str]) -> LabelDeclaration:
@@ -40,20 +24,9 @@ def make_label_declaration(settings: SiteSettings, columns: Sequence[str]) -> La
     Raises:
         BadInput: With every fault.
     """
-    annotated = list_annotated_columns(settings, columns)
-    raise_faults(
-        [
-            Fault(
-                f"{FILE}: data.annotates",
-                f'"{name}" is not a class of the data. Classes: {quote_names(columns)}.',
-                suggest_nearest_name(name, columns),
-                cause="column",
-            )
-            for name in annotated
-            if name not in columns
-        ]
-    )
-    merged = _list_merged_columns(find_columns_of_classes(settings, columns))
+    annotated = list_annotated_columns(columns, settings.labels, settings.synonyms)
+    raise_faults(find_foreign_column_faults(annotated, columns))
+    merged = _list_merged_columns(find_columns_of_classes(columns, settings.labels, settings.synonyms))
     names = tuple(column for column in annotated if column not in merged)
     synonyms = {own: name for own, name in settings.synonyms.items() if own not in merged}
     declaration = LabelDeclaration(settings.file.name, names, synonyms)

@@ -9,7 +9,6 @@ import torch
 
 from polyclinic.client.site.class_columns import (
     describe_merged_columns,
-    find_columns_of_classes,
     make_label_declaration,
 )
 from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
@@ -17,6 +16,7 @@ from polyclinic.client.site.patient_ledger import open_site_ledger
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from polyclinic.client.site.stated_counts import StatedImageCounts
+from polyclinic.common.class_columns import find_columns_of_classes
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
@@ -200,7 +200,7 @@ def _keep_parts_of_earlier_release(
 
 def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Callable[[str], None]) -> Site:
     declaration = make_label_declaration(settings, splits.class_names)
-    columns = find_columns_of_classes(settings, splits.class_names)
+    columns = find_columns_of_classes(splits.class_names, settings.labels, settings.synonyms)
     if merged := describe_merged_columns(columns):
         tell(merged)
         splits = DatasetSplits(*(images.merge_label_columns(list(columns.values())) for images in splits.parts))

@@ -31,6 +31,7 @@ from polyclinic.common.vocabulary import (
     Vocabulary,
     group_words_by_class,
     map_words_to_classes,
+    merge_words_of_classes,
     name_declaration_by_vocabulary,
 )
 from polyclinic.data.base.image_set import PARTS, ImageSet
@@ -108,9 +109,6 @@ class Site:
             groups = group_words_by_class(self.declaration.canonical_names, vocabulary)
             few_of_word = {part: self.hidden_classes(part) for part in PARTS}
 
-            def name_images(images: ImageSet) -> ImageSet:
-                return replace(images.merge_label_columns(groups.values()), class_names=tuple(groups))
-
             def name_hidden_classes(part: str) -> frozenset[str]:
                 # A class is hidden if one of its words is: a run with another vocabulary may show the other words,
                 # and the difference would be the count of the hidden one.
@@ -119,9 +117,9 @@ class Site:
             named[key] = replace(
                 self,
                 declaration=declaration,
-                train=name_images(self.train),
-                validation=name_images(self.validation),
-                test=name_images(self.test),
+                train=merge_words_of_classes(self.train, vocabulary),
+                validation=merge_words_of_classes(self.validation, vocabulary),
+                test=merge_words_of_classes(self.test, vocabulary),
                 hidden={part: name_hidden_classes(part) for part in self.hidden},
                 original=self,
             )

@@ -4,7 +4,7 @@ import contextlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -42,11 +42,15 @@ from polyclinic.common.system.toml import TomlSection, read_toml, validate_table
 from polyclinic.common.vocabulary import UNSTATED_CLASS, Vocabulary
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.pixel_form import OWN, format_setting
-from polyclinic.data.base.spec import DataSpec, list_dataset_uses
+from polyclinic.data.base.spec import NO_FINDING, SEPARATOR, WITHOUT_CLASSES, DataSpec, list_dataset_uses
+from polyclinic.data.tables.cells import count_rows_by_finding
 from polyclinic.data.tables.class_folders import list_class_folders
+from polyclinic.data.tables.csv import read_csv_table
 
 FILE, PLAN_FILE = SITE_FILE, "plan.json"
 MOST_CLASSES_NAMED = 5
+MOST_FINDINGS_NAMED, FEWEST_ROWS = 20, 10
+"""Findings of a column that a message names, and the smallest number of rows that it tells."""
 OLD_KEYS_FILE = "old-keys"
 """File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
 
@@ -157,7 +161,8 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     try:
         file = validate_tables(SiteTomlContent, tree, FILE)
     except BadInput as error:
-        raise BadInput([*_explain_class_folders(folder, data, error.faults), *wrong]) from None
+        explained = _explain_class_folders(folder, data, error.faults)
+        raise BadInput([*_list_findings_of_column(folder, data, explained), *wrong]) from None
     if not wrong:  # the names of the data's columns and classes are normalised as well
         labels = map(normalize_name, labels)
         synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
@@ -180,6 +185,35 @@ def _explain_class_folders(folder: Path, data: Any, faults: Sequence[Fault]) -> 
         f"Then copy [data] from there into {FILE}."
     )
     return [Fault(where, problem, remedy) if fault.where == where else fault for fault in faults]
+
+
+def _list_findings_of_column(folder: Path, data: Any, faults: Sequence[Fault]) -> list[Fault]:
+    """Return the faults; where ``data.classes`` is missing, with the findings that the column of the table has."""
+    is_missing = [WITHOUT_CLASSES in fault.problem for fault in faults]
+    if not any(is_missing):
+        return list(faults)
+    try:
+        columns = read_csv_table(folder / str(data.get("labels")), f"{FILE}: data.labels")
+        column = columns.get_column(normalize_name(str(data.get("finding_column"))), with_line_ends=True)
+        rows = count_rows_by_finding(column, str(data.get("separator", SEPARATOR)))
+        absent = {str(word).casefold() for word in data.get("no_finding", NO_FINDING)}
+    except (BadInput, KeyError, TypeError):  # a fault of its own, once classes are there
+        return list(faults)
+    findings = {name: count for name, count in rows.items() if name.casefold() not in absent}
+    named = list(findings)[:MOST_FINDINGS_NAMED]
+    if not named:
+        return list(faults)
+    counts = (str(count) if count >= FEWEST_ROWS else f"under {FEWEST_ROWS}" for count in findings.values())
+    listed = ", ".join(f"{quote_names([name])} ({count})" for name, count in zip(named, counts, strict=False))
+    rarer = len(findings) - len(named)
+    more = f" and {rarer:,} rarer ones" if rarer else ""
+    remedy = (
+        f"The column has, with numbers of rows: {listed}{more}. This line under [data] keeps those that are named; "
+    )
+    remedy += f"take out what is no class, and list it in other_findings:\n    classes = {format_as_json_text(named)}"
+    return [
+        replace(fault, remedy=remedy) if missing else fault for fault, missing in zip(faults, is_missing, strict=True)
+    ]
 
 
 def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:

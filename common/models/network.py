@@ -277,10 +277,10 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
 
 def _copy_tensors(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
     """Overwrite these tensors of a module in place."""
-    own = module.state_dict()
+    state = module.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            state[name].copy_(tensor)
 
 
 def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:

@@ -60,6 +60,7 @@ class SavedModelDescription(BaseModel):
         model_sha256: Hash of the tensors' values, see :func:`polyclinic.common.models.state.hash_model_state`.
         pixels: How the images of the training became pixels; None if that is not known.
         unlearned: Class -> why the model has not learned it; None if that is not known.
+        maybe_unlearned: Classes of which it is not known whether the model has learned them.
         vocabulary: Synonyms and definitions of the classes, if the study had a vocabulary.
     """
 
@@ -75,6 +76,7 @@ class SavedModelDescription(BaseModel):
     model_sha256: Sha256
     pixels: PixelForm | None = None
     unlearned: dict[str, str] | None = None
+    maybe_unlearned: tuple[str, ...] = ()
     vocabulary: VocabularyTable | None = None
 
     @model_validator(mode="after")
@@ -93,6 +95,7 @@ def save_model(
     label_contract_sha256: str,
     pixels: PixelForm | None = None,
     unlearned: Mapping[str, str] | None = None,
+    maybe_unlearned: tuple[str, ...] = (),
     vocabulary: Vocabulary | None = None,
     private: bool = False,
 ) -> SavedModelDescription:
@@ -103,6 +106,7 @@ def save_model(
     Args:
         pixels: How the images of the training became pixels; None if that is not known.
         unlearned: Class -> why the model has not learned it; None if that is not known.
+        maybe_unlearned: Classes of which it is not known whether the model has learned them.
         vocabulary: The study's vocabulary, of which the entries of the network's classes are saved.
         private: Let only the owner read the files, because the model is one hospital's.
     """
@@ -133,6 +137,7 @@ def save_model(
         model_sha256=hash_model_state(state, layout),
         pixels=pixels,
         unlearned=None if unlearned is None else dict(unlearned),
+        maybe_unlearned=maybe_unlearned,
         vocabulary={name: vocabulary[name] for name in network.class_names if name in vocabulary}
         if vocabulary
         else None,

@@ -138,7 +138,7 @@ class WeightsFile:
 
     def select_neck_tensors(self, neck: nn.Module) -> dict[str, Tensor]:
         """Return the file's values for the neck's own tensors, by their names in the neck."""
-        names = (name for name, own in neck.state_dict().items() if own.is_floating_point())
+        names = (name for name, tensor in neck.state_dict().items() if tensor.is_floating_point())
         return {name: self.rest[f"neck.{name}"] for name in names}
 
     def select_head_row(self, name: str) -> tuple[Tensor, Tensor]:
@@ -163,9 +163,9 @@ class WeightsFile:
         ]
         if other:
             return join_as_english_list(other)
-        own = {f"neck.{name}": value.shape for name, value in neck.state_dict().items() if value.is_floating_point()}
-        theirs = {name: value.shape for name, value in self.rest.items() if name.startswith("neck.")}
-        if own != theirs:
+        shapes = {f"neck.{name}": value.shape for name, value in neck.state_dict().items() if value.is_floating_point()}
+        shapes_there = {name: value.shape for name, value in self.rest.items() if name.startswith("neck.")}
+        if shapes != shapes_there:
             return "the layers between trunk and head (model.neck, model.train) are others there"
         if any(not value.isfinite().all() for value in self.rest.values()):
             return "it has numbers that are not finite"
@@ -308,11 +308,11 @@ def _write_weights_file(
     size = image_size or get_architecture_traits(architecture).minimum_size
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=size)
     backbone = build_meta_backbone(spec).module
-    own = backbone.state_dict()
+    expected = backbone.state_dict()
     weights = {
         name: tensor.contiguous()
         for name, tensor in sorted(tensors.items())
-        if (name in own or not name.startswith(_CLASSIFIERS)) and not name.endswith(_COUNTER)
+        if (name in expected or not name.startswith(_CLASSIFIERS)) and not name.endswith(_COUNTER)
     }
     raise_faults(_find_weights_tensor_faults(backbone, weights, str(source)))
     content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in weights.items()})

@@ -56,6 +56,8 @@ FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
 
 REFUSALS = ("name", "version", "labels", "pixels")
 
+SHOWN, NOT_SHOWN, HIDDEN = "1", "0", "?"
+"""Signs in ``shown`` of the answer to the roll call."""
 UNKNOWN_COUNT = -1
 """Stands for a count that a site's policy does not release."""
 PixelText = Annotated[str, PlainLineBound(2000)]
@@ -231,6 +233,9 @@ class RollCallAnswer:
             such as `window`, and whether most images are nearly black, as JSON; empty if a release or a data set does
             not say it.
         level: The `level` of this site's policy; empty if a release does not say it.
+        shown: A sign for each class: `1` if some training image shows it, `0` if none does, `?` if `smallest_count`
+            hides it, which it does to every class with few positive patients or none; empty without `label_counts`,
+            and in a run with noise without `metrics_outside_privacy`.
     """
 
     run: RunNameText
@@ -248,6 +253,7 @@ class RollCallAnswer:
     holds_frozen: bool = False
     pixels: PixelText = ""
     level: Text = ""
+    shown: Annotated[str, PlainLineBound(MOST_CLASSES)] = ""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):
@@ -257,8 +263,16 @@ class RollCallAnswer:
         pairs = list(zip(self.positives, self.negatives, strict=False))
         if len(self.positives) != len(self.negatives) or len(pairs) not in (0, len(self.class_names)):
             raise WireError("label counts must be one a class, of both kinds.")
+        if set(self.shown) - {SHOWN, NOT_SHOWN, HIDDEN} or len(self.shown) not in (0, len(self.class_names)):
+            raise WireError("shown must have one sign a class.")
         if any(min(pair) < UNKNOWN_COUNT or sum(pair) > self.train_samples for pair in pairs):
             raise WireError("label counts must be from 0 to the training images together, or -1 for unknown.")
+
+    @property
+    def shown_classes(self) -> dict[str, bool | None]:
+        """Return class -> whether a training image shows it, None if the policy hides that; empty if unstated."""
+        meaning = {SHOWN: True, NOT_SHOWN: False, HIDDEN: None}
+        return {name: meaning[sign] for name, sign in zip(self.class_names, self.shown, strict=False)}
 
     @property
     def release(self) -> str:

@@ -95,7 +95,7 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         WIRE_VERSION: WireFormat(),
         16: WireFormat(
             signs_calls_for_coordinator=False,
-            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level"})}),
+            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown"})}),
             added_records=frozenset({"Question"}),
             plan_tables=frozenset({"pixels", "vocabulary"}),
             lacks=(

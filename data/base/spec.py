@@ -55,6 +55,10 @@ LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
 NO_FINDING = ("No Finding", "No Findings", "Normal")
 """Names that say that all classes are absent, compared without regard to case."""
+SEPARATOR = "|"
+"""Stands between the findings of a cell, if ``separator`` does not say otherwise."""
+WITHOUT_CLASSES = "finding_column and classes belong together"
+"""Beginning of the fault of a finding column without a list of classes."""
 
 SPLIT_SEED = 1337
 
@@ -183,7 +187,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
     label_columns: tuple[Name, ...] = ()
     finding_column: Name | None = None
-    separator: Annotated[str, Field(min_length=1)] = "|"
+    separator: Annotated[str, Field(min_length=1)] = SEPARATOR
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
@@ -245,7 +249,7 @@ class LabelColumnsSpec(PictureTableSpec):
         if bool(self.label_columns) == (self.finding_column is not None):
             raise ValueError("give either label_columns, or finding_column with classes")
         if (self.finding_column is not None) != bool(self.classes):
-            raise ValueError("finding_column and classes belong together: classes names the findings to keep")
+            raise ValueError(f"{WITHOUT_CLASSES}: classes names the findings to keep")
         for names in (self.label_columns, self.classes):
             if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"each class is named once; named again: {', '.join(repeated)}")

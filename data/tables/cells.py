@@ -167,6 +167,21 @@ def split_finding_names(cell: str, separator: str) -> list[str]:
     return [name for part in parts if (name := part.strip())] or [cell]
 
 
+def count_rows_by_finding(column: CsvColumn, separator: str) -> dict[str, int]:
+    """Return finding -> the number of rows that name it, of a column with cells such as ``"Mass|Nodule"``.
+
+    The most frequent finding comes first. Names that differ in upper and lower case only are one, as the first of them
+    writes it; cells and signs that name nothing are left out.
+    """
+    rows, spellings = Counter[str](), dict[str, str]()
+    for cell, count in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
+        names = {" ".join(part.split()) for part in split_finding_names(cell, separator)}
+        for name in names:
+            if not is_placeholder_finding(name):
+                rows[spellings.setdefault(name.casefold(), name)] += count
+    return dict(sorted(rows.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
 class _ClassNameIndex:
     """Finds names in a list, ignoring case except where two names of the list differ only in case."""
 

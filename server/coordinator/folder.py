@@ -32,6 +32,7 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
+from polyclinic.server.runs.live_status import describe_runs_at_work
 
 FILE = "coordinator.toml"
 _HOST = re.compile(
@@ -182,14 +183,16 @@ def lock_run_members(coordinator: CoordinatorFolder, members: Collection[str]) -
     coordinator.state_path.chmod(0o700)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_own_file(coordinator.state_path / "run.lock", "wb"))
-        problem = "a flwr-server run of all sites is at work in this folder."
+        at_work = _name_runs_at_work(coordinator)
+        problem = f"a flwr-server run of all sites is at work in this folder{at_work}."
         remedy = "Wait for its end. Runs whose experiments name their members (participation.sites) go on side by side."
         lock_file(file, Fault(str(coordinator.folder), problem, remedy), shared=True)
         faults = list[Fault]()
         for site in sorted(members):
             path = join_plain_name(coordinator.state_path, PlainName(site), ".runlock")
             file = stack.enter_context(open_own_file(path, "wb"))
-            problem = f"{site} takes part in another run, which has not ended."
+            at_work = _name_runs_at_work(coordinator, site)
+            problem = f"{site} takes part in another run, which has not ended{at_work}."
             remedy = "Wait for its end: a site trains for one run at a time."
             try:
                 lock_file(file, Fault("participation.sites", problem, remedy))
@@ -197,6 +200,12 @@ def lock_run_members(coordinator: CoordinatorFolder, members: Collection[str]) -
                 faults += error.faults
         raise_faults(faults)
         yield
+
+
+def _name_runs_at_work(coordinator: CoordinatorFolder, site: str = "") -> str:
+    """Return the end of a sentence that names the runs at work; empty if none has begun, as before a roll call."""
+    runs = describe_runs_at_work(coordinator.state_path, site)
+    return f": {runs}" if runs else ""
 
 
 def is_coordinator_command_running(coordinator: CoordinatorFolder, command: Literal["start", "run"]) -> bool:
@@ -213,10 +222,14 @@ def lock_coordinator_folder(coordinator: CoordinatorFolder, command: Literal["st
     """
     coordinator.state_path.mkdir(parents=True, exist_ok=True)
     coordinator.state_path.chmod(0o700)
-    remedy = ""
+    at_work = remedy = ""
     if command == "run":
-        remedy = "Wait for its end, or name the members of both (participation.sites), with no site in common."
+        at_work = _name_runs_at_work(coordinator)
+        remedy = (
+            "This experiment names no members, and so asks all sites. Wait for the end of what is at work, or name "
+        )
+        remedy += "members in each experiment (participation.sites), with no site in common."
     with open_own_file(coordinator.state_path / f"{command}.lock", "wb") as file:
-        problem = f"another flwr-server {command} is at work in this folder."
+        problem = f"another flwr-server {command} is at work in this folder{at_work}."
         lock_file(file, Fault(str(coordinator.folder), problem, remedy))
         yield

@@ -96,7 +96,7 @@ class NetworkBackend:
         self.file = replace(named, experiment=complete_round_settings(named.experiment, begun))
         self.is_begun = begun is not None
         self.members = frozenset(file.experiment.participation.sites)
-        self.own: DatasetSplits | None = None
+        self.server_data: DatasetSplits | None = None
         self.external: ImageSet | None = None
 
     def load_and_check_data(self, *, resume: bool) -> None:
@@ -113,8 +113,8 @@ class NetworkBackend:
         store = open_simulation_image_store(experiment, file.base_folder, self.tell)
         try:
             if experiment.server_data:
-                own = load_dataset(experiment.server_data, file.base_folder, store)
-                self.own = name_parts_by_vocabulary(own, experiment.vocabulary, "server_data")
+                splits = load_dataset(experiment.server_data, file.base_folder, store)
+                self.server_data = name_parts_by_vocabulary(splits, experiment.vocabulary, "server_data")
         except BadInput as error:
             faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
         try:
@@ -125,7 +125,7 @@ class NetworkBackend:
             faults += error.faults
         try:
             method = build_experiment_strategy(experiment)
-            faults += find_missing_coordinator_images(method, self.own) if not faults else []
+            faults += find_missing_coordinator_images(method, self.server_data) if not faults else []
             if method.site.pooled_missing_labels != "no":
                 method_name = experiment.run.method
                 problem = f'"{method_name}" puts all images in one place; hospitals\' images stay where they are.'
@@ -164,7 +164,7 @@ class NetworkBackend:
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
         note = partial(add_to_run_history, coordinator.state_path)
         reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
-        record_data_hashes_or_refuse(opening, hash_run_data_sets(None, self.own, self.external))
+        record_data_hashes_or_refuse(opening, hash_run_data_sets(None, self.server_data, self.external))
         reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
 
         def read_refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
@@ -184,8 +184,8 @@ class NetworkBackend:
                     backend="network",
                     device="cuda" if torch.cuda.is_available() else "cpu",
                     precision=experiment.training.precision,
-                    own=self.own,
-                    test=None if self.own is None else self.own.test,
+                    own=self.server_data,
+                    test=None if self.server_data is None else self.server_data.test,
                     external=self.external,
                     registered=grid.list_registered_sites,
                     left_replies=grid.receive_unrecorded_replies,

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Group
 from rich.text import Text
 
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.class_columns import (
+    find_foreign_column_faults,
+    list_annotated_columns,
+    select_annotated_classes,
+)
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import (
     FEWEST_POSITIVES,
     ClassMetrics,
@@ -21,8 +26,8 @@ from polyclinic.common.metrics.auroc import (
 from polyclinic.common.metrics.bootstrap import AurocIntervals, Interval, bootstrap_auroc_intervals
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
-from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
-from polyclinic.common.patients.opt_out import SITE_FILE, OptOutSource, leave_out_patients
+from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.patients.opt_out import OptOutSource, leave_out_patients
 from polyclinic.common.patients.parts import PatientPartMemory
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
@@ -30,7 +35,7 @@ from polyclinic.common.system.plain_text import (
     format_number,
     join_as_english_list,
 )
-from polyclinic.common.vocabulary import Vocabulary, group_words_by_class, map_words_to_classes
+from polyclinic.common.vocabulary import Vocabulary, map_words_to_classes, merge_words_of_classes
 from polyclinic.data.base.image_set import (
     DatasetSplits,
     ImageSet,
@@ -146,7 +151,8 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     if data.suffix == ".toml":
         described = read_labelled_dataset(data)
         splits = load_dataset(read_as_trained(described.spec, form), described.base, open_user_image_store())
-        images = name_images_as_model(_select_hospital_test_part(splits, described), read_model_description(folder))
+        vocabulary = read_model_description(folder).vocabulary or {}
+        images = merge_words_of_classes(_select_hospital_test_part(splits, described), vocabulary)
         return images, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
@@ -202,40 +208,9 @@ def _select_hospital_test_part(splits: DatasetSplits, described: LabelledDataset
     if not given:
         splits, _ = PatientPartMemory(described.state).keep_known_parts(splits)
     splits, _ = leave_out_patients(splits, OptOutSource(described.base).require_identifiers())
-    test = splits.test
-    words = described.annotates or test.class_names
-    raise_faults(
-        [
-            Fault(
-                f"{SITE_FILE}: data.annotates",
-                f'"{word}" is not a class of the data.',
-                suggest_nearest_name(word, names),
-            )
-            for names in [test.class_names]
-            for word in words
-            if word not in names
-        ]
-    )
-    class_names = tuple(described.synonyms.get(word, word) for word in words)
-    return replace(test.select_label_columns(words), class_names=class_names)
-
-
-def name_images_as_model(images: ImageSet, description: SavedModelDescription) -> ImageSet:
-    """Return images with the model's class in place of each synonym among their class names.
-
-    Columns that no class of the model is named for stay as they are. The model's vocabulary says what is a synonym.
-
-    Raises:
-        BadInput: If two columns of labels mean one class.
-    """
-    groups = group_words_by_class(images.class_names, description.vocabulary or {})
-    faults = list[Fault]()
-    for name, words in groups.items():
-        if len(words) > 1:
-            problem = f"{quote_names(words)} mean one class of the model, {quote_names([name])}."
-            faults.append(Fault("data", problem, "Keep one of these columns, or map them under synonyms."))
-    raise_faults(faults)
-    return replace(images, class_names=tuple(groups))
+    annotated = list_annotated_columns(splits.class_names, described.annotates, described.synonyms)
+    raise_faults(find_foreign_column_faults(annotated, splits.class_names))
+    return select_annotated_classes(splits.test, described.annotates, described.synonyms)
 
 
 def read_as_trained(spec: DataT, form: PixelForm | None) -> DataT:

@@ -56,6 +56,7 @@ from polyclinic.server.federation.ensemble import (
     make_site_metrics_entry,
 )
 from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.unlearned import ClassLearning
 from polyclinic.strategies.engine.claims import ClaimsBySite
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import ReplyArrival
@@ -162,7 +163,7 @@ def save_and_test_model(
     replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
     sums: Mapping[str, SummedScoreHistogram],
-    unlearned: Mapping[str, str],
+    learning: ClassLearning,
 ) -> FinalTestOutcome:
     """Save the global model, if the method has one; test the final model or models.
 
@@ -170,7 +171,7 @@ def save_and_test_model(
         network: A network of the run's classes; its weights are overwritten.
         replies: The sites' replies to the request to test.
         sums: Class -> sum of the sites' score histograms, under secure aggregation.
-        unlearned: Class -> why the global model has not learned it.
+        learning: Which classes the global model has not learned.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
     setting.folder.append_absence_events("test", replies.absent)
@@ -197,7 +198,8 @@ def save_and_test_model(
             network,
             label_contract_sha256=contract.hash,
             pixels=pixels,
-            unlearned=unlearned,
+            unlearned=learning.unlearned,
+            maybe_unlearned=learning.unknown,
             vocabulary=plan.vocabulary,
         )
         sha256 = saved.model_sha256

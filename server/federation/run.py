@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,11 +35,16 @@ from polyclinic.server.federation.evaluation import (
 )
 from polyclinic.server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from polyclinic.server.runs.progress import SilentRunProgress
-from polyclinic.server.runs.unlearned import find_unlearned_classes, select_rounds_of_model
-from polyclinic.strategies.engine.claims import find_admission_limit_faults, find_surplus_class_faults
+from polyclinic.server.runs.unlearned import (
+    ClassLearning,
+    find_classes_of_unknown_learning,
+    find_unlearned_classes,
+    is_shown,
+    select_rounds_of_model,
+)
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import RunStopped
-from polyclinic.strategies.engine.membership import AdmissionRule, RunMember
+from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.secure_aggregation import unmask_test_histograms
 from polyclinic.strategies.engine.sequential import make_coordinator
 from polyclinic.strategies.engine.state import make_model_array_record
@@ -72,7 +76,6 @@ def run_federation(
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=_list_admission_rules(setting),
         claims=setting.claims,
         processes=setting.processes,
         scratch=setting.folder.path,
@@ -121,8 +124,8 @@ def run_federation(
         recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
         sums = unmask_test_histograms(coordinator, select_counting_replies(tested, coordinator))
-        unlearned = _find_unlearned_classes(coordinator, setting, network)
-        outcome = save_and_test_model(network, coordinator, tested, setting, sums, unlearned)
+        learning = _find_class_learning(coordinator, setting, network)
+        outcome = save_and_test_model(network, coordinator, tested, setting, sums, learning)
         benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.record_run_stop(str(error))
@@ -130,7 +133,8 @@ def run_federation(
     summary = _make_run_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
     summary["start"] = recorder.start
-    summary["unlearned"] = unlearned
+    summary["unlearned"] = learning.unlearned
+    summary["maybe_unlearned"] = learning.unknown
     summary["claims"] = recorder.collect_claims(summary)
     recorder.record_run_end(summary)
     return summary
@@ -143,21 +147,28 @@ def _read_positives(member: RunMember, setting: RunContext) -> dict[str, int | N
     return counts or dict(setting.positives.get(answer.site, {}))
 
 
-def _find_unlearned_classes(coordinator: Coordinator, setting: RunContext, network: SplitNetwork) -> dict[str, str]:
-    """Return class -> why the run's global model has not learned it; empty if there is no such model."""
+def _read_shown_classes(member: RunMember, setting: RunContext) -> dict[str, bool | None]:
+    """Return class -> whether a training image of a site shows it, None if the site hides that; empty if unknown."""
+    counts = _read_positives(member, setting)
+    return member.answer.shown_classes or {name: is_shown(count) for name, count in counts.items()}
+
+
+def _find_class_learning(coordinator: Coordinator, setting: RunContext, network: SplitNetwork) -> ClassLearning:
+    """Return which classes the run's global model has not learned; none if there is no such model."""
     if not coordinator.method.site.has_global_model:
-        return {}
+        return ClassLearning()
     contract, members = coordinator.sites.contract, coordinator.sites.members
-    counts = {site: _read_positives(member, setting) for site, member in members.items()}
-    positives = {
-        name: {site: counts[site].get(name) for site in sorted(counts) if name in contract.sites[site]}
+    of_site = {site: _read_shown_classes(member, setting) for site, member in members.items()}
+    shown = {
+        name: {site: of_site[site].get(name) for site in sorted(of_site) if name in contract.sites[site]}
         for name in contract.class_names
     }
     rounds = select_rounds_of_model(setting.folder.read_round_lines(), coordinator.round_chosen_by_validation)
     warm = network.warm_start.taken if network.warm_start else ()
-    return find_unlearned_classes(
-        contract.class_names, positives, rounds, warm=warm, has_own_images=setting.own is not None
-    )
+    has_own_images = setting.own is not None
+    unlearned = find_unlearned_classes(contract.class_names, shown, rounds, warm=warm, has_own_images=has_own_images)
+    unknown = find_classes_of_unknown_learning(shown, unlearned, rounds, warm=warm, has_own_images=has_own_images)
+    return ClassLearning(unlearned, tuple(unknown))
 
 
 def _read_begun_pixels(setting: RunContext) -> PixelForm | None:
@@ -186,13 +197,6 @@ def _find_own_pixel_faults(experiment: Experiment, setting: RunContext, coordina
             form = make_pixel_form(getattr(experiment, table), shape, drops_color=drops_color)
             faults += find_pixel_faults_of_table(table, form, terms)
     return faults
-
-
-def _list_admission_rules(setting: RunContext) -> tuple[AdmissionRule, ...]:
-    """Return the rules for the sites' claims; in simulation, where all sites are the user's own, there is none."""
-    if setting.claims is None or setting.registered is None:
-        return ()
-    return tuple(partial(rule, setting.claims) for rule in (find_admission_limit_faults, find_surplus_class_faults))
 
 
 def add_model_file_hashes(

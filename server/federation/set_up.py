@@ -22,7 +22,7 @@ from polyclinic.server.federation.checkpoints import (
     refuse_experiment_changes,
     suggest_new_run,
 )
-from polyclinic.server.runs.folder import REFUSED, RunFolder, holds_refused_run
+from polyclinic.server.runs.folder import RunFolder, holds_refused_run
 from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store, send_metrics_to_trackers
 from polyclinic.strategies.engine.events import RunStopped
 
@@ -134,7 +134,7 @@ def _record_refusal(folder: RunFolder) -> Iterator[None]:
         reason = str(error)
         last_event = folder.read_run_events()[-1]
         if last_event.get("reason") != reason:  # else it is the event of a stop
-            folder.append_event(REFUSED, reason=reason)
+            folder.append_event("refused", reason=reason)
         raise
 
 

@@ -25,7 +25,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
-from polyclinic.server.runs.unlearned import NO_POSITIVE
+from polyclinic.server.runs.unlearned import NO_POSITIVE, describe_classes_of_unknown_learning
 
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
@@ -302,19 +302,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     limits += _describe_sites_outside_run(run)
     limits += [*_describe_untested_classes(summary), *_describe_lost_sites_and_classes(run)]
     limits += _describe_counting_statistics(summary)
-    if names := find_hidden_count_classes(summary):
-        verb = _choose_verb_form(names, "is", "are")
-        few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
-        rows = _choose_verb_form(names, "this row was", "these rows were")
-        limits.append(f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there.")
-    closed = [set(line.closed_rows) for line in run.rounds]
-    if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
-        rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
-        verb, few = _choose_verb_form(names, "was", "were"), "fewer hospitals than smallest_cohort sent it"
-        limits.append(f"{_quote_names(names)} {verb} not learned: {rows}, because {few}.")
-    if names := [name for name, reason in summary.unlearned.items() if reason == NO_POSITIVE]:
-        verb, them = _choose_verb_form(names, "was", "were"), _choose_verb_form(names, "it", "them")
-        limits.append(f"{_quote_names(names)} {verb} not learned: no training image of the run shows {them}.")
+    limits += _describe_unlearned_classes(run)
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     limits += _describe_unlike_pixels(summary)
@@ -335,6 +323,28 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     return limits
 
 
+def _describe_unlearned_classes(run: RunFolderContent) -> Iterator[str]:
+    """Yield sentences on classes that the model has not learned, or of which nobody knows whether it has."""
+    summary = run.summary
+    hidden = names = find_hidden_count_classes(summary)
+    if names:
+        verb = _choose_verb_form(names, "is", "are")
+        few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
+        rows = _choose_verb_form(names, "this row was", "these rows were")
+        yield f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there."
+    closed = [set(line.closed_rows) for line in run.rounds]
+    if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
+        rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
+        verb, few = _choose_verb_form(names, "was", "were"), "fewer hospitals than smallest_cohort sent it"
+        yield f"{_quote_names(names)} {verb} not learned: {rows}, because {few}."
+    if names := [name for name, reason in summary.unlearned.items() if reason == NO_POSITIVE]:
+        verb, them = _choose_verb_form(names, "was", "were"), _choose_verb_form(names, "it", "them")
+        yield f"{_quote_names(names)} {verb} not learned: no training image of the run shows {them}."
+    names = [name for name in summary.maybe_unlearned if name not in hidden]
+    if sentence := describe_classes_of_unknown_learning(names):
+        yield sentence
+
+
 def _describe_unlike_pixels(summary: RunSummary) -> Iterator[str]:
     """Yield sentences on images that may have become other pixels than meant."""
     if names := summary.pixels.unknown:
@@ -350,10 +360,10 @@ def _describe_classes_of_one_site(summary: RunSummary) -> Iterator[str]:
     """Yield a sentence on classes of one site that may be another site's class in other words."""
     if names := summary.classes_of_one_site:
         verb = _choose_verb_form(names, "is", "are")
-        own = _choose_verb_form(names, "it is a class of its own", "they are classes of their own")
+        statement = _choose_verb_form(names, "it is a class of its own", "they are classes of their own")
         yield (
             f"{_quote_names(names)} {verb} annotated by one site alone. Nobody has confirmed (by "
-            f"participation.distinct_classes) that {own}, and not another site's class in other words."
+            f"participation.distinct_classes) that {statement}, and not another site's class in other words."
         )
 
 

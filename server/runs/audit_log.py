@@ -23,7 +23,7 @@ from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import TrainReply
 from polyclinic.common.wire.versions import write_in_version
 from polyclinic.strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
-from polyclinic.strategies.engine.membership import RunMember
+from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.state import FederationState, serialize_federation_state
 
 UPDATES = "updates"

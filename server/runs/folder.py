@@ -27,8 +27,6 @@ from polyclinic.server.runs.reader import RoundFileLine, parse_round_lines, read
 from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
-REFUSED = "refused"
-"""Event of a run that ended before round 1, with the reason."""
 DEMO_MARK = "demo.txt"
 """File in the folder of a demo, which the next demo may remove."""
 
@@ -50,7 +48,7 @@ def holds_refused_run(path: Path) -> bool:
         return False
     lines = (path / "events.jsonl").read_bytes().splitlines()
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        return bool(json.loads(lines[-1])["event"] == REFUSED)
+        return bool(json.loads(lines[-1])["event"] == "refused")
     return False
 
 

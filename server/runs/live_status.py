@@ -103,6 +103,17 @@ def read_current_runs(state: Path) -> list[CurrentRun]:
     return [run for run in runs if run.state == "running"] or runs[-1:]
 
 
+def describe_runs_at_work(state: Path, site: str = "") -> str:
+    """Return the names of the runs that are at work, each with its sites; empty if none is.
+
+    Args:
+        site: Only runs that this site takes part in; empty for all.
+    """
+    runs = [run for run in read_current_runs(state) if run.state == "running"]
+    members = [(run.name, ", ".join(run.members) or "all sites") for run in runs if site in ("", *run.members)]
+    return "; ".join(f"{name} ({sites})" for name, sites in members)
+
+
 def remove_states_of_ended_runs(state: Path) -> None:
     """Remove the states of runs of named members that are over, because each such run has a file of its own."""
     for path in state.glob("present-*.json"):

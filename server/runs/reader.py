@@ -180,6 +180,7 @@ class RunSummary(_LenientRunFileModel):
         absent: Admitted sites that have not answered the roll call, up to the end of the run.
         start: Sentences on what the first model takes from a finished run; empty if it takes nothing.
         unlearned: Class -> why the model has not learned it.
+        maybe_unlearned: Classes of which it is not known whether the model has learned them.
         pixels: How the sites' images became pixels, and the sites of which this is not known.
         classes_of_one_site: Class -> site, for the classes that one site alone annotates, and the coordinator has not
             confirmed.
@@ -214,6 +215,7 @@ class RunSummary(_LenientRunFileModel):
     absent: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     unlearned: dict[str, str] = Field(default_factory=dict)
+    maybe_unlearned: tuple[str, ...] = ()
     statistics: CountingStatistics = CountingStatistics()
     learned: FinalMethodStatistics = FinalMethodStatistics()
     privacy: PrivacyBudgetSpent | None = None

@@ -2,22 +2,45 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.saved import read_model_description
 from polyclinic.common.system.files import is_file
-from polyclinic.common.system.plain_text import join_as_english_list
+from polyclinic.common.system.plain_text import join_as_english_list, list_first_and_count_rest
 from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, read_run
 
 NOBODY_TRAINED = "no site that annotates it took part"
 STAYED_MASKED = "its head row stayed masked in every round, because fewer hospitals than smallest_cohort sent it"
 NO_POSITIVE = "no training image of the sites that annotate it shows it"
+NOT_TOLD = "no site that annotates it tells that a training image shows it"
+"""Why it is not known whether a class was learned: policies do not tell it, or too few patients show it."""
+MOST_NAMED = 10
+"""Most classes that a sentence names."""
+
+
+@dataclass(frozen=True)
+class ClassLearning:
+    """What is known of the classes that a run's model may not have learned.
+
+    Attributes:
+        unlearned: Class -> why the model has not learned it.
+        unknown: Classes of which nobody knows whether it has (:data:`NOT_TOLD`).
+    """
+
+    unlearned: dict[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+
+def is_shown(positives: int | None) -> bool | None:
+    """Return whether a class has a positive image, None if the number of them is not known."""
+    return None if positives is None else positives > 0
 
 
 def find_unlearned_classes(
     class_names: Collection[str],
-    positives: Mapping[str, Mapping[str, int | None]],
+    shown: Mapping[str, Mapping[str, bool | None]],
     rounds: Sequence[RoundFileLine],
     *,
     warm: Collection[str] = (),
@@ -25,26 +48,46 @@ def find_unlearned_classes(
 ) -> dict[str, str]:
     """Return class -> why the model of the last of these rounds has not learned it, as a clause.
 
-    A class of which this cannot be known, because sites hide their counts, is left out.
+    A class of which this cannot be known is left out: see :func:`find_classes_of_unknown_learning`.
 
     Args:
-        positives: Class -> site that annotates it -> number of positive training images, None if that is not known.
+        shown: Class -> site that annotates it -> whether a training image shows it, None if that is not known.
         rounds: The rounds up to that of the model; without any, the result is empty.
         warm: Classes whose head rows come from a finished run.
         has_own_images: Whether the coordinator trains on images of its own, whose labels are not counted here.
     """
     unlearned = dict[str, str]()
     for name in class_names if rounds else ():
-        owners, counts = positives.get(name, {}).keys(), positives.get(name, {}).values()
+        owners, signs = shown.get(name, {}).keys(), shown.get(name, {}).values()
         if name in warm:
             continue
         if not any(owners & set(line.sites) for line in rounds) and any(owners & line.absent.keys() for line in rounds):
             unlearned[name] = NOBODY_TRAINED
         elif all(name in line.closed_rows for line in rounds):
             unlearned[name] = STAYED_MASKED
-        elif counts and all(count == 0 for count in counts) and not has_own_images:
+        elif signs and not any(sign is not False for sign in signs) and not has_own_images:
             unlearned[name] = NO_POSITIVE
     return unlearned
+
+
+def find_classes_of_unknown_learning(
+    shown: Mapping[str, Mapping[str, bool | None]],
+    unlearned: Collection[str],
+    rounds: Sequence[RoundFileLine],
+    *,
+    warm: Collection[str] = (),
+    has_own_images: bool = False,
+) -> list[str]:
+    """Return the classes of which it is not known whether the model has learned them (:data:`NOT_TOLD`).
+
+    Args:
+        shown, rounds, warm, has_own_images: As in :func:`find_unlearned_classes`.
+        unlearned: The classes that it has not learned.
+    """
+    if has_own_images or not rounds:
+        return []
+    classes = [name for name in shown if name not in unlearned and name not in warm]
+    return [name for name in classes if shown[name] and not any(shown[name].values())]
 
 
 def select_rounds_of_model(rounds: Sequence[RoundFileLine], best_round: int | None) -> list[RoundFileLine]:
@@ -73,21 +116,42 @@ def read_unlearned_classes(folder: Path) -> dict[str, str]:
     return {}
 
 
+def read_classes_of_unknown_learning(folder: Path) -> tuple[str, ...]:
+    """Return the classes of which nobody knows whether a saved model has learned them; none for earlier releases.
+
+    Raises:
+        BadInput: If there is no model, or its description cannot be read.
+    """
+    return read_model_description(folder).maybe_unlearned
+
+
 def describe_unlearned_classes(unlearned: Mapping[str, str]) -> str:
     """Return a sentence on classes without predictions; empty if there are none."""
     reasons = [f"{name} ({reason})" for name, reason in unlearned.items()]
     return f"Left out, because the model has not learned them: {join_as_english_list(reasons)}." if reasons else ""
 
 
+def describe_classes_of_unknown_learning(names: Collection[str]) -> str:
+    """Return a sentence on classes of which it is not known whether a model has learned them; empty for none."""
+    if not names:
+        return ""
+    listed = list_first_and_count_rest(list(names), MOST_NAMED)
+    return f"Not known whether the model has learned: {listed}. Reason: {NOT_TOLD}."
+
+
 def _find_unlearned_classes_of_run(run: RunFolderContent) -> dict[str, str]:
     summary = run.summary
-    positives = {
+    shown = {
         name: {
-            site: summary.sites[site].positives.get(name) for site in summary.annotating_sites_by_class.get(name, ())
+            site: is_shown(summary.sites[site].positives.get(name))
+            for site in summary.annotating_sites_by_class.get(name, ())
         }
         for name in summary.classes
     }
-    own = summary.experiment.get("server_data") is not None
+    has_own_images = summary.experiment.get("server_data") is not None
     return find_unlearned_classes(
-        summary.classes, positives, select_rounds_of_model(run.rounds, summary.best_round), has_own_images=own
+        summary.classes,
+        shown,
+        select_rounds_of_model(run.rounds, summary.best_round),
+        has_own_images=has_own_images,
     )

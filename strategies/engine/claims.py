@@ -18,7 +18,7 @@ from polyclinic.common.models.zoo.spec import Task
 # Only for type checks: commands that admit a site do not import torch.
 if TYPE_CHECKING:
     from polyclinic.common.wire.records import RollCallAnswer
-    from polyclinic.strategies.engine.membership import RunMember
+    from polyclinic.strategies.engine.run_member import RunMember
 
 MOST_MEDIANS = 100
 """Largest claim that counts as it is, in median claims of the other sites."""
@@ -63,24 +63,42 @@ def find_admission_place(site: str, limits: Mapping[str, SiteAdmissionLimits]) -
     return order, site
 
 
-def find_admission_limit_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
-    """Return a fault for each site whose stated classes or images exceed its admission limits.
+def find_admitted_class_faults(
+    limits: Mapping[str, SiteAdmissionLimits], members: Iterable["RunMember"]
+) -> list[Fault]:
+    """Return a fault for each site that states classes which it was not admitted for.
 
     Args:
-        claims: Returns site -> its limits; a site that is not in the result has no limits.
+        limits: Site -> its limits; a site that is not in it has none.
         members: The sites with their answers to the roll call.
     """
-    faults, limits = list[Fault](), claims()
+    faults = list[Fault]()
     for member in members:
-        answer, site = member.answer, member.answer.site
-        limit = limits.get(site, ANYTHING)
-        if limit.classes and (foreign := sorted(set(answer.class_names) - limit.classes)):
-            allowed = quote_names(sorted(limit.classes))
-            problem = f"claims {quote_names(foreign)}, which it was not admitted for. It may annotate {allowed}."
+        site, allowed = member.answer.site, limits.get(member.answer.site, ANYTHING).classes
+        foreign = sorted(set(member.answer.class_names) - allowed)
+        if allowed and foreign:
+            problem = f"claims {quote_names(foreign)}, which it was not admitted for. It may annotate "
+            problem += f"{quote_names(sorted(allowed))}."
             remedy = "Leave them out of data.annotates, or map them in data.synonyms"
             faults.append(Fault(f"site {site}", problem, f"{remedy}; or the coordinator admits it for them.", site))
-        if 0 < limit.images < answer.train_samples:
-            problem = f"claims {answer.train_samples:,} training images; it was admitted for {limit.images:,} at most."
+    return faults
+
+
+def find_admitted_count_faults(
+    limits: Mapping[str, SiteAdmissionLimits], members: Iterable["RunMember"]
+) -> list[Fault]:
+    """Return a fault for each site that states more training images than it was admitted for.
+
+    Args:
+        limits: Site -> its limits; a site that is not in it has none.
+        members: The sites with their answers to the roll call.
+    """
+    faults = list[Fault]()
+    for member in members:
+        site, claim = member.answer.site, member.answer.train_samples
+        allowed = limits.get(site, ANYTHING).images
+        if 0 < allowed < claim:
+            problem = f"claims {claim:,} training images; it was admitted for {allowed:,} at most."
             faults.append(Fault(f"site {site}", problem, "The coordinator can admit it for more.", site))
     return faults
 
@@ -155,7 +173,7 @@ def describe_lowered_claim(site: str, claim: int, counted: int) -> str:
     )
 
 
-def find_surplus_class_faults(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
+def find_surplus_class_faults(limits: Mapping[str, SiteAdmissionLimits], members: Iterable["RunMember"]) -> list[Fault]:
     """Return a fault for each site that is left out because the run would have too many classes.
 
     While there are more classes than :data:`MOST_UNLISTED_CLASSES`, or than the coordinator has listed, the site is
@@ -163,10 +181,10 @@ def find_surplus_class_faults(claims: ClaimsBySite, members: Iterable["RunMember
     was admitted last. So no site can be left out because of another one's classes, unless it adds more itself.
 
     Args:
-        claims: Returns site -> its limits.
+        limits: Site -> its limits.
         members: The sites with their answers to the roll call.
     """
-    limits, faults = claims(), list[Fault]()
+    faults = list[Fault]()
     listed = list_admitted_classes(limits)
     most = max(MOST_UNLISTED_CLASSES, len(listed))
     classes = {member.answer.site: frozenset(member.answer.class_names) for member in members}

@@ -6,13 +6,14 @@ A class that one site alone annotates is legitimate, so that nobody is left out;
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from polyclinic.common.alike_words import ComparableName
 from polyclinic.common.contract import LabelContract, LabelDeclaration
 from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.vocabulary import UNSTATED_CLASS, format_synonym_line
+from polyclinic.data.base.names import make_class_spelling_key
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits, list_admitted_classes
 
 
@@ -72,53 +73,64 @@ def find_alike_classes(declarations: Sequence[LabelDeclaration], words: Coordina
         declarations: The sites' labels, in the order in which the sites were admitted.
     """
     users = dict[str, dict[str, None]]()  # class -> the sites that use it, in their order
+    spellings = dict[str, list[str]]()
     for declaration in declarations:
         for name in declaration.canonical_names:
             users.setdefault(name, {})[declaration.site] = None
-    names = [ComparableName.from_name(name) for name in users]
+    for name in users:
+        spellings.setdefault(make_class_spelling_key(name), []).append(name)
+
+    def weigh(name: str) -> tuple[bool, int]:
+        return name in words.listed, len(users[name])
+
+    # Of several spellings of one name the one that counts is compared; of equal weight, the first one. The others have
+    # faults of their own.
+    names = [ComparableName.from_name(max(of_key, key=weigh)) for of_key in spellings.values()]
+    sites = {
+        name.name: users[name.name].keys() | {site for other in spellings[name.key] for site in users[other]}
+        for name in names
+    }
     pairs = list[AlikeClasses]()
     for place, first in enumerate(names):
         for second in names[place + 1 :]:
-            if not users[first.name].keys().isdisjoint(users[second.name]) or not first.is_alike(second):
+            if not sites[first.name].isdisjoint(sites[second.name]) or not first.is_alike(second):
                 continue
             if words.settles_pair(first.name, second.name):
                 continue
-
-            def weigh(name: str) -> tuple[bool, int]:
-                return name in words.listed, len(users[name])
-
             # Of equal weight, the first one was declared by the site that was admitted first.
             name, other = sorted((first.name, second.name), key=weigh, reverse=True)
             pairs.append(AlikeClasses(name, other, tuple(users[name]), tuple(users[other])))
     return pairs
 
 
-def find_alike_class_faults(
-    declarations: Sequence[LabelDeclaration], words: CoordinatorWords, *, line_follows: bool = False
-) -> tuple[list[Fault], dict[str, str]]:
-    """Return a fault for each word of a site that may mean another site's class, and what the other sites are told.
+@dataclass(frozen=True)
+class AlikeClassFault(Fault):
+    """The fault of a site whose word may mean a class of other sites.
 
-    The lines of all remedies can be written together: a word is mapped once, to the name that counts most among those
-    that it may mean, and the last remedy has one ``distinct_classes`` for all words.
+    Attributes:
+        pair: Both words, with the sites that use them.
+    """
+
+    pair: AlikeClasses = field(kw_only=True)
+
+
+def find_alike_class_faults(declarations: Sequence[LabelDeclaration], words: CoordinatorWords) -> list[AlikeClassFault]:
+    """Return a fault for each word of a site that may mean another site's class.
+
+    The lines of all remedies can be written together, because a word is mapped once: to the name that counts most among
+    those that it may mean. :func:`add_distinct_line` adds the coordinator's line for all words.
 
     Args:
         declarations: The sites' labels, in the order in which the sites were admitted.
-        line_follows: True if the caller prints ``distinct_classes`` with these words itself.
-
-    Returns:
-        The faults; and site -> text for the sites whose words count.
     """
-    faults, texts = list[Fault](), dict[str, list[str]]()
+    faults = list[AlikeClassFault]()
     own_names = {
         (declaration.site, name): own
         for declaration in declarations
         for own, name in zip(declaration.names, declaration.canonical_names, strict=True)
     }
-    pairs = choose_one_meaning(find_alike_classes(declarations, words))
-    distinct = [pair.other for pair in pairs]
-    for pair in pairs:
-        both = f'"{pair.name}" ({_name_sites(pair.sites)}) and "{pair.other}" ({_name_sites(pair.other_sites)})'
-        problem = f"{both} may be one class in two words, which would become two classes of the model."
+    for pair in choose_one_meaning(find_alike_classes(declarations, words)):
+        problem = _describe_pair(pair)
         for site in pair.other_sites:
             remedy = f"If they are one, this line under [data.synonyms] in site.toml of {site} settles it:\n"
             remedy += f"    {format_synonym_line(own_names[site, pair.other], pair.name)}\n"
@@ -126,16 +138,45 @@ def find_alike_class_faults(
                 f'If they are two, the coordinator adds "{pair.other}" to distinct_classes under [participation] of '
             )
             remedy += "the experiment."
-            faults.append(Fault("label contract", problem, remedy, site))
-        for site in pair.sites:
-            texts.setdefault(site, []).append(
-                f"{problem} {_name_sites(pair.other_sites)} and the coordinator are asked."
-            )
-    if faults and not line_follows:
+            faults.append(AlikeClassFault("label contract", problem, remedy, site, pair=pair))
+    return faults
+
+
+def _describe_pair(pair: AlikeClasses) -> str:
+    both = f'"{pair.name}" ({_name_sites(pair.sites)}) and "{pair.other}" ({_name_sites(pair.other_sites)})'
+    return f"{both} may be one class in two words, which would become two classes of the model."
+
+
+def list_alike_pairs(faults: Iterable[Fault]) -> list[AlikeClasses]:
+    """Return the pairs of words of each :class:`AlikeClassFault`, once each, in the order of the faults."""
+    return list(dict.fromkeys(fault.pair for fault in faults if isinstance(fault, AlikeClassFault)))
+
+
+def list_alike_words(faults: Iterable[Fault]) -> list[str]:
+    """Return the words of each :class:`AlikeClassFault` that may mean classes of other sites, once each."""
+    return list(dict.fromkeys(pair.other for pair in list_alike_pairs(faults)))
+
+
+def add_distinct_line(faults: Sequence[Fault], words: CoordinatorWords) -> list[Fault]:
+    """Return the faults with one line ``distinct_classes`` for all words, in the last fault that asks for it."""
+    distinct, faults = list_alike_words(faults), list(faults)
+    last = max((place for place, fault in enumerate(faults) if isinstance(fault, AlikeClassFault)), default=None)
+    if last is not None:
         each = "" if len(distinct) == 1 else " If all of these words are classes of their own, it is"
         line = f"{each}:\n    {words.format_distinct_line(distinct)}"
-        faults[-1] = replace(faults[-1], remedy=faults[-1].remedy.removesuffix("." if not each else "") + line)
-    return faults, {site: "\n".join(lines) for site, lines in texts.items()}
+        remedy = faults[last].remedy.removesuffix("." if not each else "") + line
+        faults[last] = replace(faults[last], remedy=remedy)
+    return faults
+
+
+def describe_alike_classes_to_others(faults: Iterable[Fault]) -> dict[str, str]:
+    """Return site -> text, for the sites whose classes another site's word of :class:`AlikeClassFault` may mean."""
+    texts = dict[str, list[str]]()
+    for pair in list_alike_pairs(faults):
+        text = f"{_describe_pair(pair)} {_name_sites(pair.other_sites)} and the coordinator are asked."
+        for site in pair.sites:
+            texts.setdefault(site, []).append(text)
+    return {site: "\n".join(lines) for site, lines in texts.items()}
 
 
 def choose_one_meaning(pairs: Sequence[AlikeClasses]) -> list[AlikeClasses]:

@@ -3,8 +3,9 @@
 The comparison has the rules of a run's roll call, and refuses nobody.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from polyclinic.common.config import HospitalPlan
@@ -18,29 +19,19 @@ from polyclinic.common.contract_points import (
     make_pixel_points,
 )
 from polyclinic.common.errors import Fault
-from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
-from polyclinic.common.vocabulary import find_vocabulary_faults
-from polyclinic.strategies.engine.claims import (
-    SiteAdmissionLimits,
-    find_admission_limit_faults,
-    find_admission_place,
-)
+from polyclinic.common.pixel_contract import PixelTerms
+from polyclinic.data.base.names import make_class_spelling_key
+from polyclinic.strategies.engine.claims import SiteAdmissionLimits, find_admission_place
 from polyclinic.strategies.engine.class_words import (
     CoordinatorWords,
+    add_distinct_line,
     describe_classes_of_one_site,
-    find_alike_class_faults,
-    find_alike_classes,
     find_classes_of_one_site,
+    list_alike_pairs,
+    list_alike_words,
 )
-from polyclinic.strategies.engine.membership import (
-    RunMember,
-    find_class_coverage_faults,
-    find_class_spelling_faults,
-    find_label_faults,
-    find_unreadable_form_faults,
-    find_wire_version_faults,
-    read_pixel_form,
-)
+from polyclinic.strategies.engine.run_member import RunMember
+from polyclinic.strategies.engine.site_faults import RollCallTerms, SiteFault, collect_site_faults
 from polyclinic.strategies.methods.base import Method
 
 
@@ -71,65 +62,50 @@ def compare_sites_with_plan(
         distinct_classes: Classes of which the coordinator says that they are no other class in other words.
     """
     ordered = sorted(members, key=lambda member: find_admission_place(member.answer.site, limits))
-    word_faults, question = _find_word_faults(ordered, plan, method, limits, distinct_classes)
-    terms = PixelTerms.from_plan(plan)
-    forms = [(member.answer.site, form) for member in ordered if (form := read_pixel_form(member)) is not None]
-    pixel_faults = [*find_unreadable_form_faults(ordered), *find_pixel_faults(forms, terms)]
-    count_faults = find_admission_limit_faults(lambda: _without_classes(limits), ordered)
-    release_faults = find_wire_version_faults(plan, ordered)
+    words, pixels = CoordinatorWords.from_limits(limits, distinct_classes), PixelTerms.from_plan(plan)
+    terms = RollCallTerms(plan, method, limits, words, pixels)
+    site_faults = collect_site_faults(ordered, terms.list_rules())
+    site_faults, question = _ask_about_words(ordered, site_faults, terms)
     classes = ", ".join(plan.vocabulary) if plan.vocabulary else ""
     protection = describe_protection(plan)
 
-    def select(faults: Sequence[Fault], site: str) -> tuple[Fault, ...]:
-        return tuple(fault for fault in faults if fault.site == site)
+    def select(point: str, site: str) -> tuple[Fault, ...]:
+        return tuple(each.fault for each in site_faults if each.point == point and each.fault.site == site)
 
     points = dict[str, tuple[ContractPoint, ...]]()
     for member in ordered:
-        answer, site, form = member.answer, member.answer.site, read_pixel_form(member)
+        answer, site = member.answer, member.answer.site
         counts = f"{answer.train_samples:,} training images, {answer.patients:,} patients"
         limit = limits[site].images if site in limits else 0
         points[site] = (
-            ContractPoint("words", describe_words(member.label_declaration), classes, select(word_faults, site)),
-            *make_pixel_points(form, terms, select(pixel_faults, site)),
-            ContractPoint("counts", counts, f"{limit:,} at most" if limit else "", select(count_faults, site)),
+            ContractPoint("words", describe_words(member.label_declaration), classes, select("words", site)),
+            *make_pixel_points(member.read_pixel_form(), pixels, select("pixels", site)),
+            ContractPoint("counts", counts, f"{limit:,} at most" if limit else "", select("counts", site)),
             ContractPoint("level", answer.level or NOT_STATED, protection),
-            ContractPoint("release", describe_release(answer.release, member.wire), "", select(release_faults, site)),
+            ContractPoint("release", describe_release(answer.release, member.wire), "", select("release", site)),
         )
     return ContractComparison(MappingProxyType(points), question)
 
 
-def _find_word_faults(
-    ordered: Sequence[RunMember],
-    plan: HospitalPlan,
-    method: Method,
-    limits: Mapping[str, SiteAdmissionLimits],
-    distinct_classes: Sequence[str],
-) -> tuple[list[Fault], str]:
-    """Return the faults of the sites' words, and the coordinator's question about classes of one site."""
+def _ask_about_words(
+    ordered: Sequence[RunMember], site_faults: Sequence[SiteFault], terms: RollCallTerms
+) -> tuple[list[SiteFault], str]:
+    """Return the faults, and the coordinator's question about classes of one site; one of both has the line to write.
+
+    A word that has a fault is no class of one site.
+    """
+    faults = [each.fault for each in site_faults]
     declarations = [member.label_declaration for member in ordered]
-    words = CoordinatorWords.from_limits(limits, distinct_classes)
-    faults = find_admission_limit_faults(lambda: _without_images(limits), ordered)
-    faults += find_label_faults(declarations)
-    faults += find_vocabulary_faults(declarations, plan.vocabulary or {})
-    if plan.vocabulary:
-        return faults + find_class_coverage_faults(method, declarations), ""
-    spelling_faults = find_class_spelling_faults(declarations, words.listed)
-    misspelling = {fault.site for fault in spelling_faults}
-    others = [declaration for declaration in declarations if declaration.site not in misspelling]
     names = tuple(sorted({name for declaration in declarations for name in declaration.canonical_names}))
     contract = LabelContract(names, {each.site: each.canonical_names for each in declarations})
-    asked = {name for pair in find_alike_classes(declarations, words) for name in (pair.name, pair.other)}
-    of_one_site = {name: site for name, site in find_classes_of_one_site(contract, words).items() if name not in asked}
-    alike_faults, _ = find_alike_class_faults(others, words, line_follows=bool(of_one_site))
-    alike = sorted({pair.other for pair in find_alike_classes(others, words)})
-    question = describe_classes_of_one_site(of_one_site, words, alike) if of_one_site else ""
-    coverage_faults = find_class_coverage_faults(method, declarations)
-    return [*faults, *spelling_faults, *alike_faults, *coverage_faults], question
-
-
-def _without_classes(limits: Mapping[str, SiteAdmissionLimits]) -> dict[str, SiteAdmissionLimits]:
-    return {site: replace(limit, classes=frozenset()) for site, limit in limits.items()}
-
-
-def _without_images(limits: Mapping[str, SiteAdmissionLimits]) -> dict[str, SiteAdmissionLimits]:
-    return {site: replace(limit, images=0) for site, limit in limits.items()}
+    spellings = Counter(make_class_spelling_key(name) for name in names)
+    in_faults = {name for pair in list_alike_pairs(faults) for name in (pair.name, pair.other)}
+    in_faults.update(name for name in names if spellings[make_class_spelling_key(name)] > 1)
+    of_one_site = {
+        name: site for name, site in find_classes_of_one_site(contract, terms.words).items() if name not in in_faults
+    }
+    if terms.compares_words and of_one_site:
+        question = describe_classes_of_one_site(of_one_site, terms.words, sorted(list_alike_words(faults)))
+        return list(site_faults), question
+    with_line = add_distinct_line(faults, terms.words)
+    return [SiteFault(each.point, fault) for each, fault in zip(site_faults, with_line, strict=True)], ""

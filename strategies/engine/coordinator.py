@@ -49,7 +49,7 @@ from polyclinic.strategies.engine.layers import (
     RunningVarianceCheckLayer,
     UpdateNormBoundLayer,
 )
-from polyclinic.strategies.engine.membership import AdmissionRule, Registered, RunMembership, SiteProcesses
+from polyclinic.strategies.engine.membership import Registered, RunMembership, SiteProcesses
 from polyclinic.strategies.engine.secure_aggregation import SecureAggregationLayer
 from polyclinic.strategies.engine.state import (
     FEWEST_TO_OUTVOTE,
@@ -78,7 +78,6 @@ class Coordinator:
         participation: Number of sites that take part, and deadlines for their replies.
         callbacks: Receive the events of the run.
         registered: Returns the site name of each registered node; None in simulation.
-        admission: Rules that a site must satisfy to take part.
         claims: Returns the sites' limits, the order in which they were admitted, and the coordinator's lists of
             classes; None if nobody admits sites.
         processes: Returns the process of each node, which shows that a site was restarted; None in simulation.
@@ -105,7 +104,6 @@ class Coordinator:
         *,
         callbacks: RunCallbacks | None = None,
         registered: Registered | None = None,
-        admission: Sequence[AdmissionRule] = (),
         claims: ClaimsBySite | None = None,
         processes: SiteProcesses | None = None,
         scratch: Path | None = None,
@@ -116,7 +114,7 @@ class Coordinator:
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
-        rules = registered, admission, claims, processes
+        rules = registered, claims, processes
         self.sites = RunMembership(method, plan, participation, run, self.callbacks, *rules)
         self.state: FederationState
         self.last_validation = FederationValidation()

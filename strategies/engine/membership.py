@@ -8,54 +8,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
 from flwr.serverapp import Grid
-from pydantic import ValidationError
 
-from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan, ParticipationSection
-from polyclinic.common.contract import (
-    LabelContract,
-    LabelDeclaration,
-    find_label_declaration_faults,
-    make_foreign_class_fault,
-    merge_label_declarations,
-)
+from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_label_declarations
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.pixel_contract import (
-    PixelTerms,
-    agree_on_pixels,
-    find_pixel_faults,
-    find_pixel_faults_of_simulation,
-)
-from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
+from polyclinic.common.pixel_contract import PixelTerms, agree_on_pixels
+from polyclinic.common.security.signatures import read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
-from polyclinic.common.vocabulary import find_vocabulary_faults
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Question, Refusal, RollCall, RollCallAnswer
-from polyclinic.common.wire.versions import WIRE_VERSION, find_lacking_feature, read_version
-from polyclinic.data.base.names import make_class_spelling_key
+from polyclinic.common.wire.versions import WIRE_VERSION, read_version
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.aggregation.bounds import cap_image_counts
 from polyclinic.strategies.engine.claims import (
     ClaimsBySite,
     SiteAdmissionLimits,
     find_admission_place,
-    find_contradictory_count_faults,
     lower_answer_claims,
     lower_image_claims,
 )
 from polyclinic.strategies.engine.class_words import (
     CoordinatorWords,
+    add_distinct_line,
+    describe_alike_classes_to_others,
     describe_classes_of_one_site,
     describe_own_classes_to_site,
-    find_alike_class_faults,
     find_classes_of_one_site,
 )
 from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
@@ -67,6 +50,13 @@ from polyclinic.strategies.engine.exchange import (
     push_flower_messages,
     send_and_receive,
     sleep_between_polls,
+)
+from polyclinic.strategies.engine.run_member import RunMember
+from polyclinic.strategies.engine.site_faults import (
+    RollCallTerms,
+    collect_site_faults,
+    find_model_layout_faults,
+    list_pixel_forms,
 )
 from polyclinic.strategies.methods.base import Method, RoundContext
 
@@ -134,33 +124,6 @@ Registered = Callable[[], Mapping[int, str]]
 """Returns the site name of each registered node; in simulation no node is registered, and names are trusted."""
 SiteProcesses = Callable[[], Mapping[int, str]]
 """Returns the identifier of each node's process that connected last; a restarted program is a new process."""
-
-
-@dataclass(frozen=True)
-class RunMember:
-    """A site that takes part in the run: its answer to the roll call, and the bytes of the request and the answer.
-
-    Attributes:
-        signed: The signature of the site's answer; None in simulation.
-        wire: The wire version of the answer, which is the one that was agreed on with the site.
-    """
-
-    node_id: int
-    answer: RollCallAnswer
-    bytes_down: int
-    bytes_up: int
-    signed: SignedStatement | None = None
-    wire: int = WIRE_VERSION
-
-    @property
-    def label_declaration(self) -> LabelDeclaration:
-        """Return the labels that the site annotates, by the site's own names and by canonical names."""
-        answer = self.answer
-        return LabelDeclaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
-
-
-AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
-"""Returns a fault for each site whose answer to the roll call does not permit it to take part."""
 
 
 @dataclass
@@ -396,231 +359,6 @@ class RollCaller:
         return " ".join(sentences)
 
 
-def find_model_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
-    """Return a fault for each site whose software release builds a model of another layout from the same plan.
-
-    Args:
-        members: The sites, which stated the hash of their layout at the roll call.
-        layout: Hash of the layout of the coordinator's model: names, shapes and order of its tensors.
-    """
-    return [
-        Fault(
-            f"site {member.answer.site}",
-            f"builds another model from this plan (its release is {member.answer.release}).",
-            "Install the coordinator's release there.",
-            member.answer.site,
-        )
-        for member in sorted(members, key=lambda member: member.answer.site)
-        if member.answer.layout != layout
-    ]
-
-
-def find_wire_version_faults(plan: HospitalPlan, members: Iterable[RunMember]) -> list[Fault]:
-    """Return a fault for each site whose wire version lacks something that the run needs."""
-    return [
-        Fault(
-            f"site {member.answer.site}",
-            f"has release {member.answer.release}: {reason}",
-            f"Install release {__version__} there.",
-            member.answer.site,
-        )
-        for member in sorted(members, key=lambda member: member.answer.site)
-        if (reason := find_lacking_feature(member.wire, plan))
-    ]
-
-
-# ---------------------------------------------------------------------- the form of the sites' pixels
-
-
-def read_pixel_form(member: RunMember) -> PixelForm | None:
-    """Return the form of a site's pixels; None if the site does not state it, or this release cannot read it."""
-    try:
-        return PixelForm.model_validate_json(member.answer.pixels)
-    except ValidationError:
-        return None
-
-
-def find_unreadable_form_faults(members: Iterable[RunMember]) -> list[Fault]:
-    """Return a fault for each site that states a form of its pixels which this release cannot read."""
-    return [
-        Fault(
-            f"site {member.answer.site}",
-            f"states how its images become pixels in words that this release does not know (its release is "
-            f"{member.answer.release}).",
-            f"Install release {__version__} there.",
-            member.answer.site,
-        )
-        for member in sorted(members, key=lambda member: member.answer.site)
-        if member.answer.pixels and read_pixel_form(member) is None
-    ]
-
-
-# ---------------------------------------------------------------------- faults in the sites' labels
-
-Choice = TypeVar("Choice")
-
-
-def find_label_faults(declarations: Iterable[LabelDeclaration]) -> list[Fault]:
-    """Return the faults in each site's own labels: no label, a repeated label, or two spellings of one class."""
-    faults = list[Fault]()
-    for declaration in declarations:
-        faults += [replace(fault, site=declaration.site) for fault in find_label_declaration_faults(declaration)]
-        for spellings in _count_class_spellings([declaration]).values():
-            if len(spellings) > 1:
-                problem = f"{quote_names(sorted(spellings))} look like one class."
-                where = f"site.toml of {declaration.site}: data.annotates"
-                faults.append(Fault(where, problem, "Keep one of them.", declaration.site))
-    return faults
-
-
-@dataclass(frozen=True)
-class _RunSpelling:
-    """The spelling of a class that counts in the run.
-
-    Attributes:
-        names: The spelling; several only if the coordinator itself names the class in several ways.
-        author: Who spells it like the first one, for the message to a site with another spelling.
-        reason: Clause that says why this spelling counts.
-    """
-
-    names: tuple[str, ...]
-    author: str
-    reason: str
-
-
-def find_class_spelling_faults(declarations: Sequence[LabelDeclaration], listed: Collection[str] = ()) -> list[Fault]:
-    """Return a fault for each site that spells a class otherwise than the run does.
-
-    The run's spelling is that of the coordinator's lists of classes. Without one it is that of most sites that
-    annotate the class. On a tie it is that of the site that was admitted first, because no site can choose this.
-    A site that is left out by one of these rules has no say in the next ones.
-
-    Args:
-        declarations: The sites' labels, in the order in which the sites were admitted.
-        listed: The class names that the coordinator has written for any site (``flwr-server admit --classes``).
-    """
-    by_list = dict[str, _RunSpelling]()
-    for key, names in _group_class_spellings(sorted(listed)).items():
-        by_list[key] = _RunSpelling(names, "the coordinator's list of classes", "the list counts")
-    fitting, faults = _separate_unlike_spellings(declarations, by_list)
-    authors = dict[str, str]()  # spelling -> the first site that has it
-    for declaration in fitting:
-        for name in declaration.canonical_names:
-            authors.setdefault(name, f"site {declaration.site}")
-    by_majority = dict[str, _RunSpelling]()
-    for key, spellings in _count_class_spellings(fitting).items():
-        if name_of_most := _find_strict_majority(spellings):
-            by_majority[key] = _RunSpelling((name_of_most,), authors[name_of_most], "most sites write the first")
-    fitting, faults_of_minority = _separate_unlike_spellings(fitting, by_majority)
-    faults += faults_of_minority
-    by_admission = dict[str, _RunSpelling]()
-    for declaration in fitting:
-        _, faults_of_site = _separate_unlike_spellings([declaration], by_admission)
-        faults += faults_of_site
-        if not faults_of_site:
-            first = declaration.site
-            for key, names in _group_class_spellings(declaration.canonical_names).items():
-                spelling = _RunSpelling(names, f"site {first}", f"{first} was admitted first")
-                by_admission.setdefault(key, spelling)
-    return faults
-
-
-def _separate_unlike_spellings(
-    declarations: Iterable[LabelDeclaration], run_spellings: Mapping[str, _RunSpelling]
-) -> tuple[list[LabelDeclaration], list[Fault]]:
-    """Return the declarations that spell each class as the run does, and the faults of the others.
-
-    Args:
-        run_spellings: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling in the run.
-    """
-    fitting, faults = list[LabelDeclaration](), list[Fault]()
-    for declaration in declarations:
-        site, faults_of_site = declaration.site, list[Fault]()
-        for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
-            spelling = run_spellings.get(make_class_spelling_key(name))
-            if spelling is None or name in spelling.names:
-                continue
-            run_name = spelling.names[0]
-            both = f'"{run_name}" ({spelling.author}) and "{name}" (site {site})'
-            problem = f"{both} look like one class; {spelling.reason}."
-            remedy = f"This line under [data.synonyms] in site.toml of {site} settles it:\n"
-            remedy += f'    "{local}" = "{run_name}"\n'
-            remedy += f'If they are two classes, give this one a name of its own there: "{local}" = "{name} of {site}"'
-            faults_of_site.append(Fault("label contract", problem, remedy, site))
-        faults += faults_of_site
-        if not faults_of_site:
-            fitting.append(declaration)
-    return fitting, faults
-
-
-def find_class_coverage_faults(
-    method: Method, declarations: Sequence[LabelDeclaration], listed: Collection[str] = ()
-) -> list[Fault]:
-    """Return a fault for each site that annotates other classes than the run's, if the method needs equal classes.
-
-    The run's classes are those of the coordinator's lists, if any site annotates exactly these; else the choice of most
-    sites; on a tie that of the site that was admitted first.
-
-    Args:
-        declarations: The sites' labels, in the order in which the sites were admitted.
-        listed: The class names in the coordinator's lists, if each site has one; else empty.
-    """
-    if not method.site.full_coverage or not declarations:
-        return []
-    choices = [frozenset(declaration.canonical_names) for declaration in declarations]
-    choice_of_most = _find_strict_majority(Counter(choices))
-    if frozenset(listed) in choices:
-        run_classes, reason = frozenset(listed), "the coordinator's list has"
-    elif choice_of_most is not None:
-        run_classes, reason = choice_of_most, "most sites annotate"
-    else:
-        run_classes, reason = choices[0], f"{declarations[0].site}, which was admitted first, annotates"
-    return [
-        Fault(
-            f"site.toml of {declaration.site}: data.annotates",
-            f"{method.site.name} needs the same classes at every site: {reason} {quote_names(sorted(run_classes))}, "
-            f"this one {quote_names(sorted(declaration.canonical_names))}.",
-            "",
-            declaration.site,
-        )
-        for declaration, choice in zip(declarations, choices, strict=True)
-        if choice != run_classes
-    ]
-
-
-def find_foreign_class_faults(declarations: Iterable[LabelDeclaration], class_names: Collection[str]) -> list[Fault]:
-    """Return a fault for each class that a site annotates and that is not among the classes of a run under way."""
-    return [
-        make_foreign_class_fault(declaration, local, name, class_names)
-        for declaration in declarations
-        for local, name in zip(declaration.names, declaration.canonical_names, strict=True)
-        if name not in class_names
-    ]
-
-
-def _group_class_spellings(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return comparison key -> the different names that have it, in the order of ``names``."""
-    groups = dict[str, tuple[str, ...]]()
-    for name in dict.fromkeys(names):
-        key = make_class_spelling_key(name)
-        groups[key] = (*groups.get(key, ()), name)
-    return groups
-
-
-def _count_class_spellings(declarations: Iterable[LabelDeclaration]) -> dict[str, Counter[str]]:
-    """Count the sites that use each spelling of a class name, grouped by the normalised class name."""
-    spellings: dict[str, Counter[str]] = {}
-    for declaration in declarations:
-        for name in set(declaration.canonical_names):
-            spellings.setdefault(make_class_spelling_key(name), Counter())[name] += 1
-    return spellings
-
-
-def _find_strict_majority(votes: Counter[Choice]) -> Choice | None:
-    """Return the choice with more than half of all votes; None if there is no such choice."""
-    return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
-
-
 # ---------------------------------------------------------------------- the members of a run
 
 
@@ -630,7 +368,6 @@ class RunMembership:
 
     Attributes:
         registered: Returns the site name of each registered node; None in simulation.
-        admission: Further rules that a site must satisfy to take part, in addition to those for labels and model.
         claims: Returns the sites' limits, the order in which they were admitted, and the coordinator's lists of
             classes, which settle contradictions between sites. None if nobody admits sites; then the order of their
             names counts.
@@ -648,7 +385,6 @@ class RunMembership:
     run: str
     callbacks: RunCallbacks = field(default_factory=RunCallbacks)
     registered: Registered | None = None
-    admission: Sequence[AdmissionRule] = ()
     claims: ClaimsBySite | None = None
     processes: SiteProcesses | None = None
     contract: LabelContract = field(default_factory=lambda: LabelContract((), MappingProxyType({})))
@@ -663,8 +399,6 @@ class RunMembership:
     _begun_classes: tuple[str, ...] = ()  # of a run that is resumed
 
     def __post_init__(self) -> None:
-        counts = partial(find_contradictory_count_faults, self.plan.model.task)
-        self.admission = (partial(find_wire_version_faults, self.plan), *self.admission, counts)
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def count_needed_replies(self, requests: int) -> int:
@@ -722,46 +456,44 @@ class RunMembership:
             self._gather_fitting_sites(faults)
 
     def _leave_out_unlike_sites(self) -> list[Fault]:
-        """Refuse the sites whose claims or labels do not fit; return their faults.
+        """Refuse each site whose claims, labels or pixels do not fit, once and with all its faults; return the faults.
 
-        The labels of a site that one rule leaves out do not count in the next rule.
+        Of two words that may be one class, the sites whose word counts are asked, too.
         """
-        roll, faults = self._roll, list[Fault]()
-        for rule in self.admission:
-            faults += self._refuse_faulty_sites(rule(roll.members.values()))
-        faults += self._refuse_faulty_sites(find_label_faults(roll.label_declarations))
-        faults += self._refuse_faulty_sites(find_vocabulary_faults(roll.label_declarations, self.plan.vocabulary or {}))
-        if self._begun_classes:
-            foreign = find_foreign_class_faults(roll.label_declarations, self._begun_classes)
-            faults += self._refuse_faulty_sites(foreign)
-        faults += self._refuse_sites_with_other_pixels()
-        limits = self._read_admission_limits()
-        words = CoordinatorWords.from_limits(limits, self.participation.distinct_classes)
-        spelling_faults = find_class_spelling_faults(self._order_declarations_by_admission(limits), words.listed)
-        faults += self._refuse_faulty_sites(spelling_faults)
-        if self.compares_words:
-            faults += self._refuse_sites_with_alike_classes(self._order_declarations_by_admission(limits), words)
-        if self.participation.min_sites:  # else the method's own fault says it, which names what else could be done
-            ordered = self._order_declarations_by_admission(limits)
-            # A list for a single site may be meant as its limit; lists for all of them say what the run's classes are.
-            lists = [limits[each.site].classes if each.site in limits else frozenset() for each in ordered]
-            agreed = frozenset[str]().union(*lists) if all(lists) else frozenset[str]()
-            faults += self._refuse_faulty_sites(find_class_coverage_faults(self.method, ordered, agreed))
-        return faults
+        members = self._order_by_admission(self._roll.members.values())
+        # The sites of a simulation have one experiment: a site that is left out there need not hear everything.
+        site_faults = collect_site_faults(members, self._terms.list_rules(), compares_refused=not self.is_simulated)
+        faults = add_distinct_line([each.fault for each in site_faults], self.coordinator_words)
+        with_other_faults = {each.fault.site for each in site_faults if each.point != "pixels"}
+        only_pixels = [fault for fault in faults if fault.site not in with_other_faults]
+        self._roll.refuse_faulty_sites(only_pixels, "pixels")
+        self._roll.refuse_faulty_sites(faults, "labels")
+        self._roll.ask_sites(describe_alike_classes_to_others(faults))
+        return list({str(fault): fault for fault in faults}.values())  # simulated sites have one text in common
 
-    def _refuse_sites_with_alike_classes(
-        self, declarations: Sequence[LabelDeclaration], words: CoordinatorWords
-    ) -> list[Fault]:
-        """Refuse the sites whose words may mean other sites' classes, and ask those sites too; return the faults."""
-        faults, texts = find_alike_class_faults(declarations, words)
-        self._refuse_faulty_sites(faults)
-        self._roll.ask_sites(texts)
-        return faults
+    @property
+    def is_simulated(self) -> bool:
+        """True if no site is registered, because all of them are simulated."""
+        return self.registered is None
+
+    @property
+    def _terms(self) -> RollCallTerms:
+        """Return what this run asks of sites."""
+        return RollCallTerms(
+            self.plan,
+            self.method,
+            self._read_admission_limits(),
+            self.coordinator_words,
+            self.pixel_terms,
+            self._begun_classes,
+            self.is_simulated,
+            leaves_sites_out=bool(self.participation.min_sites),
+        )
 
     @property
     def compares_words(self) -> bool:
         """True if the sites choose their own words: not in a simulation, which has one table, nor by a vocabulary."""
-        return self.registered is not None and not self.plan.vocabulary
+        return not self.is_simulated and not self.plan.vocabulary
 
     @property
     def coordinator_words(self) -> CoordinatorWords:
@@ -791,47 +523,26 @@ class RunMembership:
         self._roll.ask_sites(texts)
         return describe_classes_of_one_site(classes, self.coordinator_words) if classes else ""
 
-    def _refuse_sites_with_other_pixels(self) -> list[Fault]:
-        """Refuse the sites whose images become other pixels than the run's; return their faults."""
-        members = list(self._roll.members.values())
-        faults = find_unreadable_form_faults(members)
-        forms = self._list_pixel_forms(members)
-        is_simulated = self.registered is None
-        find_faults = find_pixel_faults_of_simulation if is_simulated else find_pixel_faults
-        faults += find_faults(forms, self.pixel_terms)
-        self._roll.refuse_faulty_sites(faults, "pixels")
-        return list({str(fault): fault for fault in faults}.values())  # simulated sites have one text in common
-
     def _agree_on_pixels(self) -> None:
         """Fix the form of the run's pixels, once a member states its own."""
-        self.pixels = agree_on_pixels(self._list_pixel_forms(self.members.values()), self.pixel_terms) or self.pixels
+        forms = list_pixel_forms(self._order_by_admission(self.members.values()))
+        self.pixels = agree_on_pixels(forms, self.pixel_terms) or self.pixels
 
-    def _list_pixel_forms(self, members: Iterable[RunMember]) -> list[tuple[str, PixelForm]]:
-        """Return the sites that state the form of their pixels, in the order in which they were admitted."""
+    def _order_by_admission(self, members: Iterable[RunMember]) -> list[RunMember]:
+        """Return members in the order in which their sites were admitted."""
         limits = self._read_admission_limits()
-        forms = [(member.answer.site, form) for member in members if (form := read_pixel_form(member)) is not None]
-        return sorted(forms, key=lambda entry: find_admission_place(entry[0], limits))
+        return sorted(members, key=lambda member: find_admission_place(member.answer.site, limits))
 
     @property
     def pixel_terms(self) -> PixelTerms:
         """Return what this run says about pixels, with the form on which its sites have agreed."""
         terms = PixelTerms.from_plan(self.plan)
-        return replace(terms, begun=self.pixels, model_decides_color=self.registered is not None)
+        return replace(terms, begun=self.pixels, model_decides_color=not self.is_simulated)
 
     @property
     def sites_without_stated_pixels(self) -> tuple[str, ...]:
         """Return the members that do not say how their images become pixels, because of their release."""
         return tuple(sorted(site for site, member in self.members.items() if not member.answer.pixels))
-
-    def _order_declarations_by_admission(self, limits: Mapping[str, SiteAdmissionLimits]) -> list[LabelDeclaration]:
-        """Return the members' label declarations in the order in which the sites were admitted."""
-        declarations = self._roll.label_declarations
-        return sorted(declarations, key=lambda declaration: find_admission_place(declaration.site, limits))
-
-    def _refuse_faulty_sites(self, faults: list[Fault]) -> list[Fault]:
-        """Refuse the sites with these faults of their labels or claims; return the faults."""
-        self._roll.refuse_faulty_sites(faults, "labels")
-        return faults
 
     def _make_label_contract(self) -> list[Fault]:
         """Make the run's label contract and list of members from the answers to the roll call.
@@ -857,7 +568,7 @@ class RunMembership:
             if not new:
                 self._agree_on_pixels()
                 return faults
-            self._refuse_faulty_sites(new)
+            self._roll.refuse_faulty_sites(new, "labels")
             faults += {str(fault): fault for fault in new}.values()  # one text may be about several sites
             if not self.participation.min_sites or not all(fault.site for fault in new):
                 raise_faults(faults)
@@ -940,17 +651,17 @@ class RunMembership:
         A site whose key was revoked and renewed joins again, in the place of the member with its old key.
         """
         for member in self._roll.ask_new_sites_for_labels(JOIN_DEADLINE_S):
-            if faults := find_model_layout_faults([member], self._layout):
-                self._roll.refuse_faulty_sites(faults, "version")
-                continue
             others = [other for other in self.members.values() if not self._is_replaced(other, member)]
             declarations = [other.label_declaration for other in (*others, member)]
-            if faults := self._find_pixel_faults_of_late_joiner(member):
-                self._roll.refuse_faulty_sites(faults, "pixels")
+            other_layout = find_model_layout_faults([member], self._layout)
+            terms = replace(self._terms, begun_classes=self.contract.class_names)
+            site_faults = collect_site_faults([member], terms.list_rules())
+            if faults := [*other_layout, *(each.fault for each in site_faults)]:
+                only_pixels = all(each.point == "pixels" for each in site_faults)
+                kind = "version" if other_layout else "pixels" if only_pixels else "labels"
+                self._roll.refuse_faulty_sites(faults, kind)
                 continue
             try:
-                raise_faults([fault for rule in self.admission for fault in rule([member])])
-                raise_faults(find_vocabulary_faults([member.label_declaration], self.plan.vocabulary or {}))
                 contract = merge_label_declarations(declarations, self.contract.class_names)
                 raise_faults(self.method.site.find_contract_faults(contract))
             except BadInput as error:
@@ -961,10 +672,6 @@ class RunMembership:
             self._add_run_member(member)
             self._agree_on_pixels()
             self.callbacks.on_late_join(server_round, member.answer.site)
-
-    def _find_pixel_faults_of_late_joiner(self, member: RunMember) -> list[Fault]:
-        faults = find_unreadable_form_faults([member])
-        return faults + find_pixel_faults(self._list_pixel_forms([member]), self.pixel_terms)
 
     def _is_replaced(self, earlier: RunMember, member: RunMember) -> bool:
         """Return True if a member of the run is the same site as ``member``, by a key that was revoked since."""

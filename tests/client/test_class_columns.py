@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyclinic.client.site.class_columns import list_annotated_columns, make_label_declaration
+from polyclinic.client.site.class_columns import make_label_declaration
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import make_site_folder
+from polyclinic.common.class_columns import list_annotated_columns
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.vocabulary import VocabularyEntry
 from polyclinic.data.base.image_set import ImageSet
@@ -63,7 +64,7 @@ def test_the_check_counts_the_columns_of_a_class_that_annotates_names(tmp_path: 
     written(tmp_path, 'annotates = ["Lesion"]\n', '[data.synonyms]\nMass = "Lesion"\nNodule = "Lesion"\n')
     settings = read_site_settings(tmp_path)
     columns = ("Edema", "Mass", "Nodule")
-    assert list_annotated_columns(settings, columns) == ("Mass", "Nodule")
+    assert list_annotated_columns(columns, settings.labels, settings.synonyms) == ("Mass", "Nodule")
     assert make_label_declaration(settings, columns) == LabelDeclaration("north", ("Mass",), {"Mass": "Lesion"})
 
 

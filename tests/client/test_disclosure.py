@@ -23,7 +23,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.registry import STRATEGIES
-from tests.client.rounds import beginning, evaluation, plan, request
+from tests.client.rounds import beginning, evaluation, plan, private_plan, request
 
 NAMES = ("a", "b", "c", "d")
 
@@ -257,3 +257,31 @@ def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Pa
                 released.setdefault(name, set()).add(positives)
     assert released == {"a": {UNKNOWN_COUNT}, "b": {14}, "c": {UNKNOWN_COUNT}, "d": {15}}
     assert interval(45, [-1, 14, -1, 15], 2) == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("policy", "signs"),
+    [
+        ({"smallest_count": 0, "label_counts": True}, "110"),
+        ({"smallest_count": 3, "label_counts": True}, "1??"),
+        ({"smallest_count": 0, "label_counts": False}, ""),
+        ({"level": "trusted", "smallest_count": 3}, "1??"),
+    ],
+)
+def test_a_site_says_of_its_classes_as_much_as_of_their_counts(
+    policy: dict[str, object], signs: str, tmp_path: Path
+) -> None:
+    """Five patients show ``a``, two ``b``, none ``c``; twenty show nothing."""
+    labels = np.zeros((27, 3), np.float32)
+    labels[:5, 0] = labels[5:7, 1] = 1
+    assert answer(site(tmp_path, image_set(labels), **policy), method="surgical").shown == signs
+
+
+def test_in_a_run_with_noise_the_signs_of_classes_are_figures_that_no_noise_covers(tmp_path: Path) -> None:
+    labels = np.zeros((27, 2), np.float32)
+    labels[:5, 0] = 1
+    call = RollCall("run", private_plan(plan("surgical", {}), level="sample", noise_multiplier=20.0).model_dump_json())
+    trusted: dict[str, object] = {"smallest_count": 0, "label_counts": True}
+    assert answer_roll_call(site(tmp_path / "a", image_set(labels), **trusted), call).shown == ""
+    allowed = site(tmp_path / "b", image_set(labels), **trusted, metrics_outside_privacy=True)
+    assert answer_roll_call(allowed, call).shown == "10"

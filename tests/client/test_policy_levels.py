@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from polyclinic.client.app import answer_roll_call
 from polyclinic.client.gate.gate import ANSWERS
 from polyclinic.client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
 from polyclinic.client.site.policy import LEVELS, TRUST, Level, SitePolicy
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.wire.codec import list_record_field_names
-from polyclinic.common.wire.records import EvaluateReply, TrainReply
+from polyclinic.common.wire.records import EvaluateReply, RollCall, TrainReply
 from polyclinic.strategies.registry import list_statistic_meanings
 from tests.client.rounds import OWN, changed_plan, judged, plan, private_plan, record_of, site, trained
 
@@ -34,6 +35,14 @@ def test_no_figure_leaves_a_hospital_that_does_not_trust_the_coordinator(level: 
     tested = record_of(judged(at, of), EvaluateReply)
     classes = tested.class_names, tested.histogram_classes, tested.validation_classes
     assert (tested.validation_loss, *classes) == (None, (), (), ())
+
+
+@pytest.mark.parametrize("level", PLANS)
+def test_nor_does_it_say_which_classes_its_images_show(level: Level, tmp_path: Path) -> None:
+    call = RollCall("run", PLANS[level].model_dump_json())
+    assert answer_roll_call(site(tmp_path / level, level=level, smallest_count=5), call).shown == ""
+    trusted = RollCall("run", SURGICAL.model_dump_json())
+    assert answer_roll_call(site(tmp_path / "trusted", level="trusted", smallest_count=5), trusted).shown == "11"
 
 
 def test_without_figures_of_training_or_of_the_test_a_run_without_privacy_goes_on(tmp_path: Path) -> None:

@@ -38,13 +38,14 @@ def make_golden_records(prefix: str) -> list[Any]:
     replied = {"run": "run-1", "round": 4, "site": "north"}
     bins, answers = 1024, {field.name for field in dataclasses.fields(wire.RollCallAnswer)}
     pixels = '{"color": true, "height": 64, "width": 64}'
+    stated = {"pixels": pixels, "level": "masked", "shown": "1?"}
     first, last = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
     first[0], last[-1] = 300, 5
     return [
         wire.RollCall("run-1", '{"run": 1}'),
         wire.RollCallAnswer(
             *("run-1", "north", ("B", "A"), ("b", "a"), 12, -1, 9, "1" * 64, "0.1.0", (5, -1), (7, -1), 10, True),
-            **{name: value for name, value in {"pixels": pixels, "level": "masked"}.items() if name in answers},
+            **{name: value for name, value in stated.items() if name in answers},
         ),
         wire.Refusal("run-1", "labels", "site north: it has no label."),
         *([wire.Question("run-1", "Is it one class?")] if hasattr(wire, "Question") else []),

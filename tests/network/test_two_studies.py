@@ -28,10 +28,13 @@ def test_two_studies_go_on_side_by_side_through_kills_and_give_the_models_that_t
     assert "run second (running)" in status
     third = federation.run('participation.sites=["north"]', out="third", sites=0, once=True)
     assert third.ends() == 2
-    assert "north takes part in another run, which has not ended" in " ".join(third.output.split())
+    assert "north takes part in another run, which has not ended: first (east, north)." in " ".join(
+        third.output.split()
+    )
     of_all = federation.run(out="of-all", once=True)
     assert of_all.ends() == 2
-    assert "another flwr-server run is at work in this folder" in " ".join(of_all.output.split())
+    at_work = "another flwr-server run is at work in this folder: first (east, north); second (south)."
+    assert at_work in " ".join(of_all.output.split())
     coordinator.kill_leading(first)
     eventually(lambda: events(federation.folder / "first", "resumed"), "the first study resumes after the kill")
     for run in (first, second):

@@ -1,6 +1,7 @@
 """A coordinator's folder: its file, locks, port, modes and registrations, and the socket for its own programs."""
 
 import ipaddress
+import json
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -36,6 +37,7 @@ from polyclinic.server.coordinator.folder import (
     CoordinatorTomlContent,
     is_coordinator_command_running,
     lock_coordinator_folder,
+    lock_run_members,
     normalize_host,
     read_coordinator_folder,
     restrict_folder_to_owner,
@@ -52,6 +54,7 @@ from polyclinic.server.deployment.superlink.control_client import (
 )
 from polyclinic.server.deployment.superlink.process import SuperLinkProcess
 from polyclinic.server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
+from polyclinic.server.runs.live_status import CurrentRun
 from tests.network.real import flwr_client, flwr_server, free_ports
 from tests.processes import command_line
 from tests.server.superlinks import refused
@@ -128,6 +131,19 @@ def test_a_lock_keeps_out_the_same_command_in_the_same_folder_alone(
             at_work = f"another flwr-server {command} is at work in this folder"
             with pytest.raises(BadInput, match=at_work), lock_coordinator_folder(coordinator, command):
                 pytest.fail("two at a time")
+
+
+def test_a_run_that_has_to_wait_names_the_runs_at_work_and_their_sites(coordinator: CoordinatorFolder) -> None:
+    with lock_run_members(coordinator, ["north", "south"]):
+        present = CurrentRun("runs/lungs", "lungs", pid=os.getpid(), members=("north", "south"))
+        present.find_status_path(coordinator.state_path).write_text(json.dumps(asdict(present)), encoding="utf-8")
+        at_work = r"at work in this folder: lungs \(north, south\)\. This experiment names no"
+        with pytest.raises(BadInput, match=at_work), lock_run_members(coordinator, []):
+            pytest.fail("two at a time")
+        with pytest.raises(BadInput) as refused, lock_run_members(coordinator, ["south", "east", "north"]):
+            pytest.fail("two at a time")
+    assert [fault.problem.split()[0] for fault in refused.value.faults] == ["north", "south"]
+    assert all("which has not ended: lungs (north, south)." in fault.problem for fault in refused.value.faults)
 
 
 def test_of_many_at_once_exactly_one_gets_in(coordinator: CoordinatorFolder) -> None:

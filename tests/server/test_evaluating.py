@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.patients.parts import PatientPartMemory
-from polyclinic.data.base.image_set import PARTS
+from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.spec import DigitsDatasetSpec
 from polyclinic.data.base.splits import divide_splits_again
 from polyclinic.data.load import load_dataset
@@ -187,16 +187,19 @@ level = "trusted"
 """
 
 
-def test_a_hospitals_site_toml_is_scored_on_its_own_test_part_as_its_program_has_it(
-    run_with_words: Path, tmp_path: Path
-) -> None:
-    rows = range(240, 340)
-    path = table(tmp_path, "Datei,Fall,eins,Drei,other", rows, "{row}.png,p{person},{one},{three},{seven}")
-    text = path.read_text(encoding="utf-8")
-    head, *lines = text.splitlines()
+def write_site_table(folder: Path) -> None:
+    """A hospital's table with German words in its cells."""
+    path = table(folder, "Datei,Fall,eins,Drei,other", range(240, 340), "{row}.png,p{person},{one},{three},{seven}")
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
     cells = {"0": "nein", "1": "ja"}
     own = [",".join([*line.split(",")[:2], *(cells[cell] for cell in line.split(",")[2:])]) for line in lines]
     path.write_text("\n".join([head, *own]) + "\n", encoding="utf-8")
+
+
+def test_a_hospitals_site_toml_is_scored_on_its_own_test_part_as_its_program_has_it(
+    run_with_words: Path, tmp_path: Path
+) -> None:
+    write_site_table(tmp_path)
     (tmp_path / "site.toml").write_text(SITE_TOML.format(more=""), encoding="utf-8")
     splits = load_dataset(read_labelled_dataset(tmp_path / "site.toml").spec, tmp_path)
     figures = evaluated_site(run_with_words, tmp_path)
@@ -207,17 +210,40 @@ def test_a_hospitals_site_toml_is_scored_on_its_own_test_part_as_its_program_has
     shown = splits.test.labels[:, splits.class_names.index("Drei")]
     assert figures["classes"]["three"]["positives"] == int((shown == 1).sum())
     # The parts that the site remembers count, and who opted out does not.
-    swapped = divide_splits_again(
-        splits, [np.array([SWAPPED[part]] * len(images)) for part, images in zip(PARTS, splits.parts, strict=True)]
-    )
-    PatientPartMemory(tmp_path / "state").keep_known_parts(swapped, store=True)
+    PatientPartMemory(tmp_path / "state").keep_known_parts(swap_parts(splits), store=True)
     assert evaluated_site(run_with_words, tmp_path)["images"] == len(splits.train)
     gone = splits.train.patients[0]
     (tmp_path / "site.toml").write_text(SITE_TOML.format(more=f'opt_out = ["{gone}"]'), encoding="utf-8")
     assert evaluated_site(run_with_words, tmp_path)["images"] == int((splits.train.patients != gone).sum())
 
 
+@pytest.mark.parametrize("other", ["three", "drei"], ids=["by its synonyms", "by the model's vocabulary"])
+def test_two_columns_of_a_hospital_that_mean_one_class_are_scored_as_one(
+    other: str, run_with_words: Path, tmp_path: Path
+) -> None:
+    write_site_table(tmp_path)
+    text = SITE_TOML.format(more="").replace(
+        'annotates = ["eins", "Drei"]', f'annotates = ["eins", "three", "{other}"]'
+    )
+    text = text.replace('"Drei" = "three"', f'"Drei" = "three"\n"other" = "{other}"')
+    (tmp_path / "site.toml").write_text(text, encoding="utf-8")
+    splits = load_dataset(read_labelled_dataset(tmp_path / "site.toml").spec, tmp_path)
+    PatientPartMemory(tmp_path / "state").keep_known_parts(swap_parts(splits), store=True)
+    columns = [splits.train.labels[:, splits.class_names.index(name)] for name in ("Drei", "other")]
+    figures = evaluated_site(run_with_words, tmp_path)
+    assert set(figures["classes"]) == {"one", "three"}
+    assert (
+        figures["classes"]["three"]["positives"] == int((np.fmax(*columns) == 1).sum()) > int((columns[0] == 1).sum())
+    )
+
+
 SWAPPED = {"train": "test", "validation": "validation", "test": "train"}
+
+
+def swap_parts(splits: DatasetSplits) -> DatasetSplits:
+    """Make the training part, which has more images, the test part."""
+    parts = [np.array([SWAPPED[part]] * len(images)) for part, images in zip(PARTS, splits.parts, strict=True)]
+    return divide_splits_again(splits, parts)
 
 
 def evaluated_site(run: Path, folder: Path) -> dict[str, Any]:

@@ -90,3 +90,25 @@ def test_a_column_outside_the_vocabulary_is_refused_before_training(tmp_path: Pa
     assert '"Lymphozyten" is no class of [vocabulary]' in said
     assert 'If it means "Lymphocyte", add it to synonyms under [vocabulary."Lymphocyte"]' in said
     assert not (tmp_path / "run").exists()
+
+
+def test_two_columns_of_one_class_give_the_model_of_one_column_with_both(tmp_path: Path) -> None:
+    vocabulary = VOCABULARY.replace('["Lymphozyt"]', '["Lymphozyt", "lympho"]')
+    experiment = write_experiment(tmp_path, "Lymphozyt", "Monozyt", vocabulary)
+    flwr_sim("run", experiment, "--backend", "inline", "--out", tmp_path / "run-one")
+    table = tmp_path / "Lymphozyt.csv"
+    head, *lines = table.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(",") for line in lines]
+    divided = [
+        ",".join((name, first, "0", second) if place % 2 else (name, "0", first, second))
+        for place, (name, first, second) in enumerate(rows)
+    ]
+    table.write_text("\n".join((head.replace("Lymphozyt", "Lymphozyt,lympho"), *divided)), encoding="utf-8")
+    text = experiment.read_text(encoding="utf-8")
+    both = text.replace('label_columns = ["Lymphozyt"', 'label_columns = ["Lymphozyt", "lympho"')
+    experiment.write_text(both, encoding="utf-8")
+    ended = flwr_sim("run", experiment, "--backend", "inline", "--out", tmp_path / "run-two")
+    assert ended.code == 0, ended.err
+    assert hash_in(tmp_path / "run-two") == hash_in(tmp_path / "run-one")
+    for key in ("classes", "per_site", "test", "external"):
+        assert summary_of(tmp_path / "run-two")[key] == summary_of(tmp_path / "run-one")[key]

@@ -17,6 +17,8 @@ from polyclinic.server.runs.unlearned import (
     NO_POSITIVE,
     NOBODY_TRAINED,
     STAYED_MASKED,
+    describe_classes_of_unknown_learning,
+    find_classes_of_unknown_learning,
     find_unlearned_classes,
     read_unlearned_classes,
     select_rounds_of_model,
@@ -101,13 +103,34 @@ def test_a_row_that_was_not_learned_is_no_warm_start(run: Path, tmp_path: Path) 
 
 
 def test_a_class_is_unlearned_if_its_sites_were_absent_its_row_stayed_masked_or_nobody_has_a_positive() -> None:
-    positives = {"edema": {"east": 4}, "mass": {"east": None, "north": 0}, "rare": {"north": 9}, "none": {"north": 0}}
+    shown = {
+        "edema": {"east": True},
+        "mass": {"east": None, "north": False},
+        "rare": {"north": True},
+        "none": {"north": False},
+    }
     of_first = select_rounds_of_model(ROUNDS, 1)
-    assert find_unlearned_classes(list(positives), positives, of_first) == {
+    assert find_unlearned_classes(list(shown), shown, of_first) == {
         "edema": NOBODY_TRAINED,
         "rare": STAYED_MASKED,
         "none": NO_POSITIVE,
     }
-    assert find_unlearned_classes(list(positives), positives, ROUNDS) == {"rare": STAYED_MASKED, "none": NO_POSITIVE}
-    assert find_unlearned_classes(list(positives), positives, ROUNDS, warm=["rare"], has_own_images=True) == {}
-    assert find_unlearned_classes(list(positives), positives, ()) == {}  # all figures are of the initial model then
+    assert find_unlearned_classes(list(shown), shown, ROUNDS) == {"rare": STAYED_MASKED, "none": NO_POSITIVE}
+    assert find_unlearned_classes(list(shown), shown, ROUNDS, warm=["rare"], has_own_images=True) == {}
+    assert find_unlearned_classes(list(shown), shown, ()) == {}  # all figures are of the initial model then
+
+
+def test_where_no_site_tells_that_an_image_shows_a_class_nobody_knows_whether_it_was_learned() -> None:
+    shown = {
+        "mass": {"east": None, "north": False},
+        "edema": {"east": None, "north": True},
+        "none": {"north": False},
+        "rare": {"north": None},
+    }
+    unlearned = find_unlearned_classes(list(shown), shown, ROUNDS)
+    assert unlearned == {"rare": STAYED_MASKED, "none": NO_POSITIVE}
+    assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS) == ["mass"]
+    assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS, warm=["mass"]) == []
+    assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS, has_own_images=True) == []
+    assert find_classes_of_unknown_learning(shown, unlearned, ()) == []
+    assert describe_classes_of_unknown_learning(["mass"]).startswith("Not known whether the model has learned: mass. ")

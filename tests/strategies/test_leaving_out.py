@@ -5,7 +5,6 @@ Of sites that contradict each other the coordinator's list decides, then most si
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.engine.claims import (
     MOST_UNLISTED_CLASSES,
     SiteAdmissionLimits,
-    find_admission_limit_faults,
-    find_surplus_class_faults,
 )
 from polyclinic.strategies.engine.membership import RunMembership
 from polyclinic.strategies.registry import build_experiment_strategy
@@ -76,7 +73,6 @@ def gathered(
         ParticipationSection(min_sites=min_sites),
         "run-1",
         registered=lambda: nodes,
-        admission=[partial(rule, lambda: limits) for rule in (find_admission_limit_faults, find_surplus_class_faults)],
         claims=lambda: limits,
         pixels=begun_pixels,
     )
@@ -364,3 +360,70 @@ def test_a_run_that_is_resumed_keeps_the_form_that_it_began_with(clock: Clock) -
     assert gathered(clock, *answers, min_sites=2)[0].pixels == larger
     with pytest.raises(BadInput, match="the run began with image_size = 16"):
         gathered(clock, *answers, min_sites=2, begun_pixels=GREY)
+
+
+# ---------------------------------------------------------------------- all faults at once
+
+
+def test_a_site_hears_of_its_words_its_pixels_and_its_counts_in_one_refusal(clock: Clock) -> None:
+    size, colour = OTHERS["size"][0], OTHERS["colour"][0]
+    west = answer("west", ("effusion", "Noduls", "Mass"), pixels=size.to_json(), train_samples=500)
+    east = answer("east", ("effusion",), pixels=colour.to_json())
+    others = [answer(name, pixels=GREY.to_json()) for name in NAMES[:2]]
+    limits = {name: SiteAdmissionLimits(order=place) for place, name in enumerate(NAMES)}
+    limits["west"] = SiteAdmissionLimits(images=100, order=3)
+    members, grid = gathered(clock, *others, west, east, min_sites=2, claims=limits)
+    assert members.members.keys() == set(NAMES[:2])
+    (refusal,) = [each for each in grid.to(9) if each.metadata.message_type == REFUSAL]
+    content = decode_record(refusal.content, Refusal)
+    assert content.kind == "labels"
+    for line in (
+        "    image_size = 16",
+        '    "effusion" = "Effusion"',
+        '"Noduls" = "Nodule"',
+        "claims 500 training images",
+    ):
+        assert content.reason.count(line) == 1
+    for line in ("    color = false", '    "effusion" = "Effusion"'):
+        assert members.left_out_sites["east"].count(line) == 1
+
+
+def test_of_two_sites_that_are_both_refused_each_hears_of_the_words_of_the_other(clock: Clock) -> None:
+    limits = {name: SiteAdmissionLimits(images=5, order=place) for place, name in enumerate(NAMES[:2])}
+    with pytest.raises(BadInput) as stopped:
+        gathered(clock, answer("north"), answer("south", ("effusion",)), min_sites=0, claims=limits)
+    faults = [(fault.site, "training images" in fault.problem) for fault in stopped.value.faults]
+    assert faults == [("north", True), ("south", True), ("south", False)]
+
+
+def test_a_site_that_is_refused_decides_neither_on_pixels_nor_on_words_of_others(clock: Clock) -> None:
+    """Two of three sites agree, but were not admitted for so many images: the third one counts."""
+    size = OTHERS["size"][0]
+    refused = [answer(name, ("effusion",), pixels=size.to_json(), train_samples=500) for name in NAMES[:2]]
+    limits = {name: SiteAdmissionLimits(images=100, order=place) for place, name in enumerate(NAMES)}
+    members, _ = gathered(clock, *refused, answer("east", pixels=GREY.to_json()), min_sites=1, claims=limits)
+    assert members.members.keys() == {"east"}
+    assert members.pixels == GREY
+    for site in NAMES[:2]:
+        for line in ("claims 500", "image_size = 16", '"effusion" = "Effusion"'):
+            assert line in members.left_out_sites[site]
+
+
+def test_a_site_that_is_refused_for_its_size_has_no_vote_on_the_window(clock: Clock) -> None:
+    larger = OTHERS["size"][0].model_copy(update={"rendering": {"window": (40.0, 400.0)}})
+    forms = {"north": larger, "south": larger, "east": GREY, "west": OTHERS["window"][0], "fifth": GREY}
+    answers = [answer(name, pixels=form.to_json()) for name, form in forms.items()]
+    members, _ = gathered(clock, *answers, min_sites=1)
+    assert members.members.keys() == {"east", "fifth"}
+    assert "Leave window out" in members.left_out_sites["north"]
+
+
+def test_a_site_that_joins_late_hears_of_all_its_faults_at_once(clock: Clock) -> None:
+    members, grid = gathered(clock, *(answer(name, pixels=GREY.to_json()) for name in NAMES[:2]), min_sites=2)
+    members.fix_run_model_layout("layout")
+    members.registered()[20] = "east"  # type: ignore[index, misc]
+    grid.sites[20] = hospital(answer("east", ("effusion", "Mass"), pixels=OTHERS["size"][0].to_json()))
+    members.admit_late_joiners(1)
+    assert members.members.keys() == set(NAMES[:2])
+    for line in ("    image_size = 16", '    "effusion" = "Effusion"', '"Mass" is not a class of this run'):
+        assert members.left_out_sites["east"].count(line) == 1

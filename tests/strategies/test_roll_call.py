@@ -12,12 +12,9 @@ from polyclinic.common.wire.codec import count_payload_bytes, decode_record, enc
 from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from polyclinic.strategies.engine.events import MissingReplyStatus, TooFewSites
-from polyclinic.strategies.engine.membership import (
-    RollCaller,
-    RunMember,
-    find_model_layout_faults,
-    find_wire_version_faults,
-)
+from polyclinic.strategies.engine.membership import RollCaller
+from polyclinic.strategies.engine.run_member import RunMember
+from polyclinic.strategies.engine.site_faults import find_model_layout_faults, find_wire_version_faults
 from tests.client.rounds import plan, private_plan
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost, record
 

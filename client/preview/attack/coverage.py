@@ -35,7 +35,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
         {
             _ECHOED: "run",
             _DECLARED: "site names class_names version smallest_count level",
-            _REPORTED_COUNT: "train_samples validation_samples patients positives negatives",
+            _REPORTED_COUNT: "train_samples validation_samples patients positives negatives shown",
             "a hash of the plan's network": "layout",
             "about a file of the coordinator's, not about images": "holds_frozen",
             "keys of site.toml, the size of all images, and whether any image has colour": "pixels",

@@ -21,6 +21,7 @@ import polyclinic.client.check.connection
 from polyclinic.client.check.findings import CheckFinding, CheckResult, FindingSeverity
 from polyclinic.client.check.machine import GpuMeasurements
 from polyclinic.client.connection.exit_codes import ClientExitCode
+from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common import __version__
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput
@@ -311,6 +312,24 @@ def test_class_folders_without_a_table_are_refused_with_a_command_that_writes_it
     assert ended.code == 0, ended.err
     assert (hospital.folder / "data.csv").exists()
     assert "[data]" in (hospital.folder / "data.toml").read_text()
+
+
+def test_a_finding_column_without_classes_is_refused_with_its_findings_and_a_line_that_holds(tmp_path: Path) -> None:
+    hospital = hospital_in(tmp_path / "north")
+    cells = ("lympho|mono", "Mono", "kein Befund", "", "?")
+    rows = [f"{hospital.image(row).name},p{row},{cells[row % 5]}" for row in range(40)]
+    (hospital.folder / "labels.csv").write_text("\n".join(("image,patient,dx", *rows, "1.png,p1,seg")))
+    keys = 'kind = "folder"\nimages = "images"\nlabels = "labels.csv"\nimage_column = "image"\n'
+    keys += 'patient_column = "patient"\nfinding_column = "dx"\nno_finding = ["kein Befund"]\n'
+    (hospital.folder / "site.toml").write_text(f'name = "north"\n[data]\n{keys}')
+    with pytest.raises(BadInput) as refused:
+        hospital.checked(**DATA_ONLY)
+    (fault,) = refused.value.faults
+    assert '"mono" (16), "lympho" (under 10), "seg" (under 10).' in fault.remedy
+    line = fault.remedy.splitlines()[1].strip()
+    assert line == 'classes = ["mono", "lympho", "seg"]'
+    (hospital.folder / "site.toml").write_text(f'name = "north"\n[data]\n{keys}{line}\n')
+    assert read_site_toml_without_data(hospital.folder).file.data.classes == ("mono", "lympho", "seg")
 
 
 def test_a_command_of_opt_out_that_fails_is_a_fault_because_start_would_end(hospital: Hospital) -> None:
