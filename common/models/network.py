@@ -16,7 +16,13 @@ from torch.nn import functional
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
-from polyclinic.common.models.parts import has_fixed_modules, require_gradients, set_training_flag
+from polyclinic.common.models.parts import (
+    get_tensor,
+    has_fixed_modules,
+    list_parts,
+    require_gradients,
+    set_training_flag,
+)
 from polyclinic.common.models.trained import (
     add_low_rank_factors,
     list_frozen_tensor_names,
@@ -370,9 +376,9 @@ def _reset_counters(network: SplitNetwork) -> None:
     """Restore the initial values of the integer buffers."""
     if not network.initial_counters:
         return
-    buffers = dict(network.named_buffers())
+    buffers = list_parts(network).buffers
     for name, initial in network.initial_counters.items():
-        buffers[name].copy_(initial)
+        get_tensor(buffers[name]).copy_(initial)
 
 
 def _disable_frozen_layer_training(network: SplitNetwork) -> None:

@@ -6,7 +6,7 @@ is found. The modules of our own networks are never replaced after the network i
 and their lists are made anew each time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -25,11 +25,13 @@ class NetworkParts:
     Attributes:
         modules: All modules below the network; not the network itself, which would then never be freed.
         parameters: Where each parameter is stored, each once, in the order of ``network.parameters()``.
+        buffers: Where each buffer is stored, by its name as in ``network.named_buffers()``.
         switches_plainly: True if ``train()`` only sets the flag of each module.
     """
 
     modules: tuple[nn.Module, ...]
     parameters: tuple[TensorSlot, ...]
+    buffers: Mapping[str, TensorSlot]
     switches_plainly: bool
 
 
@@ -66,8 +68,10 @@ def _make_parts(network: nn.Module) -> NetworkParts:
             if parameter is not None and id(parameter) not in listed:
                 listed.add(id(parameter))
                 slots.append((module._parameters, name))  # type: ignore[arg-type]
+    stored = find_tensor_slots(network)
+    buffers = {name: stored[name] for name, _ in network.named_buffers()}
     plain = all(type(module).train is nn.Module.train for module in modules)
-    return NetworkParts(tuple(modules[1:]), tuple(slots), plain)
+    return NetworkParts(tuple(modules[1:]), tuple(slots), buffers, plain)
 
 
 def find_tensor_slots(network: nn.Module) -> dict[str, TensorSlot]:

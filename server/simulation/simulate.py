@@ -221,7 +221,7 @@ class SimulationBackend:
             site_tests=lambda: select_site_test_images(data),
             coverage=data.label_contract,
             resumed=opening.resumed,
-            claims=self._list_site_order,
+            claims=lambda: self._site_order,
             positives=data.positive_training_counts,
             table_sha256=table and hashlib.sha256((self.file.base_folder / table).read_bytes()).hexdigest(),
             patients_known=data.patients_known,
@@ -260,8 +260,9 @@ class SimulationBackend:
         sets = [*self.data.splits.parts, *([self.external] if self.external else [])]
         return [skip for images in sets for skip in images.skipped]
 
-    def _list_site_order(self) -> Mapping[str, SiteAdmissionLimits]:
-        """Return the place of each site in the partition, which stands for the order of admission."""
+    @cached_property
+    def _site_order(self) -> Mapping[str, SiteAdmissionLimits]:
+        """The place of each site in the partition, which stands for the order of admission."""
         return {site: SiteAdmissionLimits(order=place) for place, site in enumerate(self._list_site_names())}
 
     def _list_site_names(self) -> tuple[str, ...]:

@@ -131,8 +131,14 @@ def lower_image_claims(
         admitted: Sites that were admitted for a number of images, which bounds their claims already.
     """
     ordered = sorted(images[site] for site in counting if images[site] > 0)
+    if len(ordered) < FEWEST - 1:
+        return {}
+    # The median of a site's others is never lower than the one without the largest claim.
+    lowest_bound = int(MOST_MEDIANS * _find_median_of_others(ordered, ordered[-1]))
     lowered = dict[str, int]()
     for site, claim in images.items():
+        if claim <= lowest_bound:
+            continue
         others = len(ordered) - (site in counting and claim > 0)
         if site in admitted or others < FEWEST - 1:
             continue

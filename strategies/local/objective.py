@@ -17,7 +17,11 @@ from polyclinic.common.models.zoo.networks import is_batch_norm
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import ImageTensors
-from polyclinic.strategies.local.losses import LossFunction
+from polyclinic.strategies.local.losses import (
+    LOSSES_OF_KNOWN_LABELS,
+    LossFunction,
+    softmax_loss_of_known_labels,
+)
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 Losses = NDArray[np.float32]
@@ -92,6 +96,28 @@ class LabelledExamples:
     def has_known_labels(self) -> bool:
         """Return True if at least one label is known."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
+
+    @cached_property
+    def has_only_known_labels(self) -> bool:
+        """Return True if the site annotates all classes and every label is known."""
+        return len(self) > 0 and bool(self.annotated.all()) and not bool(self.labels.isnan().any())
+
+    @cached_property
+    def shows_class_in_each_image(self) -> bool:
+        """Return True if at least one class of every image has the label 1."""
+        return bool((self.labels == 1).any(dim=1).all())
+
+    def simplify_loss(self, loss: LossFunction) -> LossFunction:
+        """Return a loss with the same value and gradient for these examples, which is faster if all labels are known.
+
+        A multi-class loss leaves out images without a class, so each image must have one.
+        """
+        faster = next((faster for plain, faster in LOSSES_OF_KNOWN_LABELS if plain is loss), None)
+        if faster is None or not self.has_only_known_labels:
+            return loss
+        if faster is softmax_loss_of_known_labels and not self.shows_class_in_each_image:
+            return loss
+        return faster
 
 
 def pair_pixels_with_labels(

@@ -232,7 +232,8 @@ class SiteMethod:
         Raises:
             BadInput: If a chosen plug-in is not installed.
         """
-        return make_training_loss(spec, self.loss, self.task, self.missing_labels_count_as, examples.labels)
+        loss = make_training_loss(spec, self.loss, self.task, self.missing_labels_count_as, examples.labels)
+        return examples.simplify_loss(loss)
 
     def make_batch_weight(self, examples: LabelledExamples, spec: TrainingSection) -> BatchWeight:
         """Return the function that weighs batches whose gradients are added up, to go with the training loss."""

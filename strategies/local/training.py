@@ -298,7 +298,7 @@ def judge_logits(
     """Return the figures of :func:`validate_network` for logits ``(n, rows)`` that are already computed."""
     if not examples.has_known_labels:
         return ValidationMetrics()
-    value = float(loss(logits, examples.labels, examples.annotated))
+    value = float(examples.simplify_loss(loss)(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return ValidationMetrics(value)
     counted = examples.annotated.clone()

@@ -10,7 +10,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from polyclinic.common.config import TrainingSection
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.zoo.spec import Task
-from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction, Missing, make_training_loss
+from polyclinic.strategies.local.losses import (
+    LOSSES_OF_KNOWN_LABELS,
+    PLAIN_LOSSES,
+    LossFunction,
+    Missing,
+    make_training_loss,
+)
+from polyclinic.strategies.local.objective import LabelledExamples
 from polyclinic.strategies.registry import STRATEGIES, build_site_method
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install, stairs
@@ -40,6 +47,51 @@ def chosen(labels: Tensor, task: Task = "multi_label", missing: Missing = "maske
 def test_without_a_choice_it_is_the_methods_own_loss() -> None:
     plain = PLAIN_LOSSES["multi_label", "masked"]
     assert make_training_loss(TrainingSection(), plain, "multi_label", "masked", drawn()[1]) is plain
+
+
+LABELS_BY_TASK = {"multi_label": drawn, "multi_class": of_classes}
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 31, 32, 198, 500])
+@pytest.mark.parametrize(("task", "missing"), PLAIN_LOSSES)
+def test_where_all_labels_are_known_a_faster_loss_has_the_same_bits(task: Task, missing: Missing, images: int) -> None:
+    logits, labels = LABELS_BY_TASK[task](images)
+    plain = PLAIN_LOSSES[task, missing]
+    faster = LabelledExamples(labels, labels, EVERY).simplify_loss(plain)
+    values, gradients = [], []
+    for loss in (plain, faster):
+        value = loss(logits, labels, EVERY)
+        values.append(value.detach())
+        gradients += torch.autograd.grad(value, logits)
+    assert faster is dict(LOSSES_OF_KNOWN_LABELS)[plain]
+    assert torch.equal(*values)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(("task", "missing"), PLAIN_LOSSES)
+def test_the_faster_loss_is_not_taken_where_a_label_is_unknown(task: Task, missing: Missing) -> None:
+    plain, (_, labels) = PLAIN_LOSSES[task, missing], LABELS_BY_TASK[task]()
+    labels[7, 1] = NAN
+    assert LabelledExamples(labels, labels, EVERY).simplify_loss(plain) is plain
+
+
+@pytest.mark.parametrize("missing", ["masked", "negative"])
+def test_the_faster_loss_is_not_taken_where_an_image_has_no_class(missing: Missing) -> None:
+    plain, (_, labels) = PLAIN_LOSSES["multi_class", missing], of_classes()
+    labels[7] = 0
+    assert LabelledExamples(labels, labels, EVERY).simplify_loss(plain) is plain
+
+
+def test_the_faster_loss_is_not_taken_where_a_class_is_not_annotated() -> None:
+    plain, (_, labels) = PLAIN_LOSSES["multi_label", "negative"], drawn()
+    annotated = torch.tensor([True, False, True])
+    assert LabelledExamples(labels, labels, annotated).simplify_loss(plain) is plain
+
+
+def test_a_loss_of_a_method_itself_is_not_replaced() -> None:
+    _, labels = drawn()
+    own = chosen(labels, loss="focal")
+    assert LabelledExamples(labels, labels, EVERY).simplify_loss(own) is own
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 5.0])
