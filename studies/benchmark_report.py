@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from markupsafe import Markup
-from matplotlib.axes import Axes
 
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
@@ -12,15 +11,10 @@ from polyclinic.common.system.plain_text import (
     format_signed,
     join_as_english_list,
 )
+from polyclinic.server.reporting.figure import draw_figure
 from polyclinic.server.reporting.page import write_template_page
-from polyclinic.server.reporting.svg import (
-    BLUE,
-    INK,
-    VERMILION,
-    convert_figure_to_svg,
-    make_figure,
-    use_report_plot_theme,
-)
+from polyclinic.server.reporting.plot import Axis, Plot
+from polyclinic.server.reporting.svg import BLUE, INK, VERMILION
 from polyclinic.studies.benchmark_results import (
     BenchmarkResult,
     MeanAurocWithInterval,
@@ -216,23 +210,15 @@ def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
     if (critical := ranking.critical_difference) is None:
         return Markup("")
     ranks = ranking.ranks
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
-        for row, (method, rank) in enumerate(ranks.items(), start=1):
-            axes.plot([rank], [row], "o", color=BLUE, markersize=6)
-            _annotate_figure_point(axes, f"{method}  {rank:.2f}", (rank, row))
-        for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
-            ends = [ranks[group[0]], ranks[group[-1]]]
-            axes.plot(ends, [row, row], color=VERMILION, linewidth=4, solid_capstyle="butt")
-        axes.plot([1, 1 + critical], [0, 0], color=INK, linewidth=2, marker="|", markersize=8)
-        _annotate_figure_point(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
-        axes.set(xlabel="mean rank, 1 is best", xlim=(0.5, len(ranks) + 2.5), yticks=[])
-        axes.invert_yaxis()
-        axes.grid(axis="x")
-        return convert_figure_to_svg(
-            figure, name, "Critical-difference picture: mean rank of every method, best first."
-        )
-
-
-def _annotate_figure_point(axes: Axes, text: str, point: tuple[float, float]) -> None:
-    axes.annotate(text, point, (8, 0), textcoords="offset points", va="center", color=INK)
+    rows = len(ranks) + len(ranking.cliques)
+    x_axis = Axis("mean rank, 1 is best", (0.5, len(ranks) + 2.5), grid=True)
+    plot = Plot(x_axis, Axis(limits=(rows + 0.6, -0.6), ticks=()))
+    for row, (method, rank) in enumerate(ranks.items(), start=1):
+        plot.add_markers([rank], [row], "circle", BLUE, 7)
+        plot.add_text(f"{method}  {rank:.2f}", rank, row, shift=(8, 0))
+    for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
+        plot.add_interval(ranks[group[0]], ranks[group[-1]], row, VERMILION, 4)
+    plot.add_interval(1, 1 + critical, 0, INK, 2, ends=8)
+    plot.add_text(f"critical difference {critical:.2f}", 1 + critical, 0, shift=(8, 0))
+    about = "Critical-difference picture: mean rank of every method, best first."
+    return draw_figure([plot], name, about, height=19.0 * (rows + 1))

@@ -1,33 +1,20 @@
 """A comparison of several runs as an HTML page with figures, and as tables for the terminal and for Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 from rich.console import Group
 
 from polyclinic.common.system.plain_text import format_number, format_signed
+from polyclinic.server.reporting.figure import ROW, draw_figure, make_line_entry, make_marker_entry
 from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
-from polyclinic.server.reporting.run_figures import BAND, CHANCE, compute_class_axis_height, draw_class_row_labels
-from polyclinic.server.reporting.svg import (
-    INK,
-    PAPER,
-    ROW,
-    RULE,
-    SeriesStyle,
-    choose_series_styles,
-    convert_figure_to_svg,
-    draw_legend_above,
-    make_figure,
-    make_legend_marker,
-    use_report_plot_theme,
-)
+from polyclinic.server.reporting.plot import Axis, Plot
+from polyclinic.server.reporting.run_figures import BAND, CHANCE, label_class_rows, measure_class_rows
+from polyclinic.server.reporting.svg import DOTTED, RULE, SeriesStyle, choose_series_styles
 from polyclinic.server.runs.reader import RunFolderContent
 from polyclinic.studies import claims
 from polyclinic.studies.claims import MEASURE_NAMES, format_markdown_table, format_mean_and_sd, format_p_value
@@ -121,31 +108,29 @@ def find_best_class_aurocs(comparison: MethodComparison) -> dict[str, str]:
 
 def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[AnnotatedClassGroup]) -> Markup:
     """Draw each class's AUROC averaged over seeds, with a marker for each method and its interval if known."""
-    with use_report_plot_theme():
-        height = compute_class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
-        figure, (axes,) = make_figure(9, height)
-        positions = draw_class_row_labels(axes, groups)
-        styled = list(zip(methods, choose_series_styles(len(methods)), strict=True))
-        for lane, (method, style) in enumerate(styled):
-            beside = BAND * ((lane + 0.5) / len(styled) - 0.5)
-            rows = {name: row + beside for name, row in positions.items()}
-            if lines := [(rows[name], *interval) for name, interval in method.intervals.items() if name in rows]:
-                axes.hlines(*zip(*lines, strict=True), color=style.color, linewidth=1.4)
-            dots = [(auroc, rows[name]) for name, auroc in method.per_class.items() if auroc is not None]
-            x, y = [auroc for auroc, _ in dots], [row for _, row in dots]
-            axes.plot(x, y, style.marker, color=style.color, markersize=7, markeredgecolor=PAPER)
-        for name in (name for name in positions if all(each.per_class.get(name) is None for each in methods)):
-            left = axes.get_yaxis_transform()  # x as a share of the axis, y as data
-            axes.annotate("n/a", (0, positions[name]), (6, 0), left, "offset points", va="center", style="italic")
-        ends = [end for method in methods for interval in method.intervals.values() for end in interval]
-        values = [value for method in methods for value in method.per_class.values() if value is not None]
-        if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
-            axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
-        axes.set(xlabel="AUROC (mean over seeds)")
-        draw_legend_above(axes, [make_legend_marker(method.label, style) for method, style in styled])
-        return convert_figure_to_svg(
-            figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers."
-        )
+    plot = Plot(Axis("AUROC (mean over seeds)"))
+    positions = label_class_rows(plot, groups)
+    styles = choose_series_styles(len(methods))
+    for lane, (method, style) in enumerate(zip(methods, styles, strict=True)):
+        beside = BAND * ((lane + 0.5) / len(methods) - 0.5)
+        rows = {name: row + beside for name, row in positions.items()}
+        for name, (low, high) in method.intervals.items():
+            if name in rows:
+                plot.add_interval(low, high, rows[name], style.color, 1.4)
+        dots = [(auroc, rows[name]) for name, auroc in method.per_class.items() if auroc is not None]
+        plot.add_markers([auroc for auroc, _ in dots], [row for _, row in dots], style.marker, style.color, 7)
+    for name, row in positions.items():
+        if all(method.per_class.get(name) is None for method in methods):
+            plot.add_text("n/a", None, row, shift=(6, 0), italic=True)
+
+    ends = [end for method in methods for interval in method.intervals.values() for end in interval]
+    values = [value for method in methods for value in method.per_class.values() if value is not None]
+    if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
+        plot.add_vertical_rule(CHANCE, dash=DOTTED)
+    height = measure_class_rows(groups) * max(1.0, LANE * len(methods))
+    legend = [make_marker_entry(method.label, style) for method, style in zip(methods, styles, strict=True)]
+    about = "Dot chart: AUROC of every class by method; the table has the numbers."
+    return draw_figure([plot], "methods", about, height=height, legend=legend)
 
 
 def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
@@ -153,45 +138,38 @@ def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
     styled = list(zip(subsets, choose_series_styles(len(subsets)), strict=True))
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 1.1 + 2.2 * ROW * len(others))
-        for offset, (subset, style) in enumerate(styled):
-            for each in (each for each in contrasts if each.subset == subset):
-                mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
-                if mean is None:
-                    continue
-                low, high = each.result.interval or (mean, mean)
-                _draw_marker_with_interval(axes, style, mean, row, (low, high))
-                axes.annotate(
-                    format_signed(mean), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5
-                )
-        axes.axvline(0, color=INK, linewidth=1)
-        axes.set_yticks(range(len(others)), [f"against {other}" for other in others])
-        axes.set(ylim=(len(others) - 0.5, -0.5))
-        axes.set_xlabel("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →")
-        draw_legend_above(axes, [make_legend_marker(f"{subset} classes", style) for subset, style in styled])
-        return convert_figure_to_svg(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
+    plot = Plot(Axis("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →"))
+    plot.y.label_rows([f"against {other}" for other in others])
+    for offset, (subset, style) in enumerate(styled):
+        for each in (each for each in contrasts if each.subset == subset):
+            mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
+            if mean is None:
+                continue
+            low, high = each.result.interval or (mean, mean)
+            _add_marker_with_interval(plot, style, mean, row, (low, high))
+            plot.add_text(format_signed(mean), high, row, shift=(7, 0), size=8.5)
+    plot.add_vertical_rule(0)
+    legend = [make_marker_entry(f"{subset} classes", style) for subset, style in styled]
+    about = "Interval chart: mean differences with 95 % intervals."
+    return draw_figure([plot], "differences", about, height=2.3 * ROW * len(others), legend=legend)
 
 
 def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
     """Draw each method's mean AUROC ± SD over seeds, for all, shared and unique classes."""
     styled = list(zip(methods, choose_series_styles(len(methods)), strict=True))
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
-        for index, (method, style) in enumerate(styled):
-            shift = 0.7 * (index - (len(styled) - 1) / 2) / len(styled)
-            for row, subset in enumerate(SUBSETS):
-                auroc = method.auroc[subset]
-                if auroc.mean is not None:
-                    _draw_marker_with_interval(
-                        axes, style, auroc.mean, row + shift, _compute_sd_interval(auroc.mean, auroc.sd), size=8
-                    )
-        _draw_row_labels(axes, [f"{subset} classes" for subset in SUBSETS])
-        axes.set(xlabel="mean AUROC")
-        draw_legend_above(axes, [make_legend_marker(method.label, style) for method, style in styled])
-        return convert_figure_to_svg(
-            figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method."
-        )
+    plot = Plot(Axis("mean AUROC"))
+    _label_divided_rows(plot, [f"{subset} classes" for subset in SUBSETS])
+    for index, (method, style) in enumerate(styled):
+        shift = 0.7 * (index - (len(styled) - 1) / 2) / len(styled)
+        for row, subset in enumerate(SUBSETS):
+            auroc = method.auroc[subset]
+            if auroc.mean is not None:
+                interval = _compute_sd_interval(auroc.mean, auroc.sd)
+                _add_marker_with_interval(plot, style, auroc.mean, row + shift, interval, size=8)
+    legend = [make_marker_entry(method.label, style) for method, style in styled]
+    height = 30 + 15.0 * len(methods) * len(SUBSETS)
+    about = "Dot chart: mean AUROC over all, shared and unique classes by method."
+    return draw_figure([plot], "subsets", about, height=height, legend=legend)
 
 
 def draw_gains_by_site(comparison: MethodComparison) -> Markup:
@@ -207,53 +185,58 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
     styles = dict(
         zip([m.label for m in comparison.methods], choose_series_styles(len(comparison.methods)), strict=True)
     )
-    with use_report_plot_theme():
-        ranked = len(sites) > NAMED_SITES
-        figure, (axes,) = make_figure(9, 3.2 if ranked else 1.2 + 0.3 * len(sites) + 0.27 * (len(by_other) // 4))
-        for index, (other, gains) in enumerate(by_other.items()):
-            style = styles[other]
-            if ranked:
-                values = sorted(gain for _, gain, _ in gains)
-                places, every = np.arange(1, len(values) + 1), max(1, len(values) // 20)
-                axes.plot(places, values, color=style.color, marker=style.marker, markersize=5, markevery=every)
-                continue
-            shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
-            for site, value, sd in gains:
-                _draw_marker_with_interval(
-                    axes, style, value, sites.index(site) + shift, _compute_sd_interval(value, sd)
-                )
-        if ranked:
-            axes.axhline(0, color=INK, linewidth=1)
-            axes.set(xlabel="sites, from the largest loss to the largest gain", ylabel="gain in AUROC")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        else:
-            axes.axvline(0, color=INK, linewidth=1)
-            _draw_row_labels(axes, sites)
-            axes.set(xlabel="← the site loses   ·   gain in AUROC   ·   the site gains →")
-        draw_legend_above(axes, [make_legend_marker(f"over {other}", styles[other]) for other in by_other])
-        return convert_figure_to_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
+    about = "Dot chart: what each site gains over each other method."
+    if len(sites) > NAMED_SITES:
+        plot = _plot_sorted_gains(by_other, styles)
+        legend = [make_line_entry(f"over {other}", styles[other].color, styles[other].marker) for other in by_other]
+        return draw_figure([plot], "gains", about, height=165, legend=legend)
+
+    plot = Plot(Axis("← the site loses   ·   gain in AUROC   ·   the site gains →"))
+    _label_divided_rows(plot, sites)
+    for index, (other, gains) in enumerate(by_other.items()):
+        shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
+        for site, value, sd in gains:
+            interval = _compute_sd_interval(value, sd)
+            _add_marker_with_interval(plot, styles[other], value, sites.index(site) + shift, interval)
+    plot.add_vertical_rule(0)
+    legend = [make_marker_entry(f"over {other}", styles[other]) for other in by_other]
+    return draw_figure([plot], "gains", about, height=22.0 * len(sites), legend=legend)
+
+
+def _plot_sorted_gains(
+    by_other: Mapping[str, Sequence[tuple[str, float, float | None]]], styles: Mapping[str, SeriesStyle]
+) -> Plot:
+    """Plot the gains over each other method as a line from the largest loss to the largest gain."""
+    x_axis = Axis("sites, from the largest loss to the largest gain", whole_numbers=True)
+    plot = Plot(x_axis, Axis("gain in AUROC", grid=True))
+    for other, gains in by_other.items():
+        style = styles[other]
+        values = sorted(gain for _, gain, _ in gains)
+        places, every = list(range(1, len(values) + 1)), max(1, len(values) // 20)
+        plot.add_line(places, values, style.color)
+        plot.add_markers(places[::every], values[::every], style.marker, style.color, 6)
+    plot.add_horizontal_rule(0)
+    return plot
 
 
 def _compute_sd_interval(value: float, sd: float | None) -> tuple[float, float] | None:
     return None if sd is None else (value - sd, value + sd)
 
 
-def _draw_marker_with_interval(
-    axes: Axes, style: SeriesStyle, value: float, row: float, ends: tuple[float, float] | None, *, size: int = 7
+def _add_marker_with_interval(
+    plot: Plot, style: SeriesStyle, value: float, row: float, ends: tuple[float, float] | None, *, size: int = 7
 ) -> None:
-    """Draw a marker, and its interval as a line if there is one."""
+    """Add a marker, and its interval as a line if there is one."""
     if ends is not None:
-        axes.plot(ends, [row, row], color=style.color, linewidth=2)
-    axes.plot([value], [row], style.marker, color=style.color, markersize=size, markeredgecolor=PAPER)
+        plot.add_interval(*ends, row, style.color, 2)
+    plot.add_markers([value], [row], style.marker, style.color, size)
 
 
-def _draw_row_labels(axes: Axes, names: Sequence[str]) -> None:
+def _label_divided_rows(plot: Plot, names: Sequence[str]) -> None:
     """Label the rows of a figure from the top down, with thin lines between them."""
+    plot.y.label_rows(names)
     for row in range(len(names) - 1):
-        axes.axhline(row + 0.5, color=RULE, linewidth=0.6)
-    axes.set_yticks(range(len(names)), names)
-    axes.set(ylim=(len(names) - 0.5, -0.5))
-    axes.tick_params(axis="y", length=0)
+        plot.add_horizontal_rule(row + 0.5, RULE, width=0.6)
 
 
 # ---------------------------------------------------------------------- tables

@@ -2,28 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 from polyclinic.common.metrics.multi_class import estimate_accuracy_density
 from polyclinic.common.system.plain_text import format_count_with_noun, format_number, format_rounds, format_signed
+from polyclinic.server.reporting.figure import LegendEntry, draw_figure, make_line_entry
 from polyclinic.server.reporting.page import write_template_page
-from polyclinic.server.reporting.svg import (
-    PAPER,
-    SeriesStyle,
-    choose_series_styles,
-    convert_figure_to_svg,
-    make_figure,
-    replace_none_by_nan,
-    use_report_plot_theme,
-)
+from polyclinic.server.reporting.plot import Axis, Plot, replace_none_by_nan
+from polyclinic.server.reporting.run_figures import make_round_axis
+from polyclinic.server.reporting.svg import DASH_DOTTED, DASHED, DOTTED, SOLID, SeriesStyle, choose_series_styles
 from polyclinic.studies import claims
 from polyclinic.studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
 from polyclinic.studies.comparison import NO_BETTER_ROUND
@@ -32,11 +22,13 @@ from polyclinic.studies.statistics import FEWEST_SEEDS
 from polyclinic.studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
 
 LEVEL = 0.95
-LineStyle = Literal["-", "--", "-.", ":"]
-Draw = Callable[[Axes, AccuracyCurve, SeriesStyle, LineStyle], None]
-LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
+AddCurve = Callable[[Plot, AccuracyCurve, SeriesStyle, str], None]
+"""Adds a curve to a plot, in a style and with a dash."""
+LINES = (SOLID, DASHED, DASH_DOTTED, DOTTED)
 POINTS = 801
 PANELS = 3
+HEIGHT = 175.0
+"""Height of each plot in points within its axes."""
 
 
 def study_as_markdown(result: StudyResult) -> str:
@@ -155,22 +147,22 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
     if "sweep" in table.figures and len(table.settings) > 1:
         drawn["Along the sweep"] = draw_measures_by_setting(table, f"{name}-sweep")
 
-    def draw_accuracy(axes: Axes, curves: AccuracyCurve, style: SeriesStyle, line: LineStyle) -> None:
-        (curve,) = axes.plot(curves.rounds, curves.accuracy, line, color=style.color, marker=style.marker, markersize=5)
-        curve.set_markevery(max(1, len(curves.rounds) // 12))
-        axes.set(xlabel="round", ylabel="mean accuracy of the sites")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="y")
+    def add_accuracy(plot: Plot, curves: AccuracyCurve, style: SeriesStyle, dash: str) -> None:
+        every = max(1, len(curves.rounds) // 12)
+        plot.add_line(curves.rounds, curves.accuracy, style.color, dash=dash)
+        plot.add_markers(curves.rounds[::every], curves.accuracy[::every], style.marker, style.color, 6)
 
-    def draw_density(axes: Axes, curves: AccuracyCurve, style: SeriesStyle, line: LineStyle) -> None:
-        marker, edge = style.marker, PAPER
+    def add_density(plot: Plot, curves: AccuracyCurve, style: SeriesStyle, dash: str) -> None:
         x, y = densities[curves.method, curves.setting]
-        axes.plot(x, y, line, color=style.color, marker=marker, markevery=80, markersize=5, markeredgecolor=edge)
-        axes.set(xlabel="accuracy of a site", ylabel="density")
+        plot.add_line(x, y, style.color, dash=dash)
+        plot.add_markers(x[::80], y[::80], style.marker, style.color, 6)
 
     if "curves" in table.figures and (curves := [each for each in table.curves if each.rounds]):
         about = "Line chart: mean accuracy of the sites by round."
-        drawn["Round by round"] = _draw_panels(curves, f"{name}-curves", about, draw_accuracy)
+        y_axis = Axis("mean accuracy of the sites", grid=True)
+        drawn["Round by round"] = _draw_panels(
+            curves, f"{name}-curves", about, add_accuracy, (make_round_axis(), y_axis)
+        )
     densities = {}
     for each in table.curves if "density" in table.figures else ():
         if (density := estimate_accuracy_density(each.sites, POINTS)) is not None:
@@ -178,56 +170,53 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
     if densities:
         about = "Density of the accuracies of the sites, by method."
         spread_out = [each for each in table.curves if (each.method, each.setting) in densities]
-        drawn["From site to site"] = _draw_panels(spread_out, f"{name}-density", about, draw_density)
+        axes = Axis("accuracy of a site"), Axis("density")
+        drawn["From site to site"] = _draw_panels(spread_out, f"{name}-density", about, add_density, axes)
     return drawn
 
 
 def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
     """Draw the measures along the settings, with a line for each method; hollow markers are the paper's numbers."""
     headings, positions = table.headings[:PANELS], replace_none_by_nan(table.positions)
-    with use_report_plot_theme():
-        figure, panels = _make_axes_row(len(table.methods), len(headings))
-        for measure, axes in enumerate(panels):
-            for index, style in enumerate(choose_series_styles(len(table.methods))):
-                entries, color = [cells[measure] for cells in table.entries[index]], style.color
-                sd = np.nan_to_num(replace_none_by_nan([entry.ours.sd for entry in entries]))
-                means, line = replace_none_by_nan([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
-                axes.plot(positions, means, line, color=color, marker=style.marker, markersize=6)
-                axes.errorbar(positions, means, yerr=sd, color=color, linestyle="none", capsize=3)
-                paper = replace_none_by_nan([entry.paper for entry in entries])
-                axes.plot(positions, paper, style.marker, color=color, markerfacecolor="none", markersize=7)
-            axes.set(title=headings[measure])
-            axes.set_xticks(positions, [f"{position:g}" for position in positions])
-            axes.grid(axis="y")
-        _draw_legend_above(figure, table.methods)
-        return convert_figure_to_svg(
-            figure, name, f"Line charts: {', '.join(headings)} of every method along the settings."
-        )
+    ticks = [(float(position), f"{position:g}") for position in positions if np.isfinite(position)]
+    plots = [Plot(Axis(ticks=ticks), Axis(grid=True), heading) for heading in headings]
+    for measure, plot in enumerate(plots):
+        for index, style in enumerate(choose_series_styles(len(table.methods))):
+            entries, color = [cells[measure] for cells in table.entries[index]], style.color
+            means = replace_none_by_nan([entry.ours.mean for entry in entries])
+            plot.add_line(positions, means, color, dash=_choose_dash(index))
+            for entry, position in zip(entries, positions.tolist(), strict=True):
+                if entry.ours.mean is not None and entry.ours.sd:
+                    ends = [entry.ours.mean - entry.ours.sd, entry.ours.mean + entry.ours.sd]
+                    plot.add_line([position, position], ends, color)
+            plot.add_markers(positions, means, style.marker, color, 7)
+            paper = replace_none_by_nan([entry.paper for entry in entries])
+            plot.add_markers(positions, paper, style.marker, color, 8, hollow=True)
+    about = f"Line charts: {', '.join(headings)} of every method along the settings."
+    return draw_figure(plots, name, about, height=HEIGHT, legend=_make_legend(table.methods))
 
 
-def _draw_panels(drawn: Sequence[AccuracyCurve], name: str, description: str, draw: Draw) -> Markup:
+def _draw_panels(
+    drawn: Sequence[AccuracyCurve], name: str, description: str, add_curve: AddCurve, axes: tuple[Axis, Axis]
+) -> Markup:
     """Draw a panel for each setting, with a line for each method."""
     settings = list(dict.fromkeys(each.setting for each in drawn))
     methods = list(dict.fromkeys(each.method for each in drawn))
-    with use_report_plot_theme():
-        figure, panels = _make_axes_row(len(methods), len(settings))
-        for axes, setting in zip(panels, settings, strict=True):
-            for index, style in enumerate(choose_series_styles(len(methods))):
-                for each in (each for each in drawn if (each.method, each.setting) == (methods[index], setting)):
-                    draw(axes, each, style, LINES[index % len(LINES)])
-            axes.set(title=setting)
-        _draw_legend_above(figure, methods)
-        return convert_figure_to_svg(figure, name, description)
+    plots = [Plot(*axes, title=setting) for setting in settings]
+    for plot, setting in zip(plots, settings, strict=True):
+        for index, style in enumerate(choose_series_styles(len(methods))):
+            for each in (each for each in drawn if (each.method, each.setting) == (methods[index], setting)):
+                add_curve(plot, each, style, _choose_dash(index))
+    return draw_figure(plots, name, description, height=HEIGHT, legend=_make_legend(methods))
 
 
-def _make_axes_row(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """Make axes side by side, with space above for a legend of four methods a line."""
-    return make_figure(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
+def _choose_dash(index: int) -> str:
+    return LINES[index % len(LINES)]
 
 
-def _draw_legend_above(figure: Figure, methods: Sequence[str]) -> None:
-    handles = [
-        Line2D([], [], color=style.color, marker=style.marker, linestyle=LINES[index % len(LINES)], label=method)
-        for index, (method, style) in enumerate(zip(methods, choose_series_styles(len(methods)), strict=True))
+def _make_legend(methods: Sequence[str]) -> list[LegendEntry]:
+    styles = choose_series_styles(len(methods))
+    return [
+        make_line_entry(method, style.color, style.marker, _choose_dash(index))
+        for index, (method, style) in enumerate(zip(methods, styles, strict=True))
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))

@@ -86,8 +86,10 @@ class RankedClassScores:
         between = np.add.reduceat(of_negatives, self.cuts[:-1], axis=0)  # (m - 1, resamples)
         before = np.zeros((len(self.cuts), weights.shape[1]))  # weight of the negatives before each cut
         np.cumsum(between, axis=0, out=before[1:])
-        of_positives = weights[self.positives]
-        won = np.einsum("ir,ir->r", of_positives, before[self.below] + before[self.upto]) / 2
+        of_positives = weights.take(self.positives, 0, mode="clip")
+        twice = before.take(self.below, 0, mode="clip")
+        twice += before.take(self.upto, 0, mode="clip")
+        won = np.einsum("ir,ir->r", of_positives, twice) / 2
         pairs = before[-1] * of_positives.sum(axis=0, dtype=np.float64)
         return np.asarray(np.minimum(won / pairs, 1.0))  # rounding
 
@@ -144,7 +146,8 @@ class ResampledAurocs:
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
         for _ in range(RESAMPLES // CHUNK):
-            weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)[owner]
+            weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)
+            weights = weights.take(owner, 0, mode="clip")
             drawn.append(np.stack([ranking.compute_weighted_aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
         aurocs = np.concatenate(drawn, axis=1)
         observed = np.array(

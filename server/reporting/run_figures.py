@@ -4,34 +4,28 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.measured import format_value_with_error as figure_text
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, estimate_accuracy_density
 from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
+from polyclinic.server.reporting.figure import ROW, LegendEntry, draw_figure, make_line_entry
 from polyclinic.server.reporting.page import AnnotatedClassGroup
+from polyclinic.server.reporting.plot import Axis, Plot, replace_none_by_nan
 from polyclinic.server.reporting.svg import (
     BLUE,
+    DASHED,
+    DOTTED,
     GREEN,
     INK,
     ORANGE,
     PAPER,
-    ROW,
     RULE,
     SKY,
+    SOLID,
     VERMILION,
     choose_series_styles,
-    convert_figure_to_svg,
-    draw_heat_map,
-    draw_legend_above,
-    make_figure,
-    replace_none_by_nan,
-    style_round_axis,
-    use_report_plot_theme,
 )
 from polyclinic.server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
 
@@ -47,8 +41,13 @@ MOST_CELLS = 1200
 MOST_SITES_IN_ORDER = 40
 """Number of sites up to which the figure of their order is drawn."""
 
-_FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
-_STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s")}
+GROUP_GAP = 0.7
+"""Space between two groups of classes, in rows."""
+
+_FILLS = {"shared": (BLUE, ""), "some": (SKY, "dots"), "unique": (ORANGE, "stripes"), "varies": (GREEN, "grid")}
+"""Kind of a group of classes -> colour and hatch of its bars."""
+_STYLES = {"training": (BLUE, SOLID, "circle"), "validation": (VERMILION, DASHED, "square")}
+"""Name of a curve -> its colour, line and marker."""
 
 
 def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None) -> Markup:
@@ -57,28 +56,35 @@ def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None
         "loss": {"training": "train_loss", "validation": "validation_loss"},
         "mean AUROC": {"validation": "validation_auroc"},
     }
-    measured: dict[str, dict[str, NDArray[np.float64]]] = {}
+    numbers = [line.round for line in rounds]
+    plots = list[Plot]()
+    drawn = list[str]()
     for label, fields in panels.items():
+        plot = Plot(make_round_axis(), Axis(label, grid=True))
         for name, field in fields.items():
             values = replace_none_by_nan([getattr(line, field) for line in rounds])
             if np.isfinite(values).any():
-                measured.setdefault(label, {})[name] = values
-    if not measured:
+                _add_curve(plot, numbers, values, _STYLES[name])
+                drawn.append(name)
+        if plot.marks:
+            plots.append(plot)
+    if not plots:
         return Markup("")
-    with use_report_plot_theme():
-        figure, every = make_figure(9, 3.2, columns=len(measured))
-        for axes, (label, curves) in zip(every, measured.items(), strict=True):
-            for name, values in curves.items():
-                _draw_curve(axes, [line.round for line in rounds], values, name, _STYLES[name])
-            style_round_axis(axes)
-            axes.legend()
-            axes.set(xlabel="round", ylabel=label)
-            if best_round is not None:
-                axes.axvline(best_round, color=INK, linewidth=1, linestyle=":")
-        if best_round is not None:
-            place, where = (best_round, 1.0), ("data", "axes fraction")
-            every[0].annotate(f"best round: {best_round}", place, (0, 4), where, "offset points", ha="center")
-        return convert_figure_to_svg(figure, "curves", "Line chart: training and validation loss by round.")
+
+    if best_round is not None:
+        for plot in plots:
+            plot.add_vertical_rule(best_round, dash=DOTTED)
+        plots[0].above.append((best_round, f"best round: {best_round}"))
+    legend = [
+        make_line_entry(name, color, marker, dash) for name, (color, dash, marker) in _STYLES.items() if name in drawn
+    ]
+    about = "Line chart: training and validation loss by round."
+    return draw_figure(plots, "curves", about, height=165, legend=legend)
+
+
+def make_round_axis() -> Axis:
+    """Return a horizontal axis for rounds."""
+    return Axis("round", whole_numbers=True)
 
 
 def draw_accuracy_by_round(rounds: Sequence[RoundFileLine], best: BestClientAccuracies) -> Markup:
@@ -87,40 +93,40 @@ def draw_accuracy_by_round(rounds: Sequence[RoundFileLine], best: BestClientAccu
     if not scored:
         return Markup("")
     numbers = [server_round for server_round, _ in scored]
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 3)
-        means = [accuracy.mean for _, accuracy in scored]
-        _draw_curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
-        pooled = [accuracy.pooled for _, accuracy in scored]
-        _draw_curve(axes, numbers, pooled, "all images pooled", (VERMILION, "--", "s"), shift=0.5)
-        for best_round, value, color in (
-            (best.best_mean_round, best.best_mean_client_test_accuracy, BLUE),
-            (best.best_pooled_round, best.best_test_accuracy, VERMILION),
-        ):
-            axes.plot([best_round], [value], "*", color=color, markersize=14, markeredgecolor=PAPER)
-        axes.set(title="Accuracy on the sites' test images", xlabel="round", ylabel="accuracy")
-        style_round_axis(axes)
-        axes.legend()
-        return convert_figure_to_svg(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
+    means = [accuracy.mean for _, accuracy in scored]
+    pooled = [accuracy.pooled for _, accuracy in scored]
+    mean_style, pooled_style = _STYLES["training"], _STYLES["validation"]
+
+    plot = Plot(make_round_axis(), Axis("accuracy", grid=True), "Accuracy on the sites' test images")
+    _add_curve(plot, numbers, means, mean_style)
+    _add_curve(plot, numbers, pooled, pooled_style, shift=0.5)
+    plot.add_markers([best.best_mean_round], [best.best_mean_client_test_accuracy], "star", BLUE, 14)
+    plot.add_markers([best.best_pooled_round], [best.best_test_accuracy], "star", VERMILION, 14)
+    legend = [
+        make_line_entry(name, color, marker, dash)
+        for name, (color, dash, marker) in (("mean over sites", mean_style), ("all images pooled", pooled_style))
+    ]
+    about = "Line chart: accuracy on the sites' test images by round."
+    return draw_figure([plot], "accuracy", about, height=150, legend=legend)
 
 
-def _draw_curve(
-    axes: Axes,
+def _add_curve(
+    plot: Plot,
     rounds: Sequence[int],
     values: Sequence[float] | NDArray[np.float64],
-    name: str,
     style: tuple[str, str, str],
     *,
     shift: float = 0,
 ) -> None:
-    """Draw a line in a style (colour, line, marker) with about 15 markers.
+    """Add a line in a style (colour, line, marker) with about 15 markers.
 
     The markers are shifted by a share of their spacing, so that coinciding lines stay visible.
     """
-    color, line, marker = style
+    color, dash, marker = style
+    plot.add_line(rounds, values, color, dash=dash)
     every = max(1, len(rounds) // 15)
-    places = (int(shift * every), every)
-    axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=places, label=name)
+    first = int(shift * every)
+    plot.add_markers(rounds[first::every], values[first::every], marker, color, 6)
 
 
 def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
@@ -129,18 +135,19 @@ def draw_accuracy_density(accuracies: Sequence[float]) -> Markup:
     if curve is None:
         return Markup("")
     grid, density = curve
-    visible = [*accuracies, *grid[density > 0.005 * density.max()].tolist()]
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 2.6)
-        axes.plot(grid, density, color=BLUE, linewidth=2, label="density")
-        axes.fill_between(grid, density, color=BLUE, alpha=0.15, linewidth=0)
-        ticks = axes.get_xaxis_transform()  # accuracy along x, share of the height along y
-        axes.vlines(list(accuracies), 0, 0.1, VERMILION, linewidth=1.8, transform=ticks, label="one site")
-        axes.set(title="How accuracy spreads over sites", xlabel="accuracy of a site", ylabel="density")
-        axes.set(xlim=(min(visible), max(visible)), ylim=(0, None))
-        axes.legend()
-        about = f"Density of the accuracies of {len(accuracies)} sites, a tick for each."
-        return convert_figure_to_svg(figure, "density", about)
+    visible = density > 0.005 * density.max()
+    grid, density = grid[visible], density[visible]
+    limits = float(min(*accuracies, grid[0])), float(max(*accuracies, grid[-1]))
+
+    top = 1.05 * float(density.max())
+    plot = Plot(Axis("accuracy of a site", limits), Axis("density", (0.0, top)), "How accuracy spreads over sites")
+    plot.add_band(grid, np.zeros_like(density), density, BLUE, 0.15)
+    plot.add_line(grid, density, BLUE, width=2)
+    for accuracy in accuracies:
+        plot.add_line([accuracy, accuracy], [0, 0.1 * top], VERMILION, width=1.8)
+    legend = [make_line_entry("density", BLUE), make_line_entry("one site", VERMILION)]
+    about = f"Density of the accuracies of {len(accuracies)} sites, a tick for each."
+    return draw_figure([plot], "density", about, height=125, legend=legend)
 
 
 def draw_auroc_bars(
@@ -149,42 +156,43 @@ def draw_auroc_bars(
     intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
     """Draw the AUROC of each class as a bar from 0.5, with its interval; classes are grouped by annotation."""
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, compute_class_axis_height(groups))
-        positions = draw_class_row_labels(axes, groups)
-        for group in groups:
-            color, hatch = _FILLS[group.kind]
-            for name in group.classes:
-                row, measured, interval = positions[name], aurocs.get(name), intervals.get(name)
-                if measured is None:
-                    axes.annotate("n/a", (CHANCE, row), (6, 0), "data", "offset points", va="center", style="italic")
-                    continue
-                auroc, width = measured.value, measured.value - CHANCE
-                axes.barh(row, width, left=CHANCE, height=0.68, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0)
-                low, high = interval or (auroc, auroc)
-                if interval:
-                    axes.plot([low, high], [row, row], color=PAPER, linewidth=4)
-                    axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=7)
-                x, points, side = (high, 4, "left") if auroc >= CHANCE else (low, -4, "right")
-                text = figure_text(measured)
-                axes.annotate(text, (x, row), (points, 0), "data", "offset points", va="center", ha=side)
-        ends = [end for each in intervals.values() for end in each]
-        values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
-        axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
-        axes.axvline(CHANCE, color=INK, linewidth=1)
-        fills = [(group.title, *_FILLS[group.kind]) for group in groups]
-        patches = [Patch(facecolor=c, edgecolor=PAPER, hatch=pattern, label=title) for title, c, pattern in fills]
-        draw_legend_above(axes, patches)
-        about = "Bar chart: AUROC of every class; the table beside it has the numbers."
-        return convert_figure_to_svg(figure, "bars", about)
+    ends = [end for each in intervals.values() for end in each]
+    values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
+    plot = Plot(Axis("AUROC", (min([0.45, *(value - 0.06 for value in values)]), 1.0)))
+    positions = label_class_rows(plot, groups)
+    for group in groups:
+        for name in group.classes:
+            measured = aurocs.get(name)
+            if measured is None:
+                plot.add_text("n/a", CHANCE, positions[name], shift=(6, 0), italic=True)
+            else:
+                _add_auroc_bar(plot, positions[name], measured, intervals.get(name), _FILLS[group.kind])
+    plot.add_vertical_rule(CHANCE)
+    legend = [LegendEntry(group.title, color, hatch=hatch) for group in groups for color, hatch in [_FILLS[group.kind]]]
+    about = "Bar chart: AUROC of every class; the table beside it has the numbers."
+    return draw_figure([plot], "bars", about, height=measure_class_rows(groups), legend=legend)
 
 
-def compute_class_axis_height(groups: Sequence[AnnotatedClassGroup]) -> float:
-    """Return the height in inches of a plot with one row per class."""
-    return 1.1 + ROW * (sum(len(group.classes) for group in groups) + 0.7 * len(groups))
+def _add_auroc_bar(
+    plot: Plot, row: float, measured: ValueWithError, interval: tuple[float, float] | None, fill: tuple[str, str]
+) -> None:
+    """Add a bar with its interval, and the number to the right of both."""
+    color, hatch = fill
+    auroc = measured.value
+    plot.add_bar(CHANCE, auroc, row, 0.68, color, hatch)
+    low, high = interval or (auroc, auroc)
+    if interval:
+        plot.add_interval(low, high, row, PAPER, 4)
+        plot.add_interval(low, high, row, INK, 1.4, ends=7)
+    plot.add_text(figure_text(measured), max(high, CHANCE), row, shift=(4, 0))
 
 
-def draw_class_row_labels(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
+def measure_class_rows(groups: Sequence[AnnotatedClassGroup]) -> float:
+    """Return the height in points of a plot with one row per class."""
+    return ROW * (sum(len(group.classes) for group in groups) + GROUP_GAP * (len(groups) - 1) + 0.3)
+
+
+def label_class_rows(plot: Plot, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
     """Label one row per class from the top, with a gap between groups; return class -> row."""
     positions: dict[str, float] = {}
     row = 0.0
@@ -192,11 +200,9 @@ def draw_class_row_labels(axes: Axes, groups: Sequence[AnnotatedClassGroup]) -> 
         for name in group.classes:
             positions[name] = row
             row += 1
-        row += 0.7
-    axes.set_yticks(list(positions.values()), list(positions))
-    axes.set_ylim(row - 1.1, -0.7)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+        row += GROUP_GAP
+    plot.y.label_rows(list(positions), list(positions.values()))
+    plot.y.limits = (max(positions.values(), default=0) + 0.65, -0.65)
     return positions
 
 
@@ -204,18 +210,15 @@ def draw_site_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str
     """Draw sites by round: a dot if the site took part, a cross if it was absent."""
     present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
     absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
-    area = float(np.clip(3000 / max(1, len(rounds)), 6, 45))
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 0.9 + ROW * len(sites))
-        x, y = np.array(present, float).reshape(-1, 2).T
-        axes.scatter(x, y, s=area, color=BLUE, marker="o", linewidths=0, label="took part")
-        x, y = np.array(absent, float).reshape(-1, 2).T
-        axes.scatter(x, y, s=area * 1.6, color=VERMILION, marker="x", linewidths=1.8, label="absent")
-        axes.set_yticks(range(len(sites)), sites)
-        axes.set(xlabel="round", ylim=(len(sites) - 0.5, -0.5))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        draw_legend_above(axes, list(axes.collections))
-        return convert_figure_to_svg(figure, "participation", "Dot chart: which site took part in which round.")
+    diameter = float(np.clip(500 / max(1, len(rounds)), 2.5, 7))
+    plot = Plot(make_round_axis())
+    plot.y.label_rows(sites)
+    plot.y.line = True
+    plot.add_markers([x for x, _ in present], [y for _, y in present], "circle", BLUE, diameter)
+    plot.add_markers([x for x, _ in absent], [y for _, y in absent], "cross", VERMILION, 1.3 * diameter)
+    legend = [LegendEntry("took part", BLUE, "circle"), LegendEntry("absent", VERMILION, "cross")]
+    about = "Dot chart: which site took part in which round."
+    return draw_figure([plot], "participation", about, height=ROW * len(sites), legend=legend)
 
 
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
@@ -230,24 +233,23 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
         return Markup("")
     covered = np.array([[name in record.classes for name in names] for record in sites.values()])  # (sites, classes)
     order = np.lexsort(~covered.T[::-1])
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 0.9 + 0.24 * len(names))
-        for row, name in enumerate(names):
-            axes.axhline(row, color=RULE, linewidth=0.6, zorder=0)
-            members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
-            edges = np.flatnonzero(np.diff(members)).reshape(-1, 2).tolist()
-            bars = [(first + 0.5, end - first) for first, end in edges]  # sites count from 1
-            axes.broken_barh(bars, (row - 0.38, 0.76), color=_FILLS[kinds[name]][0], linewidth=0)
-        axes.set_yticks(range(len(names)), names)
-        axes.set(xlim=(0.5, len(sites) + 0.5), ylim=(len(names) - 0.5, -0.5))
-        if len(sites) <= MOST_IN_TABLE:
-            axes.set_xticks(range(1, len(sites) + 1), [list(sites)[row] for row in order], rotation=90)
-        else:
-            axes.set_xlabel("number of sites; neighbours annotate alike")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.tick_params(axis="y", length=0)
-        about = f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate."
-        return convert_figure_to_svg(figure, "coverage", about)
+
+    plot = Plot(Axis(limits=(0.5, len(sites) + 0.5)))
+    plot.y.label_rows(names)
+    for row, name in enumerate(names):
+        plot.add_horizontal_rule(row, RULE, width=0.6)
+        members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
+        edges = np.flatnonzero(np.diff(members)).reshape(-1, 2).tolist()
+        for first, end in edges:
+            plot.add_bar(first + 0.5, end + 0.5, row, 0.76, _FILLS[kinds[name]][0])  # sites count from 1
+    if len(sites) <= MOST_IN_TABLE:
+        in_order = [list(sites)[row] for row in order]
+        plot.x.ticks = [(float(place), name) for place, name in enumerate(in_order, start=1)]
+        plot.x.upright = True
+    else:
+        plot.x.label, plot.x.whole_numbers = "number of sites; neighbours annotate alike", True
+    about = f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate."
+    return draw_figure([plot], "coverage", about, height=17.5 * len(names))
 
 
 # ---------------------------------------------------------------------- what only some methods have
@@ -264,25 +266,22 @@ def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str])
     if len(sites) > MOST_SITES_IN_ORDER or not rounds or (in_order and not sloped):
         return Markup("")
     numbers, every = [line.round for line in rounds], max(1, len(rounds) // 15)
-    with use_report_plot_theme():
-        figure, panels = make_figure(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
-        for site, style in zip(sites, choose_series_styles(len(sites)), strict=True):
-            sequences = [line.sites for line in rounds]
-            places = replace_none_by_nan([order.index(site) + 1 if site in order else None for order in sequences])
-            slopes = replace_none_by_nan([line.learned.slopes.get(site) for line in rounds])
-            for axes, values in zip(panels, (places, slopes), strict=False):
-                (curve,) = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
-                curve.set_markevery(every)
-        panels[0].set(title="Place in the pass", xlabel="round", ylim=(len(sites) + 0.5, 0.5))
-        panels[0].set_yticks(range(1, len(sites) + 1))
-        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-        ends = {site: (line.round, place) for line in rounds for place, site in enumerate(line.sites, start=1)}
-        for site, end in ends.items():
-            panels[0].annotate(site, end, (8, 0), "data", "offset points", va="center", annotation_clip=False)
-        if sloped:
-            panels[1].set(title="Slope of the site's loss, a batch", xlabel="round")
-            style_round_axis(panels[1])
-        return convert_figure_to_svg(figure, "order", "Line chart: place of every site in each pass, round by round.")
+    places_axis = Axis(limits=(len(sites) + 0.5, 0.5), ticks=[(float(n), str(n)) for n in range(1, len(sites) + 1)])
+    places_plot = Plot(make_round_axis(), places_axis, "Place in the pass")
+    slopes_plot = Plot(make_round_axis(), Axis(grid=True), "Slope of the site's loss, a batch")
+    ends = {site: (line.round, place) for line in rounds for place, site in enumerate(line.sites, start=1)}
+    for site, style in zip(sites, choose_series_styles(len(sites)), strict=True):
+        sequences = [line.sites for line in rounds]
+        places = replace_none_by_nan([order.index(site) + 1 if site in order else None for order in sequences])
+        slopes = replace_none_by_nan([line.learned.slopes.get(site) for line in rounds])
+        for plot, values in ((places_plot, places), (slopes_plot, slopes)):
+            plot.add_line(numbers, values, style.color, width=2)
+            plot.add_markers(numbers[::every], values[::every], style.marker, style.color, 7)
+    for site, (last_round, place) in ends.items():
+        places_plot.add_text(site, last_round, place, shift=(8, 0))
+    plots = [places_plot, slopes_plot] if sloped else [places_plot]
+    about = "Line chart: place of every site in each pass, round by round."
+    return draw_figure(plots, "order", about, height=max(135.0, ROW * len(sites)))
 
 
 def draw_confident_share_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
@@ -293,14 +292,13 @@ def draw_confident_share_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
     names = list(learned[-1][1])
     learned = learned[:: -(-len(learned) * len(names) // MOST_CELLS)]
     values = np.array([replace_none_by_nan([difficulty.get(name) for _, difficulty in learned]) for name in names])
-    with use_report_plot_theme():
-        figure, (axes,) = make_figure(9, 1.0 + ROW * len(names))
-        draw_heat_map(axes, values, (0.0, 1.0), _format_two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
-        ticks = range(0, len(learned), -(-len(learned) // 12))
-        axes.set_xticks(list(ticks), [str(learned[place][0]) for place in ticks])
-        axes.set_yticks(range(len(names)), names)
-        axes.set(title="Share of unlabelled images of which the model is sure", xlabel="round")
-        return convert_figure_to_svg(figure, "difficulty", "Heat map: share of sure images by class and round.")
+    plot = Plot(Axis("round"), title="Share of unlabelled images of which the model is sure")
+    plot.y.label_rows(names)
+    plot.add_heat_map(values, (0.0, 1.0), _format_two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
+    ticks = range(0, len(learned), -(-len(learned) // 12))
+    plot.x.ticks = [(float(place), str(learned[place][0])) for place in ticks]
+    about = "Heat map: share of sure images by class and round."
+    return draw_figure([plot], "difficulty", about, height=ROW * len(names))
 
 
 def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
@@ -313,25 +311,25 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
     others = between[~np.eye(len(names), dtype=bool)]
     # Cosines of these features lie near 1: colours begin at the least similar pair.
     lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
-    with use_report_plot_theme():
-        figure, (left, right) = make_figure(9, 1.9 + 0.33 * len(names), columns=2)
-        texts = _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
-        draw_heat_map(left, between, (lowest, 1.0), texts)
-        left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
-        left.set_yticks(range(len(names)), names)
-        left.set_title("Cosine between positives of two classes")
-        degrees = np.degrees(np.arccos(replace_none_by_nan(prototypes.signs)))
-        right.barh(range(len(names)), degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
-        for row, angle in enumerate(degrees.tolist()):
-            text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (format_number(angle, 1), "normal")
-            right.annotate(text, (np.nan_to_num(angle), row), (4, 0), "data", "offset points", va="center", style=style)
-        right.axvline(0, color=INK, linewidth=1)
-        right.set(ylim=(len(names) - 0.5, -0.5), yticks=[])
-        right.margins(x=0.15)
-        right.spines["left"].set_visible(False)
-        right.set_title("Positives apart from negatives, degrees")
-        about = "Heat map and bar chart: how much the classes' prototypes are alike."
-        return convert_figure_to_svg(figure, "prototypes", about)
+    cosines = Plot(title="Cosine between positives of two classes")
+    cosines.x.label_places(names)
+    cosines.y.label_rows(names)
+    texts = _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
+    cosines.add_heat_map(between, (lowest, 1.0), texts)
+
+    degrees = np.degrees(np.arccos(replace_none_by_nan(prototypes.signs)))
+    widest = np.nanmax(degrees) if np.isfinite(degrees).any() else 1.0
+    angles = Plot(Axis(limits=(0.0, float(1.15 * max(widest, 1e-6)))), title="Positives apart from negatives, degrees")
+    angles.y.label_rows([""] * len(names))
+    for row, angle in enumerate(degrees.tolist()):
+        if np.isnan(angle):
+            angles.add_text(NOT_APPLICABLE, 0, row, shift=(4, 0), italic=True)
+        else:
+            angles.add_bar(0, angle, row, 0.68, ORANGE, "stripes")
+            angles.add_text(format_number(angle, 1), angle, row, shift=(4, 0))
+    angles.add_vertical_rule(0)
+    about = "Heat map and bar chart: how much the classes' prototypes are alike."
+    return draw_figure([cosines, angles], "prototypes", about, height=24.0 * len(names))
 
 
 def _format_two_decimals(values: NDArray[np.float64]) -> list[list[str]]:

@@ -1,68 +1,29 @@
-"""Convert matplotlib figures to inline SVG that takes its colours from the page (light or dark).
+"""Elements of inline SVG, with colours of the page that they stand on (light or dark).
 
-Figures are drawn with placeholder colours, which are replaced by CSS variables. The palette is that of Okabe and Ito
-(2008); series also differ by markers, lines and hatches.
+The palette is that of Okabe and Ito (2008); series also differ by markers, lines and hatches. Lengths are in points:
+a figure is 648 points wide, and the page stretches it to its own width. Each function returns SVG text, in which names
+are escaped.
 """
 
-import io
 import itertools
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import matplotlib
-import numpy as np
-from markupsafe import Markup, escape
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+from markupsafe import escape
 
-ROW = 0.27
-"""Inches of height for one line of text."""
-STRONGEST = 0.6
-"""Opacity of the strongest cell of a heat map, so that its number stays readable by day and by night."""
-INK, RULE, PAPER = "#010203", "#020304", "#030405"
-BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
+INK, RULE, PAPER = "currentColor", "var(--rule)", "var(--paper)"
+BLUE, ORANGE, GREEN = "var(--blue)", "var(--orange)", "var(--green)"
+PURPLE, VERMILION, SKY = "var(--purple)", "var(--vermilion)", "var(--sky)"
 
-_ON_THE_PAGE = {
-    INK: "currentColor",
-    RULE: "var(--rule)",
-    PAPER: "var(--paper)",
-    BLUE: "var(--blue)",
-    ORANGE: "var(--orange)",
-    GREEN: "var(--green)",
-    PURPLE: "var(--purple)",
-    VERMILION: "var(--vermilion)",
-    SKY: "var(--sky)",
-}
-_THEME: dict[str, object] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a class may be called "a_b" or "$x$"
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "hatch.linewidth": 1.2,
-}
+FONT_SIZE = 10.0
+SOLID, DASHED, DASH_DOTTED, DOTTED = "", "5.5 2.4", "9 2.4 1.5 2.4", "1.2 2"
+"""Lengths of strokes and gaps of a line; a solid line has none."""
+
+Anchor = Literal["start", "middle", "end"]
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -75,120 +36,172 @@ class SeriesStyle:
 
 def choose_series_styles(amount: int) -> list[SeriesStyle]:
     """Return a style for each series; markers repeat after 13 series, pairs of colour and marker after 78."""
-    colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle("osD^vPX<>ph*d")
+    colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle(MARKERS)
     return [SeriesStyle(next(colors), next(markers)) for _ in range(amount)]
 
 
-@contextmanager
-def use_report_plot_theme() -> Iterator[None]:
-    """Within the context, use the report's plot style and ignore the user's matplotlib settings."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_THEME)  # type: ignore[arg-type]
-        yield
+# ---------------------------------------------------------------------- text
+
+_NARROW, _WIDE = frozenset("!'(),-./:;I[]fijlrt| "), frozenset("MW@%mw…—")
+_NARROW_EM, _LOWER_EM, _UPPER_EM, _WIDE_EM = 0.38, 0.62, 0.75, 0.98
+"""Widths of letters of DejaVu Sans, which is as wide as any font of the pages, as shares of the font size."""
 
 
-def replace_none_by_nan(values: Sequence[float | None]) -> NDArray[np.float64]:
-    """Replace None by NaN, so that a line plot has a gap there."""
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+def estimate_text_width(text: str, size: float = FONT_SIZE) -> float:
+    """Return about how wide a text is."""
+    width = 0.0
+    for character in text:
+        if character in _NARROW:
+            width += _NARROW_EM
+        elif character in _WIDE or unicodedata.east_asian_width(character) in "WF":
+            width += _WIDE_EM
+        elif character.isupper():
+            width += _UPPER_EM
+        elif not unicodedata.combining(character):
+            width += _LOWER_EM
+    return width * size
 
 
-def make_legend_marker(label: str, style: SeriesStyle) -> Line2D:
-    """Return a legend entry with this style."""
-    return Line2D(
-        [], [], linestyle="", marker=style.marker, color=style.color, markeredgecolor=PAPER, markersize=8, label=label
-    )
+def shorten_to_width(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Return the text, or its beginning and three dots where all of it is wider."""
+    if estimate_text_width(text, size) <= width:
+        return text
+    while text and estimate_text_width(f"{text}…", size) > width:
+        text = text[:-1]
+    return f"{text}…"
 
 
-LEGEND_CHARACTERS, MARKER_CHARACTERS = 104, 8
-"""Characters that fit into a line of a legend, and those that a marker with its margins takes."""
-LEGEND_LINE = 0.22
-"""Height in inches of a line of a legend."""
-
-
-def draw_legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
-    """Draw a legend above the axes, with at most four entries per line, fewer where their names are long.
-
-    The figure becomes higher by the lines that long names need.
-    """
-    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
-    fewest_lines = -(-len(handles) // 4)
-    columns = max(1, min(4, len(handles), LEGEND_CHARACTERS // (longest + MARKER_CHARACTERS)))
-    more_lines = -(-len(handles) // columns) - fewest_lines
-    if more_lines > 0:
-        figure = axes.get_figure(root=True)
-        assert figure is not None
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + more_lines * LEGEND_LINE)
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
-
-
-def make_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Create an empty figure of this size in inches; return the figure and its axes from left to right."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    return figure, list(figure.subplots(1, columns, squeeze=False).flat)
-
-
-def style_round_axis(axes: Axes) -> None:
-    """Style axes whose horizontal axis is the round: whole numbers, and a grid for the vertical axis."""
-    axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def draw_heat_map(
-    axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], texts: Sequence[Sequence[str]] = ()
-) -> None:
-    """Draw a heat map, with the first row on top; higher values have a stronger colour.
+def draw_text(
+    text: str,
+    place: Point,
+    *,
+    anchor: Anchor = "start",
+    size: float = FONT_SIZE,
+    italic: bool = False,
+    upright: bool = False,
+) -> str:
+    """Draw a line of text.
 
     Args:
-        values: ``(rows, columns)``; a NaN leaves its cell empty.
-        limits: Values of the weakest and the strongest colour.
-        texts: Text of each cell, ``(rows, columns)``; empty for no texts.
+        place: Point at the middle of the text's height, and at its start, middle or end as ``anchor`` says.
+        upright: Turn the text by 90 degrees around that point, so that it is read from below.
     """
-    low, high = limits
-    strength = STRONGEST * np.clip((values - low) / (high - low), 0.04, 1)
-    rows, columns = values.shape
-    mesh = axes.pcolormesh(np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, values, edgecolors=PAPER)
-    opacities = [0.0 if np.isnan(opacity) else opacity for opacity in strength.flat]
-    mesh.set(array=None, facecolor=[to_rgba(BLUE if opacity else PAPER, opacity) for opacity in opacities])
-    for row, line in enumerate(texts):
-        for place, text in enumerate(line):
-            axes.annotate(text, (place, row), ha="center", va="center", fontsize=8)
-    axes.set(ylim=(rows - 0.5, -0.5), xlim=(-0.5, columns - 0.5))
-    axes.tick_params(length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
+    x, y = place
+    turned = f' transform="rotate(-90 {format_length(x)} {format_length(y)})"' if upright else ""
+    baseline = y + 0.36 * size  # digits and capitals are as much above the middle as below it
+    style = f"font-size: {format_length(size)}px"
+    if italic:
+        style += "; font-style: italic"
+    where = f'x="{format_length(x)}" y="{format_length(baseline)}" text-anchor="{anchor}"'
+    return f'<text {where}{turned} style="{style}">{escape(text)}</text>'
 
 
-def convert_figure_to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Convert a figure to an ``<svg>`` element; equal figures give equal bytes.
+def format_length(value: float) -> str:
+    """Format a length or a coordinate with at most two decimals."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
-    Args:
-        figure: A figure drawn within :func:`use_report_plot_theme`.
-        name: Prefix of the element ids, unique on the page.
-        description: Description for readers who cannot see the figure.
-    """
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks
-        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # a very long name
-        layout = figure.get_layout_engine()
-        assert layout is not None
-        layout.execute(figure)
-        figure.set_layout_engine(None)  # else savefig draws all of it once more, to lay it out
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style type.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    # Several figures share the page: keep only ids that something points to, under the figure's name.
-    used = re.findall(r"(?:url\(|href=\")#([^)\"]+)", text)
-    for unused in set(re.findall(r' id="([^"]+)"', text)).difference(used):
-        text = text.replace(f' id="{unused}"', "")
-    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"font: (\d+(?:\.\d+)?)px [^;\"]*", r"font-size: \1px", text)
-    text = re.sub(r"font: (\w+) (\d+(?:\.\d+)?)px [^;\"]*", r"font-weight: \1; font-size: \2px", text)
-    for stand_in, color in _ON_THE_PAGE.items():
-        text = text.replace(stand_in, color)
-    label = f'<svg role="img" aria-label="{escape(description)}" class="figure"'
-    return Markup(text.replace("<svg", label, 1))
+
+# ---------------------------------------------------------------------- lines and areas
+
+
+def draw_path(points: Iterable[Point], color: str, width: float, dash: str = SOLID, *, opacity: float = 1.0) -> str:
+    """Draw a line through points; it has a gap where a coordinate is not finite."""
+    style = f"fill: none; stroke: {color}; stroke-width: {format_length(width)}"
+    if dash:
+        style += f"; stroke-dasharray: {dash}"
+    if opacity < 1:
+        style += f"; stroke-opacity: {opacity:g}"
+    corners = list[str]()
+    command = "M"
+    for x, y in points:
+        if math.isfinite(x) and math.isfinite(y):
+            corners.append(f"{command}{format_length(x)} {format_length(y)}")
+            command = "L"
+        else:
+            command = "M"
+    return f'<path d="{"".join(corners)}" style="{style}"/>'
+
+
+def draw_area(corners: Sequence[Point], color: str, opacity: float) -> str:
+    """Fill the area within these corners."""
+    points = " ".join(f"{format_length(x)},{format_length(y)}" for x, y in corners)
+    return f'<polygon points="{points}" style="fill: {color}; fill-opacity: {opacity:g}"/>'
+
+
+def draw_rectangle(left: float, top: float, width: float, height: float, style: str) -> str:
+    """Draw a rectangle in a CSS style."""
+    size = f'width="{format_length(width)}" height="{format_length(height)}"'
+    return f'<rect x="{format_length(left)}" y="{format_length(top)}" {size} style="{style}"/>'
+
+
+HATCHES = {
+    "dots": (6.0, "M1.5 1.5h1.6v1.6h-1.6z", f"fill: {PAPER}"),
+    "stripes": (6.0, "M-1 1l2 -2M0 6l6 -6M5 7l2 -2", f"stroke: {PAPER}; stroke-width: 1.2"),
+    "grid": (6.0, "M0 0l6 6M0 6l6 -6", f"stroke: {PAPER}; stroke-width: 1"),
+}
+"""Name -> width of the pattern's tile, its path and the path's style."""
+
+
+def define_hatch(hatch: str, figure: str) -> str:
+    """Define a hatch for a figure of this name; several figures share a page, and ids are unique on it."""
+    tile, path, style = HATCHES[hatch]
+    size = f'width="{tile:g}" height="{tile:g}" patternUnits="userSpaceOnUse"'
+    return f'<pattern id="{figure}-{hatch}" {size}><path d="{path}" style="{style}"/></pattern>'
+
+
+# ---------------------------------------------------------------------- markers
+
+
+def _make_regular_corners(number: int, radius: float, turn: float = -90) -> tuple[Point, ...]:
+    """Return the corners of a regular polygon, the first one at ``turn`` degrees."""
+    angles = [math.radians(turn + 360 * index / number) for index in range(number)]
+    return tuple((radius * math.cos(angle), radius * math.sin(angle)) for angle in angles)
+
+
+def _make_star_corners(points: int, inner: float) -> tuple[Point, ...]:
+    outer = _make_regular_corners(points, 1.15)
+    between = _make_regular_corners(points, inner, -90 + 180 / points)
+    return tuple(itertools.chain.from_iterable(zip(outer, between, strict=True)))
+
+
+_PLUS: tuple[Point, ...] = (
+    *((-0.33, -1), (0.33, -1), (0.33, -0.33), (1, -0.33), (1, 0.33), (0.33, 0.33)),
+    *((0.33, 1), (-0.33, 1), (-0.33, 0.33), (-1, 0.33), (-1, -0.33), (-0.33, -0.33)),
+)
+_CROSS: tuple[Point, ...] = tuple(((x - y) * 0.78, (x + y) * 0.78) for x, y in _PLUS)
+MARKERS: dict[str, tuple[Point, ...]] = {
+    "circle": (),
+    "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    "diamond": _make_regular_corners(4, 1.2),
+    "triangle up": ((0, -1.05), (1, 0.85), (-1, 0.85)),
+    "triangle down": ((0, 1.05), (-1, -0.85), (1, -0.85)),
+    "plus": _PLUS,
+    "cross": _CROSS,
+    "triangle left": ((-1.05, 0), (0.85, -1), (0.85, 1)),
+    "triangle right": ((1.05, 0), (-0.85, 1), (-0.85, -1)),
+    "pentagon": _make_regular_corners(5, 1.05),
+    "hexagon": _make_regular_corners(6, 1.05),
+    "star": _make_star_corners(5, 0.45),
+    "thin diamond": ((0, -1.3), (0.75, 0), (0, 1.3), (-0.75, 0)),
+}
+"""Name -> corners of a marker, where its radius is 1; a circle has none."""
+
+
+def draw_markers(
+    points: Iterable[Point], marker: str, color: str, diameters: Iterable[float], *, hollow: bool = False
+) -> str:
+    """Draw a marker of its own diameter at each point, with an edge that divides it from what lies under it."""
+    style = f"fill: none; stroke: {color}" if hollow else f"fill: {color}; stroke: {PAPER}; stroke-width: 0.8"
+    shapes = [
+        _draw_marker_shape(point, marker, diameter / 2) for point, diameter in zip(points, diameters, strict=True)
+    ]
+    return f'<g style="{style}">{"".join(shapes)}</g>'
+
+
+def _draw_marker_shape(point: Point, marker: str, radius: float) -> str:
+    x, y = point
+    corners = MARKERS[marker]
+    if not corners:
+        return f'<circle cx="{format_length(x)}" cy="{format_length(y)}" r="{format_length(radius)}"/>'
+    points = " ".join(f"{format_length(x + radius * a)},{format_length(y + radius * b)}" for a, b in corners)
+    return f'<polygon points="{points}"/>'

@@ -351,7 +351,7 @@ def a_method(
 
 def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() -> None:
     svg = ElementTree.fromstring(draw_auroc_by_subset([a_method("one"), a_method("two", sd=0.01, unique=0.7)]))
-    markers = [use.get("style", "") for use in svg.iter("use")]
+    markers = [group.get("style", "") for group in svg.iter("g")]
     lines = [path.get("style", "") for path in svg.iter("path") if "stroke-width: 2" in path.get("style", "")]
     assert sum("fill: var(--blue)" in style for style in markers) == 2 + 1  # and one in the legend
     assert sum("fill: var(--vermilion)" in style for style in markers) == 3 + 1
