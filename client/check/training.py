@@ -35,7 +35,7 @@ from polyclinic.strategies.local.training import (
     make_training_reproducible,
     train_epoch,
 )
-from polyclinic.strategies.local.updates import compress_update_trunk
+from polyclinic.strategies.local.updates import compress_trunk
 from polyclinic.strategies.registry import build_site_method
 
 PATIENCE_S = 15.0
@@ -196,10 +196,12 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(train_one_epoch)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
-    sent, _ = compress_update_trunk(update, ModelGroups(), trial.method.parameters.compress_update)
+    parameters = trial.method.parameters
+    sent, _ = compress_trunk(update, ModelGroups(), parameters.compress_update)
+    model, _ = compress_trunk(ModelGroups.from_model(received), ModelGroups(), parameters.compress_model)
     down, up = (
         count_payload_bytes(encode_record(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
-        for groups in (ModelGroups.from_model(received), sent)
+        for groups in (model, sent)
     )
     return TrainingStepCost(train_s / len(examples), validate_s / len(examples), down, up)
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from polyclinic.client.gate.policy_rules import (
@@ -50,8 +51,8 @@ from polyclinic.common.plugins import PLUGIN
 from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.common.system.toml import translate_validation_errors
 from polyclinic.common.wire.canonical_bytes import read_small_fields
-from polyclinic.common.wire.codec import decode_record
-from polyclinic.common.wire.records import ModelGroups, TrainRequest, is_valid_run_name
+from polyclinic.common.wire.codec import compute_largest_rounding_errors, decode_record
+from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest, is_valid_run_name
 from polyclinic.common.wire.versions import VERSION_FIELD, find_lacking_feature, is_spoken
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -108,7 +109,9 @@ class IncomingRequest:
                 request = decode_record(self._content, TrainRequest)
             except WireError:
                 return work, verdict  # its handler says what is wrong
-            if reason := find_initial_model_fault(self._site, work.plan, request):
+            if reason := find_initial_model_fault(
+                self._site, work.plan, request, work.method.parameters.compress_model
+            ):
                 verdict = PolicyVerdict("run.first_model", reason)
         return work, verdict
 
@@ -380,12 +383,15 @@ ABSOLUTE, RELATIVE = 1e-6, 1e-5
 between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, in 13 networks."""
 
 
-def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest) -> str:
+def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest, form: Form) -> str:
     """Return the reason why a request's model is not the initial model that its plan determines.
 
     The reason is empty if the model is the right one, or cannot be checked. If the plan names a weights file that is
     not in the site's folder ``weights``, the site cannot check the model, and prints a line about it. If arrays have
     other shapes or the frozen part is missing, the request's handler reports that later.
+
+    Args:
+        form: Number format to which the plan has the coordinator round the model's trunk.
     """
     spec, source = plan.model, "seed"
     if plan.weights_sha256 is not None:
@@ -411,7 +417,12 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
         return ""  # the frozen part is not here: the handler asks for it
     if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in built.items()}:
         return ""  # of another network: the handler says which part does not fit
-    alike = [np.isclose(received[name], array, rtol=RELATIVE, atol=ABSOLUTE).ravel() for name, array in built.items()]
+    tolerances = {name: ABSOLUTE + RELATIVE * np.abs(array) for name, array in built.items()}
+    if request.model.form == form:
+        tolerances["trunk"] += compute_largest_rounding_errors(received["trunk"], form)
+    alike = list[NDArray[np.bool_]]()
+    for name, array in built.items():
+        alike.append((np.abs(received[name] - array) <= tolerances[name]).ravel())
     wrong = ~np.concatenate(alike)
     if not wrong.any():
         return ""

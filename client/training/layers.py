@@ -32,7 +32,7 @@ from polyclinic.common.wire.records import (
 )
 from polyclinic.strategies.local.optimisation import make_optimizer
 from polyclinic.strategies.local.site_method import SiteMethod
-from polyclinic.strategies.local.updates import clip_update_to_norm, compress_update_trunk
+from polyclinic.strategies.local.updates import clip_update_to_norm, compress_trunk
 
 
 def train_with_privacy_layers(site: Site, request: TrainRequest, masks: HeldUpdateStore | None = None) -> TrainReply:
@@ -105,7 +105,7 @@ class UpdateCompressionLayer(SiteRoundLayer):
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train, and compress the update."""
         result = train(task, request)
-        update, unsent = compress_update_trunk(result.update, task.memory.unsent, self.form)
+        update, unsent = compress_trunk(result.update, task.memory.unsent, self.form)
         return replace(result, update=update, unsent=unsent)
 
 

@@ -354,6 +354,22 @@ def round_to_number_format(values: Float32, form: Form) -> Float32:
     return values
 
 
+def compute_largest_rounding_errors(rounded: Float32, form: Form) -> Float32:
+    """Return for each rounded number how far the number before :func:`round_to_number_format` can be from it.
+
+    Not for a number that was beyond the format's largest one.
+    """
+    if form == "float16":
+        spacing = np.spacing(np.abs(round_to_number_format(rounded, form)).astype(np.float16))
+        return spacing.astype(np.float32) * np.float32(0.5)
+    if form == "int8":
+        exponents = _repeat_block_exponents(_compute_block_exponents(rounded), len(rounded))
+        halves = np.full(len(rounded), 0.5, np.float32)
+        np.ldexp(halves, exponents, out=halves)
+        return halves
+    return np.zeros_like(rounded)
+
+
 def pack_numbers(values: Float32, form: Form) -> bytes:
     """Pack numbers that :func:`round_to_number_format` has rounded into little-endian bytes of the format ``form``."""
     if form == "float16":

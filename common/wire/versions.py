@@ -104,6 +104,11 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
                     "it shares its secrets in another form, so that no sum could be unmasked",
                     lambda plan: plan.privacy.secure_aggregation,
                 ),
+                LackingFeature(
+                    "method.compress_model",
+                    "a site knows no such key and reads no plan with it",
+                    lambda plan: "compress_model" in plan.method,
+                ),
             ),
         ),
     }

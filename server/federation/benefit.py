@@ -49,7 +49,7 @@ def compare_with_local_training(
     requests = coordinator.begin_message_exchange(server_round)
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
-        groups = select_site_model_groups(initial, requests.context.contract.sites[site])
+        groups = select_site_model_groups(initial, requests.context.contract.sites[site], "float32")
         record = partial(BenefitRequest, initial=groups, epochs=count)
         request = requests.make_request_record(record, site, coordinator.result_model)
         requests.expected[site] = ModelGroups()

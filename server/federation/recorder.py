@@ -41,7 +41,7 @@ from polyclinic.strategies.engine.events import (
     RunCallbacks,
     RunStopped,
 )
-from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.engine.state import FederationState, make_initial_state
 
 _RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectPredictionCount])
 _VALIDATION = TypeAdapter(FederationValidation)
@@ -204,7 +204,7 @@ class RunRecorder(RunCallbacks):
         """
         setting, path, sites = self.setting, self.setting.folder.path, coordinator.sites
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
-        self.coordinator, self._initial = coordinator, initial
+        self.coordinator, self._initial = coordinator, make_initial_state(coordinator.method.site, initial)
         self.checkpoints = CheckpointFolder(path, durable=durable)
         workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
         self.totals = RunTotals(setting.folder, workers)
@@ -217,7 +217,7 @@ class RunRecorder(RunCallbacks):
         if setting.resumed is None:
             run = self.experiment.run
             self.ledger.record_run_start(
-                FederationState(0, initial),
+                self._initial,
                 run=setting.run,
                 name=run.name or run.method,
                 method=run.method,
@@ -425,7 +425,7 @@ class RunRecorder(RunCallbacks):
 
     def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:
         """Record a rollback; return the earlier state from its checkpoint, None if that checkpoint is missing."""
-        state = FederationState(0, self._initial)
+        state = self._initial
         if rolled_back.to:
             if (checkpoint := self.checkpoints.read_round_checkpoint(rolled_back.to)) is None:
                 return None

@@ -54,6 +54,7 @@ from polyclinic.strategies.engine.aggregator import (
     update_global_model,
 )
 from polyclinic.strategies.engine.state import deserialize_federation_state as state_of_bytes
+from polyclinic.strategies.engine.state import make_initial_state
 from polyclinic.strategies.methods.base import Method, RoundContext, SequentialMethod
 from polyclinic.strategies.registry import build_experiment_strategy
 
@@ -298,9 +299,14 @@ class AggregationReplay:
         if sha256 != receipt.initial_model_sha256:
             problem = f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}."
             raise AlteredRunFile(Path(INITIAL), problem)
-        if initial.best is not None or initial.moments or initial.statistics:
+        method = build_experiment_strategy(experiment)
+        expected, moments = (
+            {name: (array.shape, array.dtype) for name, array in state.moments.items()}
+            for state in (make_initial_state(method.site, model), initial)
+        )
+        if initial.best is not None or moments != expected or initial.statistics:
             raise AlteredRunFile(Path(INITIAL), "holds more than a model to begin with: changed.")
-        replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
+        replay = cls(updates, receipt, experiment, layout, method, model, initial.moments)
         for name, site in receipt.sites.items():
             path = join_plain_name(Path("roll-call"), PlainName(name), SITE_FILE_ENDING)
             replay.answers[name] = replay._read_and_verify_record(path, site.answer_sha256, RollCallAnswer)

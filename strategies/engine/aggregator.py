@@ -39,6 +39,7 @@ from polyclinic.strategies.aggregation.means import (
 )
 from polyclinic.strategies.aggregation.robust import average_updates_robustly
 from polyclinic.strategies.aggregation.server_optimizer import Moments
+from polyclinic.strategies.engine.state import UNSENT_TRUNK, round_global_model
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext
 
@@ -185,7 +186,22 @@ def merge_updates(
 def update_global_model(
     method: Method, server_round: int, means: UpdateMeans, moments: Moments
 ) -> tuple[ModelState, Moments]:
-    """Apply a round's mean updates to the global model; return the new model and the moments for the next round."""
+    """Apply a round's mean updates to the global model; return the new model and the moments for the next round.
+
+    If the model is sent in fewer bits, the new model is rounded to them, so that sites and coordinator have the same
+    model. The rounding error is one of the moments, and is added to the model of the next round.
+    """
+    if method.site.parameters.compress_model == "float32":
+        return _apply_mean_updates(method, server_round, means, moments)
+    others = dict(moments)
+    unsent = others.pop(UNSENT_TRUNK)
+    model, updated = _apply_mean_updates(method, server_round, means, MappingProxyType(others))
+    return round_global_model(method.site, model, updated, unsent)
+
+
+def _apply_mean_updates(
+    method: Method, server_round: int, means: UpdateMeans, moments: Moments
+) -> tuple[ModelState, Moments]:
     optimizer = method.site.parameters.server_optimizer
     if optimizer is None:
         return method.finalize(server_round, means.add_means_to_model(), moments)

@@ -56,6 +56,7 @@ from polyclinic.strategies.engine.state import (
     FederationState,
     find_uncounted_sites,
     is_state_dict,
+    make_initial_state,
     make_model_array_record,
     make_state_after_round,
     make_state_dict_record,
@@ -269,7 +270,7 @@ class Coordinator:
             network = build_network(self.plan.model, contract.class_names, self.plan.run.seed)
             self.fix_run_model_layout(make_model_layout(network))
         initial = read_global_model(initial_arrays, self.sites.contract.class_names, self.plan)
-        self.state, result = self._resumed or FederationState(0, initial), Result()
+        self.state, result = self._resumed or make_initial_state(self.method.site, initial), Result()
         if not self.state.round:
             self._prepare_before_rounds()
         while True:

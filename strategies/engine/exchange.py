@@ -225,7 +225,7 @@ class ExchangeRequests:
             counted=self.state.counted.get(site, 0),
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
-            model=select_site_model_groups(model, rows),
+            model=select_site_model_groups(model, rows, self.method.site.parameters.compress_model),
             frozen=frozen,
         )
 

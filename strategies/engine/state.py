@@ -53,12 +53,13 @@ from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
 from polyclinic.common.system.files import Parts
 from polyclinic.common.system.toml import TomlSection
-from polyclinic.common.wire.records import Arrays, ModelGroups, make_empty_arrays, select_arrays_with_prefix
+from polyclinic.common.wire.records import Arrays, Form, ModelGroups, make_empty_arrays, select_arrays_with_prefix
 from polyclinic.strategies.aggregation.bounds import Lengths
 from polyclinic.strategies.aggregation.means import sum_in_order
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.engine.events import FederationValidation
 from polyclinic.strategies.local.site_method import Criterion, SiteMethod
+from polyclinic.strategies.local.updates import compress_trunk
 
 FEWEST_TO_OUTVOTE = 3
 """Smallest number of sites of which a majority can outvote one."""
@@ -98,7 +99,8 @@ class FederationState:
         next_trial: First round in which a rise of the loss may lead to a trial again, after a trial found no harm.
         tried: Site -> round of the last trial of its long update, which found no harm.
         lengths: Site -> lengths of the parts of its last update; only in sequential training.
-        moments: Moments of the server optimiser or of the coordinator's own training, or arrays that a method stores.
+        moments: Moments of the server optimiser or of the coordinator's own training, arrays that a method stores, or
+            the rounding error of the model.
         statistics: Statistics that the method aggregated at the coordinator.
     """
 
@@ -129,15 +131,45 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def select_site_model_groups(model: ModelState, rows: Sequence[str]) -> ModelGroups:
+UNSENT_TRUNK = "unsent trunk"
+"""Name of the model's rounding error among the moments."""
+
+
+def make_initial_state(method: SiteMethod, model: ModelState) -> FederationState:
+    """Return the coordinator's state before round 1, with the model as sites receive it."""
+    if method.parameters.compress_model == "float32":
+        return FederationState(0, model)
+    rounded, moments = round_global_model(method, model, {}, np.zeros_like(model.trunk))
+    return FederationState(0, rounded, moments=moments)
+
+
+def round_global_model(
+    method: SiteMethod, model: ModelState, moments: Moments, unsent: NDArray[np.float32]
+) -> tuple[ModelState, Moments]:
+    """Return the model in the number format in which sites receive it, and the moments with the new rounding error.
+
+    The coordinator goes on from the rounded model. So each site has the model that the coordinator has, also a site
+    that missed rounds or joins late, and no model depends on which earlier ones a site received.
+
+    Args:
+        unsent: The rounding error of the round before, which is added to the trunk before it is rounded.
+    """
+    groups = ModelGroups.from_model(model)
+    rounded, error = compress_trunk(groups, ModelGroups(unsent), method.parameters.compress_model)
+    assert error.trunk is not None
+    return rounded.to_model(), MappingProxyType({**moments, UNSENT_TRUNK: error.trunk})
+
+
+def select_site_model_groups(model: ModelState, rows: Sequence[str], form: Form) -> ModelGroups:
     """Return the parts of the global model that a site receives: trunk, batch normalisation, and its head rows.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.
 
     Args:
         rows: Names of the classes whose head rows the site receives.
+        form: Number format in which the trunk is sent; the model is already rounded to it.
     """
-    return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)))
+    return ModelGroups(model.trunk, model.norm, model.head.select_rows(tuple(rows)), form)
 
 
 def select_reply_model_groups(sent: ModelGroups, method: SiteMethod, annotated: Collection[str]) -> ModelGroups:

@@ -62,6 +62,8 @@ class Parameters(BaseModel):
         proximal_mu: Strength of the proximal term (FedProx), which is added to the method's loss.
         clip_update: The largest Euclidean length of a site's update.
         compress_update: Number format in which a site sends its trunk; the rounding error is added to the next update.
+        compress_model: Number format in which the coordinator sends the trunk; it rounds its own model to that format,
+            and adds the rounding error to the next round's model.
         server_optimizer: Server optimiser, which uses the mean update as a gradient (FedAdam, FedYogi, momentum).
         mean: A robust mean instead of the plain one, so that a few wrong updates have little effect.
         round_defaults: Setting that counts rounds -> its value where the experiment gives none.
@@ -77,6 +79,7 @@ class Parameters(BaseModel):
     proximal_mu: float = Field(0.0, ge=0)
     clip_update: float | None = Field(None, gt=0)
     compress_update: Form = "float32"
+    compress_model: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
     mean: RobustMeanRule | None = None
 
@@ -384,7 +387,7 @@ class SiteMethod:
 
     def list_averaging_options(self) -> list[str]:
         """Return the names of the parameters for averaging whose values differ from their defaults."""
-        keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
+        keys = ("proximal_mu", "clip_update", "compress_update", "compress_model", "server_optimizer", "mean")
         return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
     def explain_no_averaging(self) -> str:

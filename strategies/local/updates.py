@@ -1,12 +1,12 @@
-"""Clipping and rounding of an update at the site, before the update is sent; available to any method.
+"""Clipping of an update, and rounding of an update or of a model before it is sent; available to any method.
 
 Clipping: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 section 2 ("flat clipping"): the whole update is one vector.
 
 Rounding with error feedback: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014;
 Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019. A
-round's rounding error is added to the next update. Only the trunk is rounded: the other parts are small, and a running
-variance does not tolerate errors.
+round's rounding error is added to the next update or model. Only the trunk is rounded: the other parts are small, and a
+running variance does not tolerate errors.
 """
 
 from dataclasses import replace
@@ -38,15 +38,15 @@ def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32
     return array * np.float32(factor)
 
 
-def compress_update_trunk(update: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
-    """Return the update with a trunk rounded to the number format ``form``, and the rounding error for the next update.
+def compress_trunk(groups: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
+    """Return groups with a trunk rounded to the number format ``form``, and the rounding error for the next round.
 
     Args:
-        update: Trained model minus received model.
+        groups: A site's update, or the coordinator's model.
         unsent: The rounding error of earlier rounds, which is added to the trunk before it is rounded.
     """
-    if form == "float32" or update.trunk is None:
-        return update, ModelGroups()
-    exact = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
+    if form == "float32" or groups.trunk is None:
+        return groups, ModelGroups()
+    exact = groups.trunk if unsent.trunk is None else groups.trunk + unsent.trunk
     sent = round_to_number_format(exact, form)
-    return replace(update, trunk=sent, form=form), ModelGroups(trunk=exact - sent)
+    return replace(groups, trunk=sent, form=form), ModelGroups(trunk=exact - sent)

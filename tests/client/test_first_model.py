@@ -19,7 +19,10 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state
 from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
-from polyclinic.common.wire.records import ModelGroups, TrainRequest
+from polyclinic.common.wire.codec import round_to_number_format
+from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest
+from polyclinic.strategies.engine.state import make_initial_state
+from polyclinic.strategies.local.site_method import SiteMethod
 from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
 
 SURGICAL, FEDSEQ, VANILLA = plan(), plan("fedseq"), plan("vanilla")
@@ -120,6 +123,27 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     own, sent = beginning(of), np.load(tmp_path / "trunk.npy")
     assert np.abs(own.trunk - sent).max() < ABSOLUTE
     assert refusal(site(tmp_path), request(of, replace(own, trunk=sent))) == ""
+
+
+@pytest.mark.parametrize("form", ["float16", "int8"])
+def test_a_first_model_in_fewer_bits_is_the_plan_s_own_rounded(form: Form, tmp_path: Path) -> None:
+    of = plan(parameters={"compress_model": form})
+    own = beginning(of)
+    rounded = make_initial_state(SiteMethod({"compress_model": form}), own).model
+    assert not np.array_equal(rounded.trunk, own.trunk)
+    # The coordinator's machine may draw numbers that round to the next number of the format.
+    other_bits = own.trunk * np.float32(1 + 3e-7)
+    other = replace(own, trunk=round_to_number_format(other_bits, form))
+
+    def first_request(model: ModelState, sent_as: Form) -> TrainRequest:
+        train = request(of, model)
+        return replace(train, model=replace(train.model, form=sent_as))
+
+    assert refusal(site(tmp_path / "rounded"), first_request(rounded, form)) == ""
+    assert refusal(site(tmp_path / "other"), first_request(other, form)) == ""
+    crafted = replace(rounded, trunk=round_to_number_format(moved(rounded, 0.05).trunk, form))
+    assert "numbers of the model" in refusal(site(tmp_path / "crafted"), first_request(crafted, form))
+    assert "numbers of the model" in refusal(site(tmp_path / "float32"), first_request(rounded, "float32"))
 
 
 def weights_file(folder: Path) -> tuple[HospitalPlan, ModelState]:

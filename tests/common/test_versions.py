@@ -237,3 +237,9 @@ def test_a_masked_run_needs_wire_version_17() -> None:
     assert find_lacking_feature(16, usual) == ""
     assert "secure aggregation needs wire version 17" in find_lacking_feature(16, masked)
     assert find_lacking_feature(WIRE_VERSION, masked) == ""
+
+
+def test_a_run_that_sends_models_in_fewer_bits_needs_wire_version_17() -> None:
+    smaller = plan().model_copy(update={"method": {"compress_model": "float16"}})
+    assert "method.compress_model needs wire version 17" in find_lacking_feature(16, smaller)
+    assert find_lacking_feature(WIRE_VERSION, smaller) == ""

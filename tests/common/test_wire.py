@@ -23,6 +23,7 @@ from polyclinic.common.wire.canonical_bytes import (
 from polyclinic.common.wire.codec import (
     BLOCK,
     RAW,
+    compute_largest_rounding_errors,
     count_packed_bytes,
     count_payload_bytes,
     decode_record,
@@ -231,6 +232,18 @@ def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> No
     once = round_to_number_format(values, "float16")
     np.testing.assert_allclose(once[:3], values[:3], rtol=2**-11)
     np.testing.assert_array_equal(once[3:], [65504, -65504])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_number_was_further_away_than_its_largest_rounding_error(form: Form) -> None:
+    values = np.random.default_rng(3).normal(size=3 * BLOCK + 5).astype(np.float32)
+    values[:BLOCK] *= 1e-7  # among them subnormal numbers of float16
+    once = round_to_number_format(values, form)
+    errors = compute_largest_rounding_errors(once, form)
+    assert (np.abs(values - once) <= errors).all()
+    # They are no larger than needed: half of the distance between two numbers of the format.
+    largest = np.abs(values[BLOCK:]).max()
+    assert errors.max() <= {"float32": 0.0, "float16": largest * 2**-11, "int8": largest / 127}[form]
 
 
 @pytest.mark.parametrize("form", FORMS)

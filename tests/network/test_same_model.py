@@ -87,6 +87,20 @@ def test_sites_that_train_in_bfloat16_train_the_model_of_simulation(partly: Conn
 
 
 @pytest.mark.network
+def test_models_in_fewer_bits_are_those_of_simulation_where_sites_miss_rounds(
+    partly: Connected, tmp_path: Path
+) -> None:
+    same_as_simulation(
+        *partly,
+        tmp_path,
+        "method.compress_model=int8",
+        "method.compress_update=float16",
+        "participation.sites_per_round=2",
+        "run.rounds=4",
+    )
+
+
+@pytest.mark.network
 def test_each_site_chooses_the_fastest_arithmetic_once_and_says_which(partly: Connected, tmp_path: Path) -> None:
     coordinator, experiment = partly
     for name in ("first", "second"):

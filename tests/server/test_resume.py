@@ -40,7 +40,8 @@ ROUNDS = "run.rounds=4"
 WRAPPED = (
     ("surgical", "training.reset_optimizer=false", 'training.optimizer="sgd"', "training.momentum=0.9"),
     ("surgical", "method.trunk=fedbn"),
-    ("partial_loss", "method.compress_update=int8"),
+    ("partial_loss", "method.compress_update=int8", "method.compress_model=float16"),
+    ("vanilla", "method.compress_model=int8", "participation.sites_per_round=2"),
     ("partial_loss", 'method.server_optimizer={kind="adam"}'),
     ("vanilla", "participation.sites_per_round=2"),
     ("vanilla", "evaluation.test_each_round=true", "model.task=multi_class"),
@@ -104,7 +105,7 @@ def check_same_end(run: Path, whole: Path, *overrides: str) -> None:
         assert summary[key] == expected[key], key
 
 
-SHORT = {"fedmlp", "unifed", "individual", "partial_loss method.compress_update=int8"}
+SHORT = {"fedmlp", "unifed", "individual", "partial_loss method.compress_update=int8 method.compress_model=float16"}
 """What ``make test`` tries; ``make torture`` tries all."""
 EVERY = [*((name,) for name in sorted(STRATEGIES)), *WRAPPED]
 

@@ -86,6 +86,13 @@ def test_averaging_methods_can_do_with_sums_of_sites_that_count_alike(method: st
     assert (fault.where, fault.remedy) == ("method.weighting", 'Set method.weighting = "uniform".')
 
 
+def test_a_masked_round_begins_with_a_model_in_fewer_bits(tmp_path: Path, traffic: Traffic) -> None:
+    federation(tmp_path, *ONE_ROUND, MASKED, 'method.compress_model="int8"')
+    assert [request.model.form for request in traffic.requests] == ["int8"] * 3
+    (line,) = json_lines(tmp_path / "run" / "rounds.jsonl")
+    assert line["sites"] == ["site-1", "site-2", "site-3"]
+
+
 def test_ray_is_refused_as_its_sites_keep_nothing_in_memory(tmp_path: Path) -> None:
     assert experiment(tmp_path, MASKED).experiment.privacy.secure_aggregation
     with pytest.raises(BadInput, match=r"inline\" with privacy.secure_aggregation"):

@@ -13,12 +13,17 @@ from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.state import ModelState, make_model_layout
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.wire.codec import compute_largest_rounding_errors, round_to_number_format
 from polyclinic.common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
+from polyclinic.server.runs.verify import verify_run
+from polyclinic.strategies.aggregation.means import average_updates
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
+from polyclinic.strategies.engine.aggregator import update_global_model
 from polyclinic.strategies.engine.exchange import find_update_form_fault
-from polyclinic.strategies.engine.state import FederationState
+from polyclinic.strategies.engine.state import FederationState, deserialize_federation_state, make_initial_state
 from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, add_proximal_term
-from polyclinic.strategies.local.updates import clip_update_to_norm, compress_update_trunk, compute_whole_update_norm
+from polyclinic.strategies.local.updates import clip_update_to_norm, compress_trunk, compute_whole_update_norm
+from polyclinic.strategies.methods.base import Method
 from polyclinic.strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, Traffic, federation, finished, needs_of
 from tests.strategies.folds import aggregated, stepped_by
@@ -86,14 +91,12 @@ def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
     generator, unsent, sent = np.random.default_rng(1), ModelGroups(), np.zeros(2000)
     updates = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
     for trunk in updates:
-        update, unsent = compress_update_trunk(ModelGroups(trunk), unsent, form)
+        update, unsent = compress_trunk(ModelGroups(trunk), unsent, form)
         assert update.trunk is not None
         sent += update.trunk
     total = np.sum(updates, axis=0, dtype=np.float64)
     np.testing.assert_allclose(sent + unsent.trunk, total, atol=1e-5)
-    forgotten = np.sum(
-        [compress_update_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0
-    )
+    forgotten = np.sum([compress_trunk(ModelGroups(trunk), ModelGroups(), form)[0].trunk for trunk in updates], axis=0)
     assert np.abs(sent - total).mean() < np.abs(forgotten - total).mean() / 3
 
 
@@ -108,6 +111,58 @@ def test_a_compressed_update_takes_fewer_bytes(form: str, bytes_a_number: float,
         assert small["sites"][site]["bytes_down"] == pytest.approx(before["bytes_down"], rel=0.01)
     assert small["model_sha256"] != plain["model_sha256"]
     assert small["test"]["mean_auroc"] == pytest.approx(plain["test"]["mean_auroc"], abs=0.03)
+
+
+@pytest.mark.parametrize(("form", "bytes_a_number"), [("float16", 2), ("int8", 1 + 1 / 1024)])
+def test_a_model_in_fewer_bits_takes_fewer_bytes_down_and_can_be_verified(
+    form: str, bytes_a_number: float, tmp_path: Path, traffic: Traffic
+) -> None:
+    folder, plain = finished("run.method=surgical")
+    small = federation(tmp_path, "run.method=surgical", f"method.compress_model={form}", "run.keep_updates=true")
+    numbers = sum(tensor.size for tensor in make_model_layout(load_model(folder)).trunk)
+    for site, before in plain["sites"].items():
+        # Two rounds, the validation after them, and the test.
+        saved = before["bytes_down"] - small["sites"][site]["bytes_down"]
+        assert saved == pytest.approx(4 * numbers * (4 - bytes_a_number), rel=0.01)
+        assert small["sites"][site]["bytes_up"] == pytest.approx(before["bytes_up"], rel=0.01)
+    assert {request.model.form for request in traffic.requests} == {form}
+    assert small["model_sha256"] != plain["model_sha256"]
+    assert small["test"]["mean_auroc"] == pytest.approx(plain["test"]["mean_auroc"], abs=0.03)
+    assert verify_run(tmp_path / "run" / "receipt.json").faults == []
+
+
+@pytest.mark.parametrize("form", ["float16", "int8"])
+@pytest.mark.parametrize("parameters", [{}, {"server_optimizer": {"kind": "momentum"}}])
+def test_what_rounding_a_model_loses_goes_into_the_next_one(form: Form, parameters: dict[str, Any]) -> None:
+    """Steps far smaller than the format's move the model as far as they would without rounding."""
+    rounds, step = 300, np.full(1500, {"float16": 1e-5, "int8": 1e-4}[form], np.float32)
+    head = Head(("a",), np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
+    trunk = np.random.default_rng(2).normal(size=1500).astype(np.float32)
+    begins = ModelState(trunk, np.zeros(0, np.float32), head)
+    rounded = build_strategy("fedavg", {**parameters, "compress_model": form})
+    exact = build_strategy("fedavg", parameters)
+
+    def pass_rounds(method: Method) -> ModelState:
+        state = make_initial_state(method.site, begins)
+        model, moments = state.model, state.moments
+        for server_round in range(1, rounds + 1):
+            reply = TrainReply("run", server_round, "north", 1, None, None, None, 0.0, ModelGroups(step, None, None))
+            means = average_updates(model, [reply], [1.0], method.head_mean_class)
+            model, moments = update_global_model(method, server_round, means, moments)
+        return model
+
+    last, expected = pass_rounds(rounded), pass_rounds(exact)
+    np.testing.assert_array_equal(last.trunk, round_to_number_format(last.trunk, form))
+    errors = compute_largest_rounding_errors(last.trunk, form) + np.float32(1e-5)
+    assert (np.abs(last.trunk - expected.trunk) <= errors).all()
+    moved = np.mean(last.trunk - make_initial_state(rounded.site, begins).model.trunk)
+    assert moved == pytest.approx(np.mean(expected.trunk - begins.trunk), rel=0.1)
+
+
+def test_a_model_is_not_rounded_unless_asked() -> None:
+    folder, _ = finished("run.method=surgical")
+    checkpoints = sorted((folder / "checkpoints").glob("*.safetensors"))
+    assert not deserialize_federation_state(checkpoints[-1].read_bytes()).moments
 
 
 def test_an_update_in_another_form_than_requested_does_not_count() -> None:
@@ -219,6 +274,8 @@ WEIGHS = "it weighs the sites by a rule of its own"
         ("unifed", {"trunk": "fedbn"}, "the whole network is passed on, batch normalisation too"),
         ("unifed", {"weighting": "samples"}, PASSED),
         ("unifed", {"compress_update": "int8"}, PASSED),
+        ("fedseq", {"compress_model": "float16"}, PASSED),
+        ("individual", {"compress_model": "float16"}, ALONE),
         ("unifed", {"mean": {"kind": "krum"}}, PASSED),
         ("fedseq", {"warm_up_epochs": 3}, PASSED),
         ("server_only", {"proximal_mu": 0.3}, PASSED),
