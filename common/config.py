@@ -29,7 +29,7 @@ from polyclinic.common.models.zoo.spec import ModelSpec, Sha256
 from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
-from polyclinic.common.system.plain_text import PLAIN_NAME
+from polyclinic.common.system.plain_text import PLAIN_NAME, is_plain_text
 from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, translate_validation_errors
 from polyclinic.common.vocabulary import VocabularyTable, group_words_by_class
 from polyclinic.data.base.names import Name
@@ -38,6 +38,8 @@ from polyclinic.data.base.spec import AugmentationSpec, DataSpec, inherit_label_
 from polyclinic.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
+LONGEST_PURPOSE = 500
+"""Most characters of a study's purpose; a hospital's gate takes no longer text in a plan."""
 
 
 class RunSection(TomlSection):
@@ -45,6 +47,8 @@ class RunSection(TomlSection):
 
     Attributes:
         name: The run's title in lists, reports and at the hospitals; empty for that of its experiment file.
+        purpose: What the study wants to find out, for the people at the hospitals who approve its plan; one line of
+            text, left out of the JSON if it is empty.
         keep_updates: The coordinator stores every update that it aggregated, so that ``flwr-server verify`` can
             repeat the aggregation; the sites see this setting in the plan.
     """
@@ -53,7 +57,21 @@ class RunSection(TomlSection):
     rounds: int = Field(20, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     name: str = ""
+    purpose: str = ""
     keep_updates: bool = False
+
+    @field_validator("purpose")
+    @classmethod
+    def _check_purpose(cls, text: str) -> str:
+        if len(text) > LONGEST_PURPOSE or not is_plain_text(text):
+            raise ValueError(f"use one line of at most {LONGEST_PURPOSE} characters; hospitals refuse a longer one")
+        return text
+
+    @model_serializer(mode="wrap")
+    def _leave_out_missing_purpose(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A plan without a purpose has the text, and so the hash, that it had before there was this key.
+        table: dict[str, Any] = serialize(self)
+        return table if self.purpose else {key: value for key, value in table.items() if key != "purpose"}
 
 
 class TrainingSection(TomlSection):

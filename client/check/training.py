@@ -156,6 +156,8 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if plan.run.purpose:
+        area.passed.append(f"the purpose of the study: {make_printable_line(plan.run.purpose)}")
     area.passed += [
         f"{name}{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
         f"a round: about {_format_seconds_or_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"

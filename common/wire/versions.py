@@ -78,7 +78,8 @@ class WireFormat:
         statements: Record class -> fields that a later version added, and that only say something about the sender.
             They are left out in this version, and are empty in a record of this version.
         added_records: Record classes that a later version added. None of them can be sent in this version.
-        plan_tables: Tables of a plan that a later version added, and that a site of this version does without.
+        plan_tables: Tables of a plan that a later version added, and that a site of this version does without; a key
+            of a table is ``table.key``.
         lacks: Features that a later version added or changed.
     """
 
@@ -97,7 +98,7 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
             signs_calls_for_coordinator=False,
             statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown"})}),
             added_records=frozenset({"Question"}),
-            plan_tables=frozenset({"pixels", "vocabulary"}),
+            plan_tables=frozenset({"pixels", "vocabulary", "run.purpose"}),
             lacks=(
                 LackingFeature(
                     "secure aggregation",
@@ -199,12 +200,15 @@ def lower_fields(
 
 
 def _leave_out_plan_tables(plan: str, tables: frozenset[str]) -> str:
-    """Return a plan's JSON without these tables; the same text if it has none of them."""
+    """Return a plan's JSON without these tables and keys; the same text if it has none of them."""
     parsed = json.loads(plan)
-    if not isinstance(parsed, dict) or not tables & parsed.keys():
+    if not isinstance(parsed, dict):
         return plan
     rest = {name: table for name, table in parsed.items() if name not in tables}
-    return json.dumps(rest, separators=(",", ":"))
+    for name, table in rest.items():
+        if isinstance(table, dict):
+            rest[name] = {key: value for key, value in table.items() if f"{name}.{key}" not in tables}
+    return plan if rest == parsed else json.dumps(rest, separators=(",", ":"))
 
 
 def describe_spoken_versions() -> str:
