@@ -66,7 +66,7 @@ def collect_site_faults(
 
     First come the faults that a site has without any other. The sites without such a fault are then compared with one
     another; who is left out by one rule has no say in the next. Last, each site that is left out is compared with those
-    that stay, so that it is told of all its faults. If no site stays, all are compared with one another.
+    that stay, so that it learns all its faults. If no site stays, all are compared with one another.
 
     Args:
         members: The sites, in the order in which they were admitted.
@@ -336,7 +336,7 @@ def find_class_spelling_faults(declarations: Sequence[LabelDeclaration], listed:
             for key, names in _group_class_spellings(declaration.canonical_names).items():
                 spelling = _RunSpelling(names, f"site {first}", f"{first} was admitted first")
                 by_admission.setdefault(key, spelling)
-    # A site is told of all its words, also of those that a later rule settles.
+    # A site learns all its faults, also those of words that a later rule settles.
     _, faults = _separate_unlike_spellings(declarations, by_list, by_majority, by_admission)
     return faults
 
