@@ -54,7 +54,6 @@ from polyclinic.strategies.engine.exchange import (
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.site_faults import (
     RollCallTerms,
-    collect_site_faults,
     find_model_layout_faults,
     list_pixel_forms,
 )
@@ -461,8 +460,7 @@ class RunMembership:
         Of two words that may be one class, the sites whose word counts are asked, too.
         """
         members = self._order_by_admission(self._roll.members.values())
-        # The sites of a simulation have one experiment: a site that is left out there need not hear everything.
-        site_faults = collect_site_faults(members, self._terms.list_rules(), compares_refused=not self.is_simulated)
+        site_faults = self._terms.collect_faults(members)
         faults = add_distinct_line([each.fault for each in site_faults], self.coordinator_words)
         with_other_faults = {each.fault.site for each in site_faults if each.point != "pixels"}
         only_pixels = [fault for fault in faults if fault.site not in with_other_faults]
@@ -655,7 +653,7 @@ class RunMembership:
             declarations = [other.label_declaration for other in (*others, member)]
             other_layout = find_model_layout_faults([member], self._layout)
             terms = replace(self._terms, begun_classes=self.contract.class_names)
-            site_faults = collect_site_faults([member], terms.list_rules())
+            site_faults = terms.collect_faults([member])
             if faults := [*other_layout, *(each.fault for each in site_faults)]:
                 only_pixels = all(each.point == "pixels" for each in site_faults)
                 kind = "version" if other_layout else "pixels" if only_pixels else "labels"
