@@ -570,7 +570,8 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             refuse_unnoised_change(task, read_model_state(task.network))  # evaluation, before training
             result = train(task, request)
             groups = result.optimizer.param_groups
-            refuse_unnoised_change(task, result.state, [value for group in groups for value in group["params"]])
+            learned = [value for group in groups for value in group["params"]]
+            refuse_unnoised_change(task, read_model_state(task.network), learned)
             return result
         result = train(task, request)
         noisy = self.site_privacy.make_reply_noise(self._make_noise_source(request))
