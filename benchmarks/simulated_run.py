@@ -101,8 +101,6 @@ def main() -> None:
     contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     with exclude_imports_from_gc():  # as flwr-sim does
-        import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
-
         if contender not in ("bare", "stock", "pfl"):
             import polyclinic.server.simulation.simulate  # noqa: F401
     others = {"bare": bare, "stock": stock, "pfl": pfl}
