@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyclinic.client.cli_approval import approvers_app, plans_app, print_record
 from polyclinic.client.cli_service import service_app
 from polyclinic.client.cli_slurm import slurm_app
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
@@ -54,6 +55,9 @@ app = make_command_line_program(
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
 app.add_typer(service_app, name="service")
+app.add_typer(plans_app, name="plans")
+app.add_typer(approvers_app, name="approvers")
+app.command("record")(print_record)
 app.add_typer(slurm_app, name="slurm")
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
