@@ -22,6 +22,35 @@ from polyclinic.strategies.registry import get_cached_site_method
 
 TECHNICAL = frozenset({"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"})
 """Fields about the program and the machine."""
+_SPREAD = (
+    "How the model's scores are spread on the test images: for each class, counts of images by score (1,024 steps), "
+    "of those that show it and of those that do not"
+)
+_SPREAD_OF_VALIDATION = "The same on the validation images, to choose thresholds"
+PLAIN_WORDS: Mapping[tuple[str, str], str] = {
+    ("RollCallAnswer", "names"): "The classes that this hospital annotates, in its own words",
+    ("RollCallAnswer", "class_names"): "The same classes in the words of the study",
+    ("RollCallAnswer", "train_samples"): "The number of training images",
+    ("RollCallAnswer", "validation_samples"): "The number of validation images",
+    ("RollCallAnswer", "patients"): "The number of patients of the training images",
+    ("RollCallAnswer", "smallest_count"): "Below how many patients this hospital hides a class",
+    ("RollCallAnswer", "pixels"): "How this hospital's images become pixels: colour or grey, size, window",
+    ("RollCallAnswer", "positives"): "How many training images show each class",
+    ("RollCallAnswer", "negatives"): "How many training images do not show each class",
+    ("TrainReply", "train_samples"): "The number of training images",
+    ("TrainReply", "train_loss"): "The model's mean error (loss) on the training images",
+    ("TrainReply", "update"): "The change of the network's numbers by training here",
+    ("EvaluateReply", "class_names"): "The classes that were tested",
+    ("EvaluateReply", "positives"): "How many test images show each class",
+    ("EvaluateReply", "negatives"): "How many test images do not show each class",
+    ("EvaluateReply", "masked_classes"): f"{_SPREAD}; only in a sum over several hospitals",
+    **{("EvaluateReply", name): _SPREAD for name in ("histogram_classes", "positive_scores", "negative_scores")},
+    **{
+        ("EvaluateReply", f"validation_{name}"): _SPREAD_OF_VALIDATION
+        for name in ("classes", "positive_scores", "negative_scores")
+    },
+}
+"""Words in the place of the data dictionary's, which name keys and fields, for a person who knows neither."""
 PACKED_WITH_EVERY_RECORD = frozenset({"run", "round", "site"})
 MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
 
@@ -112,15 +141,19 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
 
 def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str]:
     yield f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}'
+    if policy.smallest_count:
+        yield f"Nothing leaves of a class that fewer than {policy.smallest_count} patients here show, or do not show."
     if plan.privacy.secure_aggregation:
-        yield "Secure aggregation: the coordinator receives sums over several hospitals, not this one's update."
+        yield "The coordinator receives sums over several hospitals, not what training here changed (secure aggregation)."
+    else:
+        yield "The coordinator receives what training here changed in the network, by itself."
     if plan.privacy.level == "none":
         yield "No noise is added to what leaves."
     else:
         unit = "single images" if plan.privacy.level == "sample" else "this hospital's whole update"
         yield f"Noise is added that hides {unit} (differential privacy, level {plan.privacy.level})."
     if not plan.privacy.secure_aggregation and plan.privacy.level == "none":
-        yield "Without either, somebody who has the update can compute images from it: docs/privacy.md."
+        yield "Somebody who has that change can compute images of this hospital from it (docs/privacy.md)."
 
 
 # ---------------------------------------------------------------------- what leaves
@@ -133,7 +166,7 @@ def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple
     for record, heading in _HEADINGS.items():
         lines = []
         for field in fields.get(record, ()):
-            meaning = _format_meaning(MEANING[record][field])
+            meaning = PLAIN_WORDS.get((record, field)) or _format_meaning(MEANING[record][field])
             if field in TECHNICAL:
                 technical[meaning] = None
             elif field == "statistics":
@@ -141,8 +174,8 @@ def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple
             else:
                 lines.append(meaning)
         yield heading, list(dict.fromkeys(lines))
-    yield "Leaves too: about the program and the machine", list(technical)
-    yield "Leaves too: in words", ["That and why this site declines a request, or that an error stopped its work"]
+    yield "Leaves too, about the program and the machine", list(technical)
+    yield "Leaves too, in words", ["That and why this site declines a request, or that an error stopped its work"]
 
 
 _HEADINGS = {

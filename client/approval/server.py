@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from polyclinic.client.approval.decide import TypedDecision, decide_on_text, find_key_file
+from polyclinic.client.approval.decide import (
+    TypedDecision,
+    decide_on_text,
+    find_key_file,
+    find_typed_faults,
+)
 from polyclinic.client.approval.page import make_content_security_policy, render_list_page, render_plan_page
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
-from polyclinic.common.errors import BadInput
+from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.security.plan_decisions import read_sealed_approver_key
 from polyclinic.common.system.stopping import graceful_shutdown
 
@@ -93,11 +98,13 @@ class ApprovalServer(ThreadingHTTPServer):
             # A text that is no date is reported as one; an empty one would be a denial.
             typed = TypedDecision(approver, form.get("until") or "nothing", form.get("purpose", ""))
         try:
+            raise_faults(find_typed_faults(settings, typed, approves=approves))
             key = find_key_file(settings, approver, self._keys.get(approver))
             decide_on_text(settings, stored, typed, key, form.get("passphrase", ""))
         except BadInput as bad:
             kept = {name: text for name, text in form.items() if name != "passphrase"}
-            page = render_plan_page(settings, stored, self._token, kept, [str(fault) for fault in bad.faults])
+            faults = [str(fault).removeprefix("--") for fault in bad.faults]  # the names of options
+            page = render_plan_page(settings, stored, self._token, kept, faults)
             return HTTPStatus.UNPROCESSABLE_ENTITY, page, {}
         done = "approved" if approves else "denied"
         return HTTPStatus.SEE_OTHER, "", {"Location": f"/?token={self._token}&done={done}"}
@@ -111,7 +118,7 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
         "Content-Security-Policy": make_content_security_policy(),
         "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "DENY",
-        "Referrer-Policy": "no-referrer",
+        "Referrer-Policy": "same-origin",  # with "no-referrer" a browser sends our own forms with "Origin: null"
         "Cross-Origin-Resource-Policy": "same-origin",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cache-Control": "no-store",

@@ -55,7 +55,7 @@ def test_a_run_waits_for_an_approval_and_gives_the_model_that_it_gives_without_o
     shown = flwr_client("plans", "show", south.folder, sha256[:12])
     for words in ("Digits of three hospitals", "Which digits does one model learn?", "trial", "Leaves in each round"):
         assert words in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 100
+    assert max(len(line) for line in shown.out.splitlines() if line.startswith("  ")) <= 80
     assert weber.approve(south.folder, sha256[:12]).code == 0
     run.succeeds()
     out = federation.out
