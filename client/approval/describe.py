@@ -142,9 +142,10 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
 def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str]:
     yield f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}'
     if policy.smallest_count:
-        yield f"Nothing leaves of a class that fewer than {policy.smallest_count} patients here show, or do not show."
+        few = f"fewer than {policy.smallest_count} patients here"
+        yield f"No count and no figure leaves of a class that {few} show, or do not show."
     if plan.privacy.secure_aggregation:
-        yield "The coordinator receives sums over several hospitals, not what training here changed (secure aggregation)."
+        yield "The coordinator receives sums over several hospitals (secure aggregation), not one hospital's change."
     else:
         yield "The coordinator receives what training here changed in the network, by itself."
     if plan.privacy.level == "none":

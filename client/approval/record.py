@@ -6,6 +6,7 @@ runs of a release that did not store plans yet.
 
 import csv
 import io
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from polyclinic.common.system.terminal import fold_long_words
 
 MODEL_RECORDS = frozenset({"TrainRequest", "EvaluateRequest", "BenefitRequest"})
 """Records that bring a model."""
+PACKING = frozenset({"wire", "signature", "run", "round", "site"})
+"""Fields of every record, which say where it belongs."""
 WIDTH = 80
 _DAY, _MINUTE = 10, 16
 """Characters of an ISO time up to the day and to the minute."""
@@ -32,7 +35,7 @@ class LeftRecord:
     """The records of one class that left in a run.
 
     Attributes:
-        fields: The names of their fields that had something in them, packed arrays included.
+        fields: The names of their fields that had something in them; docs/what-leaves.md explains each.
         first, last: UTC times.
     """
 
@@ -170,12 +173,17 @@ def _add_left_record(run: RunRecord, entry: AuditEntry) -> None:
     left.count += 1
     left.bytes += size
     left.last = str(entry.get("time", ""))
-    named = [str(name) for name, _, length in entry.get("fields", ()) if length]
-    left.fields = list(dict.fromkeys([*left.fields, *named]))
+    named = [_find_field_name(str(name)) for name, _, length in entry.get("fields", ()) if length]
+    left.fields = list(dict.fromkeys([*left.fields, *(name for name in named if name not in PACKING)]))
     run.sent_bytes += size
     if record == "TrainReply" and entry.get("round"):
         run.rounds.append(int(entry["round"]))
     run.epsilon = entry.get("epsilon", run.epsilon)
+
+
+def _find_field_name(name: str) -> str:
+    """Return the field of a record to which a part of it belongs: ``update`` of ``update.trunk/0``."""
+    return name.partition("/")[0].partition(".")[0]
 
 
 def _add_facts_of_plan(run: RunRecord, store: PlanStore) -> None:
@@ -194,9 +202,7 @@ def _add_facts_of_plan(run: RunRecord, store: PlanStore) -> None:
 
 def format_record_table(record: HospitalRecord) -> Table:
     """Format the record as a table of at most 80 columns, one row for each run."""
-    table = fold_long_words(
-        Table("from", "study", "coordinator", "images", "rounds", "sent", "approved by", width=WIDTH)
-    )
+    table = fold_long_words(Table("from", "study", "asked by", "images", "rounds", "sent", "approved by", width=WIDTH))
     for run in record.runs:
         images = str(run.images.get("train", "")) if run.left.keys() - {"Error"} else "none"
         table.add_row(
@@ -222,7 +228,8 @@ def describe_run(run: RunRecord) -> list[str]:
     if run.images:
         used = ", ".join(f"{run.images.get(part, 0):,} {part}" for part in ("train", "validation", "test"))
         left_out = f"{run.images.get('unreadable', 0):,} unreadable, {run.patients_opted_out:,} patients opted out"
-        lines.append(f"  images: {used}; left out: {left_out}")
+        lines.append(f"  images: {used}")
+        lines.append(f"  left out: {left_out}")
     for approval in run.approvals:
         lines.append(f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DAY]},")
         lines.append(f"    key {approval['key']}")
@@ -230,6 +237,8 @@ def describe_run(run: RunRecord) -> list[str]:
     lines.append(f"  trained: {rounds}; received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
     for name, left in run.left.items():
         lines.append(f"  left: {left.count} x {name}, {left.bytes:,} bytes, last {left.last[:_MINUTE]}")
+        fields = ", ".join(map(make_printable_line, left.fields))
+        lines += textwrap.wrap(fields, WIDTH, initial_indent="    ", subsequent_indent="    ")
     if run.model:
         lines.append(f"  last model received: round {run.model['round']}, in the record with SHA-256")
         lines.append(f"    {run.model['sha256']}")
