@@ -257,6 +257,8 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
         for line in describe_privacy_status(status.privacy) if status.privacy else ():
             tell(line.strip())
+        if site.approvals is not None:
+            tell(site.approvals.describe_start())
         for note in site.train.notes:
             tell(note)
         for part in (site.train, site.validation, site.test):

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polyclinic.client.approval.decide import describe_state, make_site_approvals
+from polyclinic.client.site.approvals import MISSING
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.client.site.site_file import SiteSettings
 
@@ -34,6 +35,7 @@ class PlanState:
 def list_plan_states(settings: SiteSettings) -> list[PlanState]:
     """Return the stored plans of a site, oldest first."""
     approvals, states = make_site_approvals(settings), list[PlanState]()
+    is_required = settings.file.policy.approval == "required"
     for stored in PlanStore(settings.state_folder).list_texts():
         verdict = approvals.find_verdict(stored.facts.kind, stored.sha256)
         facts = stored.facts
@@ -45,7 +47,7 @@ def list_plan_states(settings: SiteSettings) -> list[PlanState]:
                 title=stored.title,
                 purpose=stored.purpose,
                 coordinator=facts.coordinator,
-                state=describe_state(verdict),
+                state=describe_state(verdict) if is_required or verdict.rule != MISSING else "needs no approval here",
                 is_approved=not verdict.reason,
             )
         )

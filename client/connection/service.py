@@ -310,8 +310,7 @@ class HospitalMessageLoop:
             self.status.last_contact = time.time()
             if received is None:
                 self._end_if_idle()
-                if self.site.approvals is not None and self.site.approvals.find_newly_approved_texts():
-                    raise PlanApproved
+                self._ask_to_be_asked_again()
                 if time.monotonic() - began < WAIT_S / 2:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
@@ -321,6 +320,20 @@ class HospitalMessageLoop:
             else:
                 self._answer_message(link, received)
             wait_s, self._last_work = POLL_S, time.monotonic()
+
+    def _ask_to_be_asked_again(self) -> None:
+        """Have the coordinator ask again about a plan that was approved here after this site refused it.
+
+        Raises:
+            PlanApproved: To connect as a new process.
+        """
+        approvals = self.site.approvals
+        if approvals is None or not approvals.find_newly_approved_texts():
+            return
+        if PROCESS_VARIABLE in os.environ:  # the program that submits jobs calls under the same id
+            self.tell("a plan was approved here: stop flwr-client slurm watch and start it again")
+            return
+        raise PlanApproved
 
     def _end_if_idle(self) -> None:
         if self.idle_limit_s is not None and time.monotonic() - self._last_work >= self.idle_limit_s:
@@ -498,7 +511,7 @@ class HospitalMessageLoop:
         if opted_out.keys() == self.opted_out.keys():
             return
         site, left_out = self.data.make_site(opted_out)
-        self.site = replace(site, identity=self.site.identity)
+        self.site = replace(site, identity=self.site.identity, approvals=self.site.approvals)
         self.opted_out = opted_out
         self.report_left_out_patients(left_out)
 

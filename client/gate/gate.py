@@ -16,7 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from polyclinic.client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
 from polyclinic.client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_if_reply_may_leave
-from polyclinic.client.site.plans import read_request_text
+from polyclinic.client.site.plans import TRAINING, read_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireError
@@ -236,20 +236,23 @@ class GatedMessage:
         return reply
 
     def _collect_audit_facts(self, work: RequestedWork | None, verdict: PolicyVerdict) -> dict[str, Any]:
-        """Return what the audit line of a roll call has beside the record: the run's title, its plan and the images."""
-        if work is None or self._fields.get("wire.record") != RollCall.__name__:
+        """Return what the audit line has beside the record: the run's title, the hash of its plan, and the images.
+
+        The further requests of a run, which hold the same plan, have none of it.
+        """
+        request = read_request_text(self._fields)
+        if request is None or (request.kind == TRAINING and self._fields.get("wire.record") != RollCall.__name__):
             return {}
         facts: dict[str, Any] = {}
-        if name := work.plan.run.name:
+        if work is not None and (name := work.plan.run.name):
             facts["name"] = make_printable_line(name, MOST_NAME)
-        request = read_request_text(self._fields)
-        if request is not None and self._site.durable:
-            facts["plan"] = request.sha256
-        if verdict.is_allowed and self._site.durable:
+        if not self._site.durable:
+            return facts
+        facts["plan"] = request.sha256
+        if verdict.is_allowed:
             parts = (self._site.train, self._site.validation, self._site.test)
-            unreadable = sum(len(part.skipped) for part in parts)
             counts = dict(zip(PARTS, map(len, parts), strict=True))
-            facts |= {"images": counts | {"unreadable": unreadable}}
+            facts["images"] = counts | {"unreadable": sum(len(part.skipped) for part in parts)}
         return facts
 
     def _await_approval(self, verdict: PolicyVerdict) -> Message:

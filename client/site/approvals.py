@@ -35,7 +35,7 @@ from polyclinic.common.security.plan_decisions import (
     parse_decision,
     verify_decision,
 )
-from polyclinic.common.system.plain_text import is_plain_text
+from polyclinic.common.system.plain_text import is_plain_text, join_first_and_count
 
 if TYPE_CHECKING:
     from polyclinic.client.site.policy import SitePolicy
@@ -178,6 +178,12 @@ class SiteApprovals:
         if changed:
             return "approval.policy", f"since the approval, policy.{changed[0]} has changed: more may leave"
         return "approval", ""
+
+    def describe_start(self) -> str:
+        """Return a sentence for the log of a starting program: who can approve plans here."""
+        names = join_first_and_count(sorted(self._read_approvers()))
+        who = f"{names} can give it" if names else "NOBODY can: [approvers] of site.toml is empty, and nothing will run"
+        return f"each plan needs an approval; {who}"
 
     def _read_approvers(self) -> dict[str, str]:
         from polyclinic.client.site.site_file import read_site_toml_without_data

@@ -1,10 +1,13 @@
 """Approvers of a hospital, and what they type."""
 
+import datetime as dt
 import io
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+from polyclinic.client.site.plans import PlanStore
+from polyclinic.common.security.plan_decisions import parse_decision, read_sealed_approver_key, sign_decision
 from tests.network.real import flwr_client
 from tests.server.commands import Ended
 
@@ -28,6 +31,16 @@ class Approver:
 
     def approve(self, site: Path, digits: str, until: str = "2099-12-31", *more: object) -> Ended:
         return typed("plans", "approve", site, digits, "--as", self.name, "--until", until, "--key", self.key, *more)
+
+    def approve_until(self, site: Path, sha256: str, end: dt.datetime) -> Path:
+        """Approve a plan until a time of any day, as the command does until the end of a day; return the file."""
+        assert self.approve(site, sha256).code == 0
+        path = PlanStore(site / "state").list_decisions(sha256)[-1]
+        decision, _ = parse_decision(path.read_bytes())
+        until = end.astimezone(dt.UTC).isoformat(timespec="seconds")
+        key = read_sealed_approver_key(self.key).open_with(PASSPHRASE)
+        path.write_bytes(sign_decision(decision.model_copy(update={"until": until}), key))
+        return path
 
     def deny(self, site: Path, digits: str, reason: str = "no legal basis") -> Ended:
         return typed("plans", "deny", site, digits, "--as", self.name, "--reason", reason, "--key", self.key)

@@ -1,5 +1,6 @@
 """Over the network: a hospital at which a person approves each plan, and the others, which ask nobody."""
 
+import datetime as dt
 import json
 import re
 from collections.abc import Iterator
@@ -98,6 +99,40 @@ def test_a_site_joins_after_a_late_approval_and_leaves_after_a_denial(hospitals:
     eventually(lambda: len(sites_by_round(out)) >= rounds + 3, "three more rounds")
     assert len(trained_rounds(south)) <= denied_at + 1
     assert sites_by_round(out)[-1] == ["east", "north"]
+    assert run.stop() != 0
+
+
+def refusing_rules(site: Site) -> set[str]:
+    entries = AuditLog(site.folder / "state").read_entries()
+    return {str(entry["rule"]) for entry in entries if entry.get("decision") == "deny"}
+
+
+def test_an_approval_that_expires_or_is_altered_in_mid_run_ends_the_part_of_its_site(
+    hospitals: tuple[Federation, Approver],
+) -> None:
+    federation, weber = hospitals
+    south, out = federation.south, federation.out
+    run = federation.run(SLOW, *TWO, "run.rounds=200", once=True)
+    sha256 = wait_for_plan(south)
+    soon = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=25)
+    weber.approve_until(south.folder, sha256, soon)
+    eventually(lambda: trained_rounds(south), "south trains")
+    eventually(lambda: "approval.expired" in refusing_rules(south), "south refuses after the last second")
+    assert dt.datetime.now(dt.UTC) > soon
+    after_expiry = len(trained_rounds(south))
+    rounds = len(sites_by_round(out))
+    eventually(lambda: len(sites_by_round(out)) >= rounds + 2, "two rounds without south")
+    assert len(trained_rounds(south)) == after_expiry
+    # Approved anew, it takes part again at once; then a byte of the approval is changed.
+    path = weber.approve_until(south.folder, sha256, soon + dt.timedelta(days=1))
+    eventually(lambda: len(trained_rounds(south)) > after_expiry, "south trains again")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"approved", b"Approved", 1))
+    eventually(lambda: "approval.signature" in refusing_rules(south), "south refuses the altered approval")
+    after_alteration, rounds = len(trained_rounds(south)), len(sites_by_round(out))
+    eventually(lambda: len(sites_by_round(out)) >= rounds + 2, "two rounds without south")
+    assert len(trained_rounds(south)) == after_alteration
+    assert "waiting for approval at the hospital" in run.output
     assert run.stop() != 0
 
 
