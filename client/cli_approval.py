@@ -25,7 +25,7 @@ _plain = functools.partial(console.print, soft_wrap=True, highlight=False, marku
 WIDTH = 78
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 Hash = Annotated[str, typer.Argument(metavar="HASH", help="The plan's hash, or its first 6 digits or more.")]
-As = Annotated[str, typer.Option("--as", help="Your name, as in [approvers] of site.toml.")]
+As = Annotated[str, typer.Option("--as", help="Your name, as site.toml has it among the approvers.")]
 Key = Annotated[Path | None, typer.Option("--key", help="The file of your key; NAME.approver where left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -58,7 +58,7 @@ def add_approver(
         raise BadInput([Fault(str(path), "is there already.", "Name another file with --out.")])
     line = create_approver_key(path, name, _read_passphrase("A passphrase for the new key: ", repeat=True))
     _plain(f"{path}: the private key of {name}, locked with the passphrase. Keep it; no program here needs it.")
-    _plain("Lines for site.toml, by whoever is responsible for that file:")
+    _plain("Lines for site.toml, to be written by the person who is responsible for that file:")
     _plain(f"\n[approvers]\n{to_toml_text(name)} = {to_toml_text(line)}\n")
     _plain('and under [policy]: approval = "required". Then stop flwr-client and start it again.')
 
@@ -173,7 +173,7 @@ def serve_plans(
 ) -> None:
     """Show the plans on a page of this machine alone, where a person approves or denies them with their passphrase.
 
-    Whoever has the printed address can read the plans. Stop it with Ctrl-C.
+    Anyone who has the printed address can read the plans. Stop it with Ctrl-C.
 
     Example: flwr-client plans serve north --key "Dr. A. Weber.approver"
     """

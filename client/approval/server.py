@@ -195,5 +195,5 @@ def serve_approval_page(settings: SiteSettings, keys: Sequence[Path], tell: Call
     server = ApprovalServer(settings, by_name, secrets.token_urlsafe(TOKEN_BYTES))
     with server, graceful_shutdown(0):
         tell(f"plans: {server.address}")
-        tell("Open it in a browser of this machine. Whoever has this address can read the plans. Stop with Ctrl-C.")
+        tell("Open it in a browser of this machine. Anyone who has this address can read the plans. Stop with Ctrl-C.")
         server.serve_forever()

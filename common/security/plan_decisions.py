@@ -28,8 +28,8 @@ from polyclinic.common.security.identity import compute_public_key_fingerprint, 
 
 KEY_KIND = "ssh-ed25519"
 FEWEST_CHARACTERS = 8
-"""Fewest characters of a passphrase: whoever finds the file could guess a shorter one, and approve in its owner's
-name."""
+"""Fewest characters of a passphrase: anyone who finds the file could guess a shorter one, and approve in its
+owner's name."""
 _PREFIX = b"polyclinic plan decision\n"
 """Keeps a signature of a decision from being shown as a signature of something else."""
 _SCRYPT_COST, _SCRYPT_BLOCK, _SCRYPT_LANES = 2**16, 8, 1
