@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from polyclinic.client.benefit.compare import compare_with_local_only_training
 from polyclinic.client.gate.gate import Mod, make_policy_gate
 from polyclinic.client.site.disclosure import count_patients, round_count_down
+from polyclinic.client.site.plans import TRAINING, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import store_last_plan
 from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
@@ -115,6 +116,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:
         store_last_plan(site.folder, call.plan)
+        store_request_text(site, RequestText(TRAINING, call.plan))
     if site.stated_counts is not None:
         site.stated_counts.write_count(call.run, site.train_samples)
     counts_leave = method.declared_payload.label_counts and policy.label_counts

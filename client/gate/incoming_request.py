@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -55,6 +55,9 @@ from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest, is_v
 from polyclinic.common.wire.versions import VERSION_FIELD, find_lacking_feature, is_spoken
 from polyclinic.strategies.registry import get_cached_site_method
 
+if TYPE_CHECKING:
+    from polyclinic.client.site.approvals import ApprovalVerdict, SiteApprovals
+
 HOUR_S = 3600.0
 
 
@@ -68,6 +71,7 @@ class IncomingRequest:
         self._run = str(fields.get("run", ""))
         self._runs = SiteRunRecords(site.folder, durable=site.durable)
         self._record = self._runs.find_run_record(self._run)
+        self.approval: ApprovalVerdict | None = None
 
     def decide_and_record_plan(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any.
@@ -79,9 +83,11 @@ class IncomingRequest:
             work = read_requested_work(self._fields, self._site)
         except PlanRefused as error:
             return None, PolicyVerdict(error.rule, str(error))
+        verdict = PolicyVerdict("no plan") if work is None else decide_on_request(self._policy, work)
+        if self._site.approvals is not None and verdict.is_allowed:
+            verdict = self._decide_by_approval(self._site.approvals)
         if work is None:
-            return None, PolicyVerdict("no plan")
-        verdict = decide_on_request(self._policy, work)
+            return None, verdict
         if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             run = RunName(self._run)
             plan = str(self._fields["plan"])
@@ -97,6 +103,8 @@ class IncomingRequest:
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._compute_seconds_left_by_policy() == 0:
                 verdict = self.make_time_limit_verdict()
+            elif self.approval is not None:
+                self._record = self._runs.record_approved_text(run, self.approval.sha256)
         # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
         # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
@@ -113,6 +121,12 @@ class IncomingRequest:
             ):
                 verdict = PolicyVerdict("run.first_model", reason)
         return work, verdict
+
+    def _decide_by_approval(self, approvals: "SiteApprovals") -> PolicyVerdict:
+        """Return the verdict of the people who approve requests at this site."""
+        text_of_run = self._record.text if self._record else ""
+        self.approval = approvals.decide_on_request(self._fields, self._site, text_of_run)
+        return PolicyVerdict(self.approval.rule, self.approval.reason)
 
     @contextmanager
     def limit_working_time(self) -> Iterator[None]:
@@ -227,10 +241,15 @@ RUNS, EARLIER_RUNS = "runs", "runs.json"
 
 @dataclass(frozen=True)
 class SiteRunRecord:
-    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it."""
+    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it.
+
+    Attributes:
+        text: SHA-256 of the last text of the plan that was approved; empty where nobody approves plans.
+    """
 
     plan: str
     seconds: float = 0.0
+    text: str = ""
 
 
 class SiteRunRecords:
@@ -243,7 +262,9 @@ class SiteRunRecords:
         """Return the record of a run; None for a new run, or for a damaged record, so that any plan is accepted."""
         entry = self._entries.read_entry(run)
         try:
-            return None if entry is None else SiteRunRecord(str(entry["plan"]), float(entry["seconds"]))
+            if entry is None:
+                return None
+            return SiteRunRecord(str(entry["plan"]), float(entry["seconds"]), str(entry.get("text", "")))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -257,8 +278,18 @@ class SiteRunRecords:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds))
 
+    def record_approved_text(self, run: str, text: str) -> SiteRunRecord | None:
+        """Store the hash of the text by which a run was approved; return the record, None if the run has none."""
+        record = self.find_run_record(run)
+        if record is None or record.text == text:
+            return record
+        return self._write_record(run, replace(record, text=text))
+
     def _write_record(self, run: str, record: SiteRunRecord) -> SiteRunRecord:
-        self._entries.write_entry(run, asdict(record))
+        entry = asdict(record)
+        if not record.text:
+            del entry["text"]
+        self._entries.write_entry(run, entry)
         return record
 
 

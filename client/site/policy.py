@@ -64,6 +64,7 @@ class SitePolicy(TomlSection):
     """
 
     level: Level = "trusted"
+    approval: Literal["off", "required"] = "off"
     methods: tuple[str, ...] | None = None
     networks: tuple[str, ...] = ("timm:*", "torchvision:*", "monai:*", "torchxrayvision:*")
     losses: tuple[str, ...] = ()

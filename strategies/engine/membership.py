@@ -21,7 +21,7 @@ from polyclinic.common.security.signatures import read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
-from polyclinic.common.wire.flower_messages import make_request
+from polyclinic.common.wire.flower_messages import WAITING_FOR_APPROVAL, make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Question, Refusal, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, read_version
 from polyclinic.data.base.pixel_form import PixelForm
@@ -159,6 +159,15 @@ class RollCaller:
         names = self.registered() if self.registered else {}
         known_nodes = self.members.keys() | self.refused.keys()
         return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
+
+    @property
+    def site_names_awaiting_approval(self) -> tuple[str, ...]:
+        """Return the names of the sites at which a person has to approve the plan first.
+
+        Such a site connects as a new process once the plan is approved there, and so is asked again.
+        """
+        nodes = [node for node, reason in self.refused.items() if reason == WAITING_FOR_APPROVAL]
+        return tuple(sorted(map(self.get_registered_site_name, nodes)))
 
     def ask_new_sites_for_labels(self, timeout_s: float) -> list[RunMember]:
         """Make the roll call for sites that were not asked yet; return the sites that became members."""
@@ -319,19 +328,20 @@ class RollCaller:
             BadInput: If two sites use the same name.
         """
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
-        reported: tuple[str, ...] | None = None
+        reported: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         while (remaining_s := deadline - time.monotonic()) > 0:
             self.send_roll_call(remaining_s)
             new_members = self.receive_roll_call_answers()
-            answers = len(self.members) + len(self.refused)
+            awaiting = self.site_names_awaiting_approval
+            answers = len(self.members) + len(self.refused) - len(awaiting)
             if len(self.members) >= expected or (answers >= expected and not self._asked):
                 self._asked.clear()  # the others are asked again as late joiners
                 break
             if deadline_s - remaining_s >= SHOWN_AFTER_S:
                 missing = self.missing_site_names
-                if missing != reported:
-                    on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s))
-                reported = missing
+                if (missing, awaiting) != reported:
+                    on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s, awaiting))
+                reported = missing, awaiting
             if not new_members:
                 pause_s = sleep_between_polls(pause_s)
         self.stop_waiting_for_answers(deadline_s)
@@ -355,6 +365,12 @@ class RollCaller:
         if self.refused:
             reasons = [f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())]
             sentences.append("; ".join(reasons))
+        if awaiting := self.site_names_awaiting_approval:
+            names = quote_names(awaiting)
+            sentences.append(
+                f"Once {names} has approved the plan, give the same command again; or let it wait longer: "
+                "participation.roll_call_deadline_s."
+            )
         return " ".join(sentences)
 
 
@@ -590,6 +606,11 @@ class RunMembership:
         """Return the admitted sites that have not answered this run's roll call; empty in simulation."""
         # A member with a renewed key that is not back yet has answered with its old key.
         return tuple(site for site in self._roll.missing_site_names if site not in self.members)
+
+    @property
+    def sites_awaiting_approval(self) -> tuple[str, ...]:
+        """Return the sites at which a person has to approve the plan first; each is one of the left out sites."""
+        return self._roll.site_names_awaiting_approval
 
     @property
     def answers(self) -> dict[str, RollCallAnswer]:
