@@ -16,6 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from polyclinic.client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
 from polyclinic.client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_if_reply_may_leave
+from polyclinic.client.gate.question_rules import QUESTIONS, decide_if_answer_may_leave, decide_on_question
 from polyclinic.client.site.plans import TRAINING, read_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
@@ -57,6 +58,7 @@ ANSWERS: dict[str, type[Any]] = {
     "SharesRequest": SharesAnswer,
     "MaskedRequest": MaskedAnswer,
     "RevealRequest": RevealAnswer,
+    **{name: kind.answer for name, kind in QUESTIONS.items()},
 }
 
 APPROVAL, DENIED = "approval.", "approval.denied"
@@ -177,6 +179,7 @@ class GatedMessage:
     def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
         self._fields = read_small_fields(message.content)
+        self._record_name = str(self._fields.get("wire.record"))
         server_round = self._fields.get("round", 0)
         self._about = {
             "run": make_printable_line(str(self._fields.get("run", "")), MOST_NAME),
@@ -191,6 +194,8 @@ class GatedMessage:
         try:
             incoming = IncomingRequest(self._site, self._message.content)
             work, verdict = incoming.decide_and_record_plan()
+            if work is None and verdict.is_allowed and self._record_name in QUESTIONS:
+                verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
         except Exception as error:
             kind = type(error).__name__
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
@@ -218,12 +223,15 @@ class GatedMessage:
             raise
         # The policy decides on the records as they would leave; a record that the wire does not know is refused.
         try:
-            record = decode_record(reply.content, ANSWERS[str(self._fields.get("wire.record"))])
+            record = decode_record(reply.content, ANSWERS[self._record_name])
         except (WireError, KeyError) as error:
             verdict = PolicyVerdict("wire", str(error).removesuffix("."))
         else:
             if isinstance(record, MaskingAnswer):
                 verdict = PolicyVerdict("secure aggregation")  # the update was checked when it was held
+            elif self._record_name in QUESTIONS:
+                content = self._message.content
+                verdict = decide_if_answer_may_leave(self._site.policy, self._record_name, content, record)
             elif work is None:
                 verdict = PolicyVerdict(
                     "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"

@@ -50,6 +50,7 @@ from polyclinic.common.wire.bounds import (
     Shares,
     Text,
 )
+from polyclinic.common.wire.counts import CountRecord
 from polyclinic.common.wire.release_name import LONGEST_RELEASE, parse_release_name
 from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
@@ -620,6 +621,7 @@ Record = (
     | EvaluateReply
     | BenefitRequest
     | BenefitReply
+    | CountRecord
     | MaskingRecord
 )
 """Any record that coordinator and hospital exchange."""

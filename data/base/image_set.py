@@ -15,6 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.attributes import ImageAttributes, concatenate_attributes
 from polyclinic.data.base.names import is_anonymous_patient
 
 PARTS = ("train", "validation", "test")
@@ -201,6 +202,7 @@ class ImageSet:
         shared: Pictures that two parts of the data set share; all parts have the same.
         white_of_dark: The value that is probably white if the data set's pictures are nearly black; 0 if they are not
             (:mod:`polyclinic.data.base.dark_pictures`). All parts have the same.
+        attributes: Sex, age, year and device of each image; None if nothing is known of them.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -216,6 +218,7 @@ class ImageSet:
     drops_color: bool = False
     shared: tuple[SharedPicture, ...] = ()
     white_of_dark: int = 0
+    attributes: ImageAttributes | None = None
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -272,6 +275,7 @@ class ImageSet:
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],
+            attributes=None if self.attributes is None else self.attributes.select_rows(index),
         )
 
     def select_label_columns(self, class_names: tuple[str, ...]) -> "ImageSet":
@@ -302,6 +306,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
     """
     shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
     every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
+    attributes = [images.attributes for images in sets if images.attributes is not None]
     return replace(
         sets[0],
         stored=sets[0].stored if shared else np.concatenate([images.images for images in sets]),
@@ -313,6 +318,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
         notes=tuple(dict.fromkeys(note for images in sets for note in images.notes)),
         omissions=tuple(dict.fromkeys(sentence for images in sets for sentence in images.omissions)),
         drops_color=any(images.drops_color for images in sets),
+        attributes=concatenate_attributes(attributes) if len(attributes) == len(sets) else None,
     )
 
 
