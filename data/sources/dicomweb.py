@@ -90,6 +90,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         other_findings=cells.other_findings,
         joined_patients=cells.joined_patients,
         reader=archive,
+        lines=columns.lines[rows],
     )
     # Rows without an image take part in the split, and are left out afterwards.
     table = assign_split_parts(table, spec)

@@ -128,6 +128,7 @@ class LabelTable:
         other_findings: Number of rows with each finding that is no class.
         joined_patients: Number of patients' names that count as another, similar one.
         reader: Reads the images.
+        lines: int32 ``(n,)``, the line of the table in which each row begins; None if it is not known.
     """
 
     files: LazyPicturePaths
@@ -141,6 +142,7 @@ class LabelTable:
     other_findings: Mapping[str, int] = field(default_factory=dict)
     joined_patients: int = 0
     reader: PictureReader = FROM_DISK
+    lines: NDArray[np.int32] | None = None
 
     @property
     def omissions(self) -> tuple[str, ...]:
@@ -213,6 +215,7 @@ class LabelTable:
             patients=self.patients[index],
             sources=self.sources[index],
             parts=self.parts[index],
+            lines=None if self.lines is None else self.lines[index],
         )
 
 
@@ -314,6 +317,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
         omissions=table.omissions,
         drops_color=decoded.drops_color,
+        lines=readable.lines,
     )
     parts, names = [], []
     for part in PARTS:
@@ -382,6 +386,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
         joined_patients=cells.joined_patients,
+        lines=columns.lines,
     )
     distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)
