@@ -7,7 +7,7 @@ Content of the folder:
     sites/NAME.toml     an admitted or revoked site
     kits/NAME.kit       connection kit for a hospital
     state/              the SuperLink's database and control socket, locks, state of the current run
-    removed/NAME.json   what was found when a site left
+    removed/NAME.json   what was found when a site left; NAME.withdrawal: its signed statement
     logs/superlink.log
 """
 
