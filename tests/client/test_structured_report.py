@@ -9,11 +9,18 @@ from pydicom.uid import generate_uid
 
 from polyclinic.client.delivery.model import UsableModel
 from polyclinic.client.delivery.predict import SitePredictions
-from polyclinic.client.delivery.structured_report import make_class_code, make_model_uid, write_structured_reports
+from polyclinic.client.delivery.structured_report import (
+    make_class_code,
+    make_model_uid,
+    refuse_missing_highdicom,
+    write_structured_reports,
+)
+from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.zoo.spec import ModelSpec
 from tests.data.dicom_files import dicom
+from tests.missing_packages import hide_packages
 
 CLASSES = ("Effusion", "結節 \\ more than sixty-four characters of a name that goes on and on", "Mass")
 PROBABILITIES = np.array([[0.25, 0.5, 0.875], [0.125, 1.0, 0.0]])
@@ -86,3 +93,10 @@ def test_the_code_of_a_class_is_the_same_everywhere_and_of_no_other_class() -> N
     assert code_of("Effusion") == "P493D1459011E"
     assert len({code_of(name) for name in CLASSES}) == len(CLASSES)
     assert all(len(code_of(name)) <= 16 for name in CLASSES)
+
+
+def test_without_highdicom_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_packages(monkeypatch, "highdicom")
+    with pytest.raises(BadInput) as refused:
+        refuse_missing_highdicom()
+    assert "install 'polyclinic[sr]'" in str(refused.value)

@@ -232,7 +232,7 @@ def test_a_model_that_is_not_there_is_named(handed_out: Federation, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-# ---------------------------------------------------------------------- a hospital leaves; the last tests of this module
+# ---------------------------------------------------------------------- a hospital leaves: these tests come last
 
 
 def test_a_hospital_leaves_with_a_signed_statement_that_the_coordinator_verifies(
