@@ -25,7 +25,7 @@ def receive_package(
 
     A package that was changed, is another hospital's, or was signed by another coordinator is refused with exit code 2.
     """
-    from polyclinic.client.delivery.store import describe_delivery, receive_delivery_file
+    from polyclinic.client.prediction.received import describe_delivery, receive_delivery_file
     from polyclinic.client.site.site_file import read_site_with_faults
 
     settings, _ = read_site_with_faults(folder)
@@ -42,7 +42,7 @@ def print_deliveries(folder: Folder, as_json: AsJson = False) -> None:
 
     Exit code 0 if all are as the coordinator signed them, 1 if not.
     """
-    from polyclinic.client.delivery.store import format_deliveries, list_deliveries, make_deliveries_json
+    from polyclinic.client.prediction.received import format_deliveries, list_deliveries, make_deliveries_json
     from polyclinic.client.site.site_file import read_site_with_faults
 
     settings, _ = read_site_with_faults(folder)
@@ -85,12 +85,12 @@ def predict_own_images(
     settings, _ = read_site_with_faults(folder)
     raise_faults(find_output_folder_faults(out))  # before torch is imported
     if dicom_sr:
-        from polyclinic.client.delivery.structured_report import refuse_missing_highdicom
+        from polyclinic.client.prediction.structured_report import refuse_missing_highdicom
 
         refuse_missing_highdicom()
     refuse_data_without_pictures(images)
-    from polyclinic.client.delivery.model import find_model
-    from polyclinic.client.delivery.predict import predict_at_site
+    from polyclinic.client.prediction.model import find_model
+    from polyclinic.client.prediction.predict import predict_at_site
     from polyclinic.client.site.settings import choose_training_device
 
     usable = find_model(settings, model)
@@ -103,7 +103,7 @@ def predict_own_images(
     for name in usable.description.maybe_unlearned:
         _plain(f"{name}: nobody knows if the model has learned it; its probabilities may mean nothing.")
     if dicom_sr:
-        from polyclinic.client.delivery.structured_report import write_structured_reports
+        from polyclinic.client.prediction.structured_report import write_structured_reports
 
         reports, without = write_structured_reports(predictions, out)
         _plain(f"{len(reports):,} DICOM structured reports in {out / 'sr'}. No person has verified them.")
@@ -134,8 +134,8 @@ def recalibrate_model(
     """
     if method not in ("platt", "temperature"):
         raise typer.BadParameter(f"{method} is neither platt nor temperature.", param_hint="'--method'")
-    from polyclinic.client.delivery.model import find_model
-    from polyclinic.client.delivery.recalibrate import format_calibration, recalibrate_at_site
+    from polyclinic.client.prediction.model import find_model
+    from polyclinic.client.prediction.recalibrate import format_calibration, recalibrate_at_site
     from polyclinic.client.site.settings import read_site_settings
     from polyclinic.common.system.terminal import make_event_printer
 
@@ -165,13 +165,13 @@ def withdraw_from_federation(
     Shows in which runs the hospital took part, and what stays where. Writes a signed statement, NAME.withdrawal, for
     the coordinator, who gives it to flwr-server remove. Exit code 1 if nothing was done.
     """
-    from polyclinic.client.delivery.withdraw import (
+    from polyclinic.client.site.site_file import read_site_with_faults
+    from polyclinic.client.withdrawal.withdraw import (
         describe_withdrawal,
         examine_withdrawal,
         undo_withdrawal,
         withdraw_site,
     )
-    from polyclinic.client.site.site_file import read_site_with_faults
 
     settings, _ = read_site_with_faults(folder)
     if undo:

@@ -109,6 +109,7 @@ REVIEWED = {
         "common/simulation.py: base / section.image_cache",
         "common/system/resources.py: place / name",
         "common/system/resources.py: root / group.strip('/')",
+        "client/prediction/predict.py: self.source / name",
         "server/export/evaluation.py: base / of_run.images",
         "common/prediction/pictures.py: data / below",
         "common/prediction/pictures.py: data / below / name",
@@ -122,6 +123,10 @@ REVIEWED = {
         "studies/benchmark_file.py: self.folder / f'{data}.toml'",
     },
     "a number, or a name that our code chooses among its own": {
+        "client/withdrawal/withdraw.py: settings.state_folder / name",
+        "client/withdrawal/withdraw.py: state / name",
+        "server/delivery/packages.py: folder / name",
+        "server/runs/retention.py: run_folder / name",
         "common/examples.py: folder / name",
         "studies/init/mimic.py: table.parent / f'{name}.gz'",
         "studies/init/mimic.py: table.parent / name",

@@ -28,6 +28,7 @@ from polyclinic.common.security.signatures import (
 )
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import format_bytes, make_printable_line
+from polyclinic.common.wire.delivery import MOST_PACKAGE_BYTES
 
 ENDING = ".delivery"
 DELIVERY_RUN = "delivery"
@@ -42,9 +43,6 @@ MODEL, DESCRIPTION, CARD, REPORT, RECEIPT = (
 FILES = (MODEL, DESCRIPTION, CARD, REPORT, RECEIPT)
 """The files of a package, beside the two that are signed and sign."""
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
-MOST_BYTES = 4 * 10**9
-"""Bytes of a package: a larger one would fill a hospital's memory, where it is verified before anything is written."""
-MOST_MANIFEST_BYTES = 20_000
 _PREFIX = b"polyclinic delivery\n"
 """Keeps a signature of a package from being shown as a signature of something else."""
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
@@ -60,7 +58,7 @@ class DeliveredFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    bytes: int = Field(ge=0, le=MOST_BYTES)
+    bytes: int = Field(ge=0, le=MOST_PACKAGE_BYTES)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
@@ -197,9 +195,9 @@ def unpack_delivery(content: bytes) -> dict[str, bytes]:
     Raises:
         DeliveryFault: If the content is no zip file of exactly these files, or too large.
     """
-    if len(content) > MOST_BYTES:
+    if len(content) > MOST_PACKAGE_BYTES:
         raise DeliveryFault(
-            f"it has {format_bytes(len(content))}, and a package has {format_bytes(MOST_BYTES)} at most"
+            f"it has {format_bytes(len(content))}, and a package has {format_bytes(MOST_PACKAGE_BYTES)} at most"
         )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

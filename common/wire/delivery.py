@@ -6,10 +6,11 @@ from typing import Annotated
 import numpy as np
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.security.delivery import MOST_BYTES
 from polyclinic.common.wire.bounds import NumberRangeBound, RunNameText
 from polyclinic.common.wire.secure_aggregation import Integers
 
+MOST_PACKAGE_BYTES = 4 * 10**9
+"""Bytes of a package: a larger one would fill a hospital's memory, where it is verified before anything is written."""
 _WORD_BYTES = 4
 
 
@@ -23,7 +24,7 @@ class DeliveryRequest:
     """
 
     run: RunNameText
-    size: Annotated[int, NumberRangeBound(0, MOST_BYTES)]
+    size: Annotated[int, NumberRangeBound(0, MOST_PACKAGE_BYTES)]
     package: Integers
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from polyclinic.client.delivery.calibration import (
+from polyclinic.client.prediction.calibration import (
     FEWEST_IMAGES,
     calibrate_class,
     compute_logits,

@@ -7,9 +7,9 @@ import pydicom
 import pytest
 from pydicom.uid import generate_uid
 
-from polyclinic.client.delivery.model import UsableModel
-from polyclinic.client.delivery.predict import SitePredictions
-from polyclinic.client.delivery.structured_report import (
+from polyclinic.client.prediction.model import UsableModel
+from polyclinic.client.prediction.predict import SitePredictions
+from polyclinic.client.prediction.structured_report import (
     make_class_code,
     make_model_uid,
     refuse_missing_highdicom,

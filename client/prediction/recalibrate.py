@@ -9,14 +9,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.client.delivery.calibration import (
+from polyclinic.client.prediction.calibration import (
     Floats,
     ScalingMethod,
     SiteCalibration,
     calibrate_class,
     write_calibration,
 )
-from polyclinic.client.delivery.model import UsableModel
+from polyclinic.client.prediction.model import UsableModel
 from polyclinic.client.site.settings import choose_training_device, load_site_data
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault, quote_names

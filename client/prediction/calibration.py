@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.optimize import minimize
 
-from polyclinic.client.delivery.model import UsableModel
+from polyclinic.client.prediction.model import UsableModel
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.calibration import compute_calibration
 from polyclinic.common.system.files import write_atomically

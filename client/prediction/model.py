@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.client.delivery.store import find_delivery
+from polyclinic.client.prediction.received import find_delivery
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.saved import SavedModelDescription, read_model_description

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.client.delivery.calibration import CALIBRATION, calibrate_probabilities, read_calibration
-from polyclinic.client.delivery.model import UsableModel
+from polyclinic.client.prediction.calibration import CALIBRATION, calibrate_probabilities, read_calibration
+from polyclinic.client.prediction.model import UsableModel
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.prediction.files import make_trained_image_format, predict_from_files

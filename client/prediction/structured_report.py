@@ -12,7 +12,7 @@ from typing import Any
 import pydicom
 from pydicom.errors import InvalidDicomError
 
-from polyclinic.client.delivery.predict import SitePredictions
+from polyclinic.client.prediction.predict import SitePredictions
 from polyclinic.common import __version__
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages

@@ -1,0 +1,1 @@
+"""Use of a model at the hospital, offline: received packages, predictions, recalibration."""

@@ -1,0 +1,1 @@
+"""A hospital leaves its federation."""
