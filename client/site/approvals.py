@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic.client.site.plans import (
     MOST_TEXT_BYTES,
+    TRAINING,
     PlanStore,
     read_authority,
     read_request_text,
@@ -52,7 +53,7 @@ DISCLOSURE_KEYS = (
     *("level", "parts", "statistics", "maximum_update_norm", "training_figures", "test_metrics", "test_each_round"),
     *("label_counts", "score_histograms", "smallest_count", "round_counts_to", "train_hidden_classes"),
     *("masked_only", "smallest_cohort", "rows_alone", "honest_sites", "metrics"),
-    *("epsilon", "delta", "privacy_unit", "metrics_outside_privacy"),
+    *("epsilon", "delta", "privacy_unit", "metrics_outside_privacy", "counts", "counts_epsilon"),
 )
 """Keys of the policy that decide what leaves. An approval holds while they have the values that the approver saw."""
 
@@ -106,6 +107,7 @@ class SiteApprovals:
         self._folder, self._state, self._site = folder, state, site
         self._disclosure = select_disclosure_policy(policy)
         self._awaited: dict[str, str] = {}  # hash -> kind of the texts that wait, since the program started
+        self._questions: dict[str, tuple[str, str]] = {}  # run of an approved question -> kind and hash of its text
         self.store = PlanStore(state)
 
     def decide_on_request(self, fields: Mapping[str, Any], site: "Site", text_of_run: str) -> ApprovalVerdict:
@@ -119,9 +121,10 @@ class SiteApprovals:
         if record in ASKS_NOTHING:
             return ApprovalVerdict("approval")
         if record in PARTS_OF_ROUND:
-            if not text_of_run:
+            kind, sha256 = self._questions.get(str(fields.get("run")), (TRAINING, text_of_run))
+            if not sha256:
                 return ApprovalVerdict(MISSING, "no plan of this run was approved")
-            return self.find_verdict("training", text_of_run)
+            return self.find_verdict(kind, sha256)
         request = read_request_text(fields)
         if request is None:
             return ApprovalVerdict("approval.kind", f"nobody can approve a {record} in this release")
@@ -131,6 +134,8 @@ class SiteApprovals:
         store_request_text(site, request)
         if verdict.reason:
             self._awaited[request.sha256] = request.kind
+        elif request.kind != TRAINING:
+            self._questions[str(fields.get("run"))] = (request.kind, request.sha256)
         return verdict
 
     def find_newly_approved_texts(self) -> list[str]:

@@ -20,13 +20,16 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.config import HospitalPlan
+from polyclinic.common.counts import CountQuestion
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL, WAITING_FOR_APPROVAL
 from polyclinic.common.wire.records import Refusal, RollCallAnswer
 from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest
 from tests.client.approvals import KHAN, PASSPHRASE, WEBER, Approver, add_approver, stored_plans, typed, write_approvers
 from tests.client.rounds import called, changed_plan, judged, log, plan, record_of, send, site, trained
+from tests.network.real import flwr_client
 
 PLAN = changed_plan(plan(), run={"name": "Lung findings", "purpose": "Does one model find what we miss?", "rounds": 2})
 SITE_TOML = """name = "north"
@@ -265,6 +268,22 @@ def test_a_stage_of_secure_aggregation_needs_the_approval_of_its_run(approved: H
     assert not called(approved.site, PLAN).has_error()
     approved.weber.deny(approved.folder, approved.plans[0])
     assert send(approved.site, f"query.{STAGES[KeysRequest]}", keys).error.code == DECLINED
+
+
+def ask_for_counts(at: Site, title: str) -> Message:
+    return send(at, "query.count", CountRequest("count-1", CountQuestion(title=title).model_dump_json()))
+
+
+def test_a_question_for_counts_needs_an_approval_of_its_own(approved: Hospital) -> None:
+    assert refused([ask_for_counts(approved.site, "How many?")])
+    (sha256,) = set(approved.plans) - {approved.decisions[0].parent.name}
+    shown = flwr_client("plans", "show", approved.folder, sha256[:12]).out
+    for words in ("How many?", "images and patients that show each class", "Nothing is trained"):
+        assert words in shown
+    assert approved.weber.approve(approved.folder, sha256[:12]).code == 0
+    assert record_of(ask_for_counts(approved.site, "How many?"), CountReply).tables
+    assert refused([ask_for_counts(approved.site, "How many? ")])
+    assert [line["approval"]["approver"] for line in log(approved.site) if "approval" in line] == [WEBER]
 
 
 def test_a_refusal_is_noted_without_an_approval(hospital: Hospital) -> None:
