@@ -13,10 +13,10 @@ import pytest
 from flwr.app import Message
 
 from polyclinic.client.approval.decide import TypedDecision, decide_on_text
-from polyclinic.client.connection.authority import AuthorityRecord
 from polyclinic.client.gate.gate import DECLINED
 from polyclinic.client.site import plans
 from polyclinic.client.site.approvals import SiteApprovals
+from polyclinic.client.site.authority_record import AuthorityRecord
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
