@@ -12,12 +12,13 @@ from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.gate.policy_rules import RequestedWork
 from polyclinic.client.preview.data_dictionary import MEANING, STATISTICS
 from polyclinic.client.site.authority_record import read_authority_record
-from polyclinic.client.site.plans import COUNT, TRAINING, StoredText
+from polyclinic.client.site.plans import COUNT, TRAINING, PlanStore, StoredText
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import MENU, parse_count_question
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -68,13 +69,31 @@ class PlanSection:
 def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
     """Return the description of a stored text; a text of a kind that this release does not know is shown as it came."""
     describe = DESCRIPTIONS.get(stored.facts.kind)
+    sections = [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
     if describe is not None:
         try:
-            return describe(stored, settings)
+            sections = describe(stored, settings)
         except (PlanRefused, BadInput) as error:
             problem = f"This release cannot read it: {make_printable_line(str(error))}"
-            return [PlanSection("Problem", (problem,)), _show_text(stored)]
-    return [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
+            sections = [PlanSection("Problem", (problem,)), _show_text(stored)]
+    decisions = tuple(_describe_decisions(stored, settings))
+    return [*sections, PlanSection("Decided so far; the last one counts", decisions)] if decisions else sections
+
+
+def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
+    """Yield a line for each decision on a text, oldest first, as its file says it."""
+    for path in PlanStore(settings.state_folder).list_decisions(stored.sha256):
+        try:
+            decision, _ = parse_decision(path.read_bytes())
+        except (OSError, DecisionFault) as error:
+            yield f"{path.name}: {error}"
+            continue
+        if decision.is_approval:
+            what = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
+            because = f"; purpose: {decision.purpose}" if decision.purpose else ""
+        else:
+            what, because = f"denied by {decision.approver}", f"; reason: {decision.reason}"
+        yield make_printable_line(f"{decision.time[:10]}: {what}{because}", 1200)
 
 
 def _show_text(stored: StoredText) -> PlanSection:

@@ -3,6 +3,8 @@
 import datetime as dt
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +13,10 @@ import pytest
 from flwr.app import Message
 
 from polyclinic.client.approval.decide import TypedDecision, decide_on_text
-from polyclinic.client.connection.authority import AuthorityRecord
 from polyclinic.client.gate.gate import DECLINED
 from polyclinic.client.site import plans
 from polyclinic.client.site.approvals import SiteApprovals
+from polyclinic.client.site.authority_record import AuthorityRecord
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
@@ -30,6 +32,7 @@ from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest
 from tests.client.approvals import KHAN, PASSPHRASE, WEBER, Approver, add_approver, stored_plans, typed, write_approvers
 from tests.client.rounds import called, changed_plan, judged, log, plan, record_of, send, site, trained
 from tests.network.real import flwr_client
+from tests.processes import ROOT
 
 PLAN = changed_plan(plan(), run={"name": "Lung findings", "purpose": "Does one model find what we miss?", "rounds": 2})
 SITE_TOML = """name = "north"
@@ -372,5 +375,20 @@ def test_a_plan_is_found_by_the_first_digits_of_its_hash(approved: Hospital) -> 
         "at most 2 rounds",
     ):
         assert word in words
+    assert shown["sections"]["Decided so far; the last one counts"][0].endswith("Does one model find what we miss?")
     assert typed("plans", "show", approved.folder, "000000").code == 2
     assert typed("plans", "show", approved.folder, sha256[:3]).code == 2
+
+
+def test_where_approval_is_off_no_module_of_it_is_loaded() -> None:
+    names = (
+        "polyclinic.client.approval",
+        "polyclinic.client.site.approvals",
+        "polyclinic.common.security.plan_decisions",
+    )
+    program = (
+        "import sys, polyclinic.client.cli, polyclinic.client.connection.service, polyclinic.client.site.settings\n"
+    )
+    program += f"print([name for name in sys.modules if name.startswith({names!r})])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
