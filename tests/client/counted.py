@@ -1,13 +1,15 @@
-"""Hospitals with made-up patients for tests of counts, and a reader who attacks what they tell by an integer program."""
+"""Hospitals with made-up patients for tests of counts, and a reader who attacks their answers by integer programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
@@ -16,9 +18,10 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.counts import CountQuestion
+from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
-from polyclinic.common.wire.flower_messages import make_request
+from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.data.base.attributes import ImageAttributes
 from polyclinic.data.base.image_set import ImageSet
 
@@ -42,7 +45,8 @@ def made_images(
     shares = random.uniform(0.01, 0.5, len(class_names))
     shown = random.random((everybody, len(class_names))) < shares
     if one_class_each:
-        shown = np.eye(len(class_names), dtype=bool)[random.choice(len(class_names), everybody, p=shares / shares.sum())]
+        one = random.choice(len(class_names), everybody, p=shares / shares.sum())
+        shown = np.eye(len(class_names), dtype=bool)[one]
     labels = shown[patients].astype(np.float32)
     if not one_class_each:
         labels[random.random(labels.shape) < 0.02] = np.nan
@@ -121,14 +125,19 @@ def true_cells(images: ImageSet) -> dict[Cell, tuple[int, int]]:
 
     words = {1.0: "present", 0.0: "absent"}
     for row in range(len(images)):
-        states = {name: words.get(float(images.labels[row, at]), "not annotated") for at, name in enumerate(images.class_names)}
+        states = {
+            name: words.get(float(images.labels[row, at]), "not annotated")
+            for at, name in enumerate(images.class_names)
+        }
         add_unit(states, value_of(row), 1)
     for name, row in first.items():
         labels = images.labels[rows[name]]
         states = {}
         for at, of_class in enumerate(images.class_names):
             column = labels[:, at]
-            states[of_class] = "present" if (column == 1).any() else "absent" if (column == 0).any() else "not annotated"
+            states[of_class] = (
+                "present" if (column == 1).any() else "absent" if (column == 0).any() else "not annotated"
+            )
         stated = [str(sex) for sex in images.attributes.sex[rows[name]] if sex]
         add_unit(states, value_of(row) | {"sex": stated[0] if stated else "not stated"}, 0)
     return {key: (patients, pictures) for key, (patients, pictures) in cells.items()}
@@ -185,7 +194,12 @@ class Reader:
         rows = np.arange(len(self.states))
         if table == "combinations":
             shown = set(value.split(" + ")) - {"no class"}
-            fits = [{n for n, s in zip(self.class_names, row, strict=True) if s == "present"} == shown for row in self.states]
+            # Combinations are of the classes that the hospital tells.
+            visible = {key[1] for key in self.told if key[0] == "class"}
+            fits = []
+            for states in self.states:
+                own = {name for name, one in zip(self.class_names, states, strict=True) if one == "present"}
+                fits.append(own & visible == shown)
             return rows[np.array(fits)]
         if name:
             place = self.class_names.index(name)
@@ -196,25 +210,106 @@ class Reader:
         values = self.values[attribute]
         return self.starts[attribute] + rows * len(values) + values.index(value)
 
-    def find_range(self, cell: Cell, whole: bool = True) -> tuple[float, float]:
+    def find_range(self, cell: Cell, *, whole: bool = True) -> tuple[float, float]:
         """The smallest and the largest number that a count can have."""
-        at = self.unknowns(cell)
-        lengths = [len(places) for places, *_ in self.rows]
-        matrix = csr_matrix(
-            (
-                np.concatenate([factors for _, factors, _, _ in self.rows]),
-                (np.repeat(np.arange(len(self.rows)), lengths), np.concatenate([places for places, *_ in self.rows])),
-            ),
-            shape=(len(self.rows), self.size),
-        )
-        known = LinearConstraint(matrix, [row[2] for row in self.rows], [row[3] for row in self.rows])
-        ends = list[float]()
-        for sign in (1.0, -1.0):
-            objective = np.zeros(self.size)
-            objective[at] = sign
-            bounds = Bounds(0, 10_000)
-            kind = np.ones(self.size, np.int64) if whole else np.zeros(self.size, np.int64)
-            found = milp(objective, integrality=kind, bounds=bounds, constraints=[known])
-            assert found.status == 0, found.message
-            ends.append(sign * found.fun)
-        return ends[0], ends[1]
+        return find_range_of_sum(self.rows, self.size, self.unknowns(cell), whole=whole)
+
+
+Row = tuple[np.ndarray, np.ndarray, float, float]
+"""Unknowns, their factors, and the range of the sum."""
+
+
+def find_range_of_sum(rows: Sequence[Row], size: int, at: np.ndarray, *, whole: bool = True) -> tuple[float, float]:
+    """The smallest and the largest sum of some unknowns, by an integer program (or a linear one)."""
+    lengths = [len(places) for places, *_ in rows]
+    places = np.repeat(np.arange(len(rows)), lengths), np.concatenate([row[0] for row in rows])
+    matrix = csr_matrix((np.concatenate([row[1] for row in rows]), places), shape=(len(rows), size))
+    known = LinearConstraint(matrix, [row[2] for row in rows], [row[3] for row in rows])
+    ends = list[float]()
+    for sign in (1.0, -1.0):
+        objective = np.zeros(size)
+        objective[at] = sign
+        kind = np.full(size, int(whole), np.int64)
+        found = milp(objective, integrality=kind, bounds=Bounds(0, 10_000), constraints=[known])
+        assert found.status == 0, found.message
+        ends.append(sign * found.fun)
+    return ends[0], ends[1]
+
+
+@dataclass
+class ReaderOfSums:
+    """A reader of sums over hospitals, who knows which hospitals hide which counts: more than the sums say.
+
+    Attributes:
+        readers: Hospital -> what is known of it alone: nothing is told, and which hidden numbers are small.
+        sums: Count -> the hospitals in the sum, and the sum.
+    """
+
+    readers: Mapping[str, Reader]
+    sums: Mapping[Cell, tuple[Sequence[str], int]]
+
+    def __post_init__(self) -> None:
+        self.starts, self.size, self.rows = dict[str, int](), 0, list[Row]()
+        for name, reader in self.readers.items():
+            self.starts[name] = self.size
+            self.rows += [(at + self.size, *rest) for at, *rest in reader.rows]
+            self.size += reader.size
+        for cell, (names, number) in self.sums.items():
+            at = np.concatenate([self.starts[name] + self.readers[name].unknowns(cell) for name in names])
+            self.rows.append((at, np.ones(len(at)), number, number))
+
+    def find_range(self, name: str, cell: Cell) -> tuple[float, float]:
+        """The smallest and the largest number that one hospital's count can have."""
+        at = self.starts[name] + self.readers[name].unknowns(cell)
+        return find_range_of_sum(self.rows, self.size, at)
+
+
+# ---------------------------------------------------------------------- several hospitals
+
+
+class HospitalsGrid(Grid):
+    """A Flower ``Grid`` whose sites are hospitals' apps in this process.
+
+    Attributes:
+        apps: Name -> the app; the first one is node 2.
+    """
+
+    def __init__(self, apps: Mapping[str, ClientApp]) -> None:
+        self.apps = dict(apps)
+        self._nodes = {name: node for node, name in enumerate(sorted(apps), 2)}
+        self._pushed = dict[str, Message]()
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [self._nodes[name] for name in self.apps]
+
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+        names = []
+        for message in messages:
+            names.append(str(len(self._pushed)))
+            self._pushed[names[-1]] = replace_metadata(message, message_id=names[-1], run_id=1, src_node_id=1)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
+        by_node = {node: self.apps[name] for name, node in self._nodes.items() if name in self.apps}
+        replies = []
+        for name in message_ids:
+            message = self._pushed[name]
+            node = message.metadata.dst_node_id
+            try:
+                replies.append(by_node[node](message, Context(1, node, {}, RecordDict(), {})))
+            except (ValueError, BadInput) as error:
+                replies.append(Message(Error(2, str(error)), reply_to=message))
+        return replies
