@@ -61,6 +61,7 @@ app.command("record")(print_record)
 app.add_typer(slurm_app, name="slurm")
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+_OWN_FIGURES = "figures of this hospital's patients, readable by you only. It was sent to nobody."
 _PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 Planned = Annotated[
@@ -374,6 +375,59 @@ def preview_images(
 
     page = write_class_samples_page(folder, out or folder / "preview.html", planned, each)
     _plain(f"{page}: {_PRIVATE_PAGE}")
+
+
+@app.command("evaluate")
+def evaluate_models_at_site(
+    folder: Folder,
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="Folder of a run, ONNX file of a run, or MODEL.toml of another model."),
+    ],
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="COLUMN", help="Subgroups by a column, e.g. sex or age:0,40,65. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for the page; DIR/evaluation otherwise.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All images, also those that runs of this site train on.")
+    ] = False,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option("--trust", metavar="FILE", help="A .pt2 file that may run programs of its author. Repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score models on this hospital's own test images, class by class. Nothing leaves, and nothing is trained.
+
+    Example: flwr-client evaluate north runs/nih chexnet.toml --by sex
+    """
+    from polyclinic.client.site.site_file import read_site_with_faults
+    from polyclinic.common.errors import raise_faults
+    from polyclinic.common.evaluation.foreign import find_model_file
+    from polyclinic.common.evaluation.groups import parse_grouping
+    from polyclinic.common.system.files import find_output_folder_faults
+
+    read_site_with_faults(folder)  # before torch is imported
+    raise_faults([] if out is None else find_output_folder_faults(out))
+    groupings = [parse_grouping(text) for text in by or ()]
+    trusted = frozenset(path.resolve() for path in trust or ())
+    files = [find_model_file(path, trusted) for path in models]
+    from polyclinic.client.evaluation.site import evaluate_at_site
+    from polyclinic.common.evaluation.page import write_evaluation_folder
+    from polyclinic.common.evaluation.results import format_for_terminal, make_json
+
+    tell = make_event_printer(EscapingConsole(stderr=True))
+    evaluation = evaluate_at_site(folder, files, groupings, every=every, tell=tell)
+    title = f"Models on images of {evaluation.data[0].name}"
+    page = write_evaluation_folder(evaluation, out or folder / "evaluation", title, private=True)
+    if as_json:
+        print(format_as_json_text(make_json(evaluation), indent=2))
+        return
+    console.print(format_for_terminal(evaluation))
+    _plain(f"{page}: {_OWN_FIGURES}")
 
 
 @app.command("status")

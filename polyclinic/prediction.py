@@ -69,8 +69,9 @@ def predict_images(
 
 
 def _predict_from_array(folder: Path, network: SplitNetwork, images: NDArray[Any]) -> NDArray[np.float32]:
+    from polyclinic.common.models.scoring import compute_picture_probabilities
     from polyclinic.data.images.bands import scale_values_to_8_bits
-    from polyclinic.server.export.prediction import choose_model_image_format, compute_picture_probabilities
+    from polyclinic.server.export.prediction import choose_model_image_format
 
     if not images.size:
         raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])

@@ -5,16 +5,16 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from polyclinic.common.reporting.figure import draw_figure
+from polyclinic.common.reporting.plot import Axis, Plot
+from polyclinic.common.reporting.svg import BLUE, INK, VERMILION
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_number,
     format_signed,
     join_as_english_list,
 )
-from polyclinic.server.reporting.figure import draw_figure
 from polyclinic.server.reporting.page import write_template_page
-from polyclinic.server.reporting.plot import Axis, Plot
-from polyclinic.server.reporting.svg import BLUE, INK, VERMILION
 from polyclinic.studies.benchmark_results import (
     BenchmarkResult,
     MeanAurocWithInterval,

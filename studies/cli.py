@@ -19,6 +19,8 @@ os.environ.update(
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -539,9 +541,13 @@ def predict_images(
 
 @app.command("evaluate")
 def evaluate_model(
-    folder: ModelFolder,
-    data: Annotated[
-        Path, typer.Argument(help="npz file, experiment or site.toml (their test part), or csv beside pictures.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL... DATA...",
+            help="Models: run folders, ONNX files of runs, MODEL.toml of others. Then data: experiments or site.toml "
+            "files (their test parts); for one run alone also an npz file, or a csv beside pictures.",
+        ),
     ],
     classes: Annotated[
         str,
@@ -558,16 +564,39 @@ def evaluate_model(
             help="The csv's column of patients, of an npz file \"patient\" for test_patient; the run's own by default.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="New csv file: a row for each class.")] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="COLUMN", help="Subgroups by a column, e.g. sex or age:0,40,65. Repeatable."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All images, also those of the training parts.")] = False,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option("--trust", metavar="FILE", help="A .pt2 file that may run programs of its author. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="For one run on one data set: new csv file. Otherwise: new folder with a page."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Score a saved model on labelled images, class by class, with 95 % intervals.
+    """Score models on labelled images, class by class, with 95 % intervals; several models are compared.
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
+
+    Several: flwr-sim evaluate runs/nih chexnet.toml north/site.toml south/site.toml --by sex --out evaluated
     """
+    from polyclinic.common.evaluation.foreign import is_foreign_model_path
+
+    if len(paths) != 2 or by or every or any(map(is_foreign_model_path, paths)):
+        csv_options = {"--classes": classes, "--images": images}
+        csv_options |= {"--image-column": image_column, "--patient-column": patient_column}
+        asked = SeveralModels(tuple(paths), tuple(by or ()), tuple(trust or ()), every, out)
+        _evaluate_several_models(asked, [key for key, value in csv_options.items() if value], yes=yes, as_json=as_json)
+        return
     from polyclinic.server.export.preflight import EvaluationInput, refuse_unlabelled_input, refuse_wrong_model_paths
 
+    folder, data = paths
     refuse_wrong_model_paths(folder, data, out)
     labelled = EvaluationInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
     refuse_unlabelled_input(folder, labelled)  # before torch is imported
@@ -586,6 +615,56 @@ def evaluate_model(
 
         console.print(evaluation.format_model_evaluation(result))
         console.print(format_model_limitations(folder, tuple(evaluation.list_evaluation_limitations(result))), end="")
+
+
+@dataclass(frozen=True)
+class SeveralModels:
+    """Arguments of ``evaluate`` with several models, models of others, several data sets, or subgroups."""
+
+    paths: tuple[Path, ...]
+    by: tuple[str, ...]
+    trust: tuple[Path, ...]
+    every: bool
+    out: Path | None
+
+
+def _evaluate_several_models(asked: SeveralModels, csv_options: Sequence[str], *, yes: bool, as_json: bool) -> None:
+    """Score several models, and write their page.
+
+    Args:
+        csv_options: The options of csv and npz files that the user wrote.
+    """
+    from polyclinic.common.evaluation.foreign import find_model_file, is_model_path
+    from polyclinic.common.evaluation.groups import parse_grouping
+    from polyclinic.common.system.files import find_output_folder_faults
+    from polyclinic.server.export.preflight import find_data_to_score_faults
+
+    models = [path for path in asked.paths if is_model_path(path)]
+    data = [path for path in asked.paths if path not in models]
+    raise_faults(find_data_to_score_faults(models, data, csv_options))
+    raise_faults([] if asked.out is None else find_output_folder_faults(asked.out))
+    groupings = [parse_grouping(text) for text in asked.by]
+    trusted = frozenset(path.resolve() for path in asked.trust)
+    files = [find_model_file(path, trusted) for path in models]
+    from polyclinic.server.outbound_hosts import ask_for_data
+
+    with ExitStack() as hosts:
+        for path in data:
+            hosts.enter_context(ask_for_data(path, yes=yes))
+        from polyclinic.common.evaluation.page import write_evaluation_folder
+        from polyclinic.common.evaluation.results import format_for_terminal, make_json
+        from polyclinic.server.export.several_models import evaluate_several_models
+
+        evaluation = evaluate_several_models(files, data, groupings, every=asked.every)
+    page = None
+    if asked.out is not None:
+        page = write_evaluation_folder(evaluation, asked.out, "Models on labelled images", private=False)
+    if as_json:
+        print(format_as_json_text(make_json(evaluation), indent=2))
+        return
+    console.print(format_for_terminal(evaluation))
+    if page is not None:
+        console.print(str(page), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("weights")

@@ -11,6 +11,7 @@ from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.metrics.holm import adjust_by_holm
 from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
@@ -36,7 +37,6 @@ from polyclinic.studies.statistics import (
     FEWEST_SEEDS,
     PairedTest,
     Scores,
-    adjust_by_holm,
     are_differences_equal,
     compare_classes_and_seeds,
     compare_over_classes,

@@ -8,13 +8,13 @@ from urllib.parse import quote
 from markupsafe import Markup
 from rich.console import Group
 
+from polyclinic.common.reporting.figure import ROW, draw_figure, make_line_entry, make_marker_entry
+from polyclinic.common.reporting.fitted_table import FittedTable
+from polyclinic.common.reporting.plot import Axis, Plot
+from polyclinic.common.reporting.svg import DOTTED, RULE, SeriesStyle, choose_series_styles
 from polyclinic.common.system.plain_text import format_number, format_signed
-from polyclinic.server.reporting.figure import ROW, draw_figure, make_line_entry, make_marker_entry
-from polyclinic.server.reporting.fitted_table import FittedTable
 from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
-from polyclinic.server.reporting.plot import Axis, Plot
 from polyclinic.server.reporting.run_figures import BAND, CHANCE, label_class_rows, measure_class_rows
-from polyclinic.server.reporting.svg import DOTTED, RULE, SeriesStyle, choose_series_styles
 from polyclinic.server.runs.reader import RunFolderContent
 from polyclinic.studies import claims
 from polyclinic.studies.claims import MEASURE_NAMES, format_markdown_table, format_mean_and_sd, format_p_value

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from polyclinic.common.metrics.holm import adjust_by_holm
+
 ALPHA = 0.05
 FEWEST_PAIRS = 3
 FEWEST_SEEDS = 3
@@ -107,17 +109,6 @@ def compute_paired_test(pairs: NDArray[np.float64], generator: np.random.Generat
 def are_differences_equal(differences: NDArray[np.float64]) -> bool:
     """Return True if all differences are equal except for rounding."""
     return bool(np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())))
-
-
-def adjust_by_holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust p-values for multiple testing (Holm, Scand. J. Statist. 1979); ``None`` stays and does not count."""
-    ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
-    adjusted: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, index) in enumerate(ascending):
-        largest = max(largest, min(1.0, p * (len(ascending) - rank)))
-        adjusted[index] = largest
-    return adjusted
 
 
 def correct_family_by_holm(tests: Sequence[PairedTest]) -> list[PairedTest]:

@@ -8,12 +8,12 @@ from markupsafe import Markup
 from scipy.stats import t
 
 from polyclinic.common.metrics.multi_class import estimate_accuracy_density
+from polyclinic.common.reporting.figure import LegendEntry, draw_figure, make_line_entry
+from polyclinic.common.reporting.plot import Axis, Plot, replace_none_by_nan
+from polyclinic.common.reporting.svg import DASH_DOTTED, DASHED, DOTTED, SOLID, SeriesStyle, choose_series_styles
 from polyclinic.common.system.plain_text import format_count_with_noun, format_number, format_rounds, format_signed
-from polyclinic.server.reporting.figure import LegendEntry, draw_figure, make_line_entry
 from polyclinic.server.reporting.page import write_template_page
-from polyclinic.server.reporting.plot import Axis, Plot, replace_none_by_nan
 from polyclinic.server.reporting.run_figures import make_round_axis
-from polyclinic.server.reporting.svg import DASH_DOTTED, DASHED, DOTTED, SOLID, SeriesStyle, choose_series_styles
 from polyclinic.studies import claims
 from polyclinic.studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
 from polyclinic.studies.comparison import NO_BETTER_ROUND

@@ -179,6 +179,11 @@ class ResampledAurocs:
         lowest, highest = float(mean - factor * max(mean - low, 0.0)), float(mean + factor * max(high - mean, 0.0))
         return max(lowest, 0.0), min(highest, 1.0)
 
+    @property
+    def mean_auroc(self) -> EstimateWithInterval:
+        """The mean AUROC over the classes, with its interval."""
+        return EstimateWithInterval(float(self.observed.mean()), self.interval_of_mean_auroc)
+
     def select_classes(self, classes: slice) -> "ResampledAurocs":
         """Return the AUROCs and intervals of a slice of the classes."""
         return ResampledAurocs(self.observed[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
@@ -206,24 +211,30 @@ def compare_mean_aurocs(
     ranked = [RankedClassScores.from_scores(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
     resampled = ResampledAurocs.from_ranked_classes(ranked, patients, generator)
     models = [resampled.select_classes(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
-    means = [EstimateWithInterval(float(model.observed.mean()), model.interval_of_mean_auroc) for model in models]
-    drawn = [model.drawn.mean(axis=0) for model in models]
+    means = [model.mean_auroc for model in models]
+    return means, [compare_resampled_aurocs(model, models[0]) for model in models[1:]]
+
+
+def compare_resampled_aurocs(model: ResampledAurocs, reference: ResampledAurocs) -> EstimateWithInterval:
+    """Return the mean AUROC of a model minus that of a reference, on the same images and resamples.
+
+    The interval is that of :func:`compare_mean_aurocs`.
+    """
 
     def compute_interval_reach(up: float, down: float, correlation: float) -> float:
         return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
 
-    first, differences = means[0], list[EstimateWithInterval]()
-    for mean, of_model in zip(means[1:], drawn[1:], strict=True):
-        value = mean.value - first.value
-        varies = min(float(np.std(of_model)), float(np.std(drawn[0]))) > 1e-12
-        correlation = float(np.corrcoef(of_model, drawn[0])[0, 1]) if varies else 0.0
-        below = compute_interval_reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
-        above = compute_interval_reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
-        low, high = _compute_interval_hull(
-            _compute_percentile_interval(of_model - drawn[0]), (value - below, value + above)
-        )
-        differences.append(EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0))))
-    return means, differences
+    mean, first = model.mean_auroc, reference.mean_auroc
+    drawn, of_reference = model.drawn.mean(axis=0), reference.drawn.mean(axis=0)
+    value = mean.value - first.value
+    varies = min(float(np.std(drawn)), float(np.std(of_reference))) > 1e-12
+    correlation = float(np.corrcoef(drawn, of_reference)[0, 1]) if varies else 0.0
+    below = compute_interval_reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
+    above = compute_interval_reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
+    low, high = _compute_interval_hull(
+        _compute_percentile_interval(drawn - of_reference), (value - below, value + above)
+    )
+    return EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
 def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> Interval:

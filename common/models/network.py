@@ -220,16 +220,25 @@ class SplitNetwork(nn.Module):
 
 def convert_pixels_for_backbone(images: Tensor, spec: ModelSpec) -> Tensor:
     """Convert float pixels 0..255 to a backbone's channels and image size, without normalisation."""
-    pixels = images
-    if (images.shape[1], spec.channels) == (1, 3):
-        pixels = images.expand(-1, spec.channels, -1, -1)
-    elif images.shape[1] != spec.channels:
-        assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
-        pixels = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
-    size = (spec.image_size, spec.image_size)
+    return convert_pixels(images, spec.channels, spec.image_size)
+
+
+def convert_pixels(images: Tensor, channels: int, image_size: int) -> Tensor:
+    """Convert float pixels 0..255 ``(batch, 1 or 3, height, width)`` to a number of channels and a square size."""
+    pixels, size = convert_channels(images, channels), (image_size, image_size)
     if pixels.shape[2:] != size:
         pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
     return pixels
+
+
+def convert_channels(images: Tensor, channels: int) -> Tensor:
+    """Convert float pixels ``(batch, 1 or 3, height, width)`` to a number of channels; grey is the luminance."""
+    if (images.shape[1], channels) == (1, 3):
+        return images.expand(-1, channels, -1, -1)
+    if images.shape[1] == channels:
+        return images
+    assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
+    return (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
 def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:

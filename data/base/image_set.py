@@ -203,6 +203,7 @@ class ImageSet:
         white_of_dark: The value that is probably white if the data set's pictures are nearly black; 0 if they are not
             (:mod:`polyclinic.data.base.dark_pictures`). All parts have the same.
         attributes: Sex, age, year and device of each image; None if nothing is known of them.
+        lines: int32 ``(n,)``, the line of the label table in which each image stands; None without a table.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -219,6 +220,7 @@ class ImageSet:
     shared: tuple[SharedPicture, ...] = ()
     white_of_dark: int = 0
     attributes: ImageAttributes | None = None
+    lines: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -276,6 +278,7 @@ class ImageSet:
             patients=self.patients[index],
             sources=self.sources[index],
             attributes=None if self.attributes is None else self.attributes.select_rows(index),
+            lines=None if self.lines is None else self.lines[index],
         )
 
     def select_label_columns(self, class_names: tuple[str, ...]) -> "ImageSet":
@@ -305,6 +308,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
     No picture is copied if all sets use the same store.
     """
     shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
+    lines = [images.lines for images in sets if images.lines is not None]
     every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
     attributes = [images.attributes for images in sets if images.attributes is not None]
     return replace(
@@ -314,6 +318,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
         labels=np.concatenate([images.labels for images in sets]),
         patients=np.concatenate([images.patients for images in sets]),
         sources=np.concatenate([images.sources for images in sets]),
+        lines=np.concatenate(lines) if len(lines) == len(sets) else None,
         skipped=tuple(skip for images in sets for skip in images.skipped),
         notes=tuple(dict.fromkeys(note for images in sets for note in images.notes)),
         omissions=tuple(dict.fromkeys(sentence for images in sets for sentence in images.omissions)),

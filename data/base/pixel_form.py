@@ -8,7 +8,7 @@ are read as those of the training were.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,7 @@ RENDERING_KEYS = tuple(
     option.name for option in dataclasses.fields(PictureRenderingOptions) if option.name not in LIMITS
 )
 """Rendering options that change pixels; an option that a release adds is among them."""
+DatasetSpecT = TypeVar("DatasetSpecT", bound=BaseDatasetSpec)
 KEYS = ("color", "image_size", "resize", *RENDERING_KEYS)
 """The keys of ``[data]`` that decide how images become pixels."""
 OWN = "own"
@@ -175,3 +176,25 @@ def check_pixel_table(table: Mapping[str, Any]) -> dict[str, Any]:
     if faults:
         raise ValueError("; ".join(faults))
     return {**checked, **({OWN: sorted(free_keys)} if free_keys else {})}
+
+
+def read_as_trained(spec: DatasetSpecT, form: PixelForm | None) -> DatasetSpecT:
+    """Return the settings of a data set, changed so that its images are read as those of the training.
+
+    Keys that say how the samples of a file are stored, such as ``bit_depth``, stay where they are set.
+
+    Args:
+        form: How the images of the training became pixels; None if the model does not say it.
+    """
+    if form is None:
+        return spec
+    keys: dict[str, Any] = {"image_size": form.height, "resize": form.resize, "color": form.color}
+    if form.resize is None:
+        del keys["resize"]
+    if form.height != form.width:
+        del keys["image_size"]
+    if form.decoded:
+        for key in RENDERING_KEYS:
+            own, trained = getattr(spec, key, None), getattr(form.rendering_options, key)
+            keys[key] = own if key in FILE_KEYS and own is not None else trained
+    return spec.model_copy(update={key: value for key, value in keys.items() if key in type(spec).model_fields})

@@ -92,6 +92,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         reader=archive,
         attributes=None if cells.attributes is None else cells.attributes.select_rows(rows),
         attribute_notes=cells.attribute_notes,
+        lines=columns.lines[rows],
     )
     # Rows without an image take part in the split, and are left out afterwards.
     table = assign_split_parts(table, spec)

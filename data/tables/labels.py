@@ -137,6 +137,7 @@ class LabelTable:
         reader: Reads the images.
         attributes: Sex, age, year and device of each row; None if the settings name no column of them.
         attribute_notes: Remarks for the user about cells of these columns that say nothing.
+        lines: int32 ``(n,)``, the line of the table in which each row begins; None if it is not known.
     """
 
     files: LazyPicturePaths
@@ -152,6 +153,7 @@ class LabelTable:
     reader: PictureReader = FROM_DISK
     attributes: ImageAttributes | None = None
     attribute_notes: tuple[str, ...] = ()
+    lines: NDArray[np.int32] | None = None
 
     @property
     def omissions(self) -> tuple[str, ...]:
@@ -225,6 +227,7 @@ class LabelTable:
             sources=self.sources[index],
             parts=self.parts[index],
             attributes=None if self.attributes is None else self.attributes.select_rows(index),
+            lines=None if self.lines is None else self.lines[index],
         )
 
 
@@ -327,6 +330,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         omissions=table.omissions,
         drops_color=decoded.drops_color,
         attributes=readable.attributes,
+        lines=readable.lines,
     )
     parts, names = [], []
     for part in PARTS:
@@ -397,6 +401,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         joined_patients=cells.joined_patients,
         attributes=cells.attributes,
         attribute_notes=cells.attribute_notes,
+        lines=columns.lines,
     )
     distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)

@@ -53,6 +53,7 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
         labels=labels,
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
+        lines=columns.lines,
     )
     if spec.train_val_list is None or spec.test_list is None:
         table = split_label_table(table, spec.split_seed)
@@ -124,6 +125,7 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
         labels=labels,
         class_names=CHEXPERT_CLASSES,
         patients=np.array([str(int(name[len("patient") :])) for name in patients]),
+        lines=columns.lines,
     )
     return drop_missing_files(split_label_table(table, spec.split_seed), spec)
 
@@ -152,6 +154,7 @@ def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
         labels=parse_label_columns(columns, classes, LabelColumnRules(spec.uncertain, spec.blank, "data.labels")),
         class_names=classes,
         patients=columns["subject_id"],
+        lines=columns.lines,
     )
     parted = split_label_table(table, spec.split_seed) if spec.split == "patients" else table
     return drop_missing_files(parted, spec)
@@ -192,7 +195,11 @@ def _select_table_rows(columns: CsvTable, index: NDArray[np.bool_], what: str) -
 
 
 def _make_unsplit_table(
-    files: LazyPicturePaths, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
+    files: LazyPicturePaths,
+    labels: NDArray[np.float32],
+    class_names: tuple[str, ...],
+    patients: Names,
+    lines: NDArray[np.int32],
 ) -> LabelTable:
     """Create a table without centres, all in the test part until it is split.
 
@@ -201,4 +208,5 @@ def _make_unsplit_table(
     """
     count = len(files)
     raise_faults(find_patient_name_faults("data.labels", patients))
-    return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))
+    sources, parts = np.full(count, ""), np.full(count, "test")
+    return LabelTable(files, labels, class_names, patients, sources, parts, lines=lines)

@@ -27,8 +27,12 @@ from polyclinic.common.metrics.bootstrap import AurocIntervals, Interval, bootst
 from polyclinic.common.metrics.calibration import DecisionCounts, count_decisions
 from polyclinic.common.models.network import SplitNetwork, select_head_row_labels
 from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.patients.opt_out import OptOutSource, leave_out_patients
 from polyclinic.common.patients.parts import PatientPartMemory
+from polyclinic.common.reporting.fitted_table import FittedTable
+from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
+from polyclinic.common.system.csv_text import Cell, format_rows_as_csv
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_interval,
@@ -44,7 +48,7 @@ from polyclinic.data.base.image_set import (
     concatenate_image_sets,
     describe_skipped_images,
 )
-from polyclinic.data.base.pixel_form import FILE_KEYS, RENDERING_KEYS, PixelForm
+from polyclinic.data.base.pixel_form import read_as_trained
 from polyclinic.data.base.spec import BaseDatasetSpec, FolderDatasetSpec, NpzDatasetSpec
 from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset, refuse_test_set_without_model_class
@@ -52,7 +56,6 @@ from polyclinic.data.sources.npz import load_npz_test_part
 from polyclinic.data.sources.npz_file import read_npz_headers
 from polyclinic.data.tables.columns import choose_image_column, choose_patient_column
 from polyclinic.data.tables.csv import CsvTable
-from polyclinic.server.export.prediction import Cell, compute_picture_probabilities, format_rows_as_csv
 from polyclinic.server.export.preflight import (
     EvaluationInput,
     LabelledDataset,
@@ -62,8 +65,7 @@ from polyclinic.server.export.preflight import (
     read_labelled_csv_columns,
     read_labelled_dataset,
 )
-from polyclinic.server.reporting.fitted_table import FittedTable
-from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS, explain_missing_auroc, warn_about_few_images
+from polyclinic.server.reporting.run_claims import explain_missing_auroc
 from polyclinic.server.runs.reader import RunSummary, read_run
 
 ALL_OF = "all of "
@@ -152,7 +154,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
         described = read_labelled_dataset(data)
         splits = load_dataset(read_as_trained(described.spec, form), described.base, open_user_image_store())
         vocabulary = read_model_description(folder).vocabulary or {}
-        images = merge_words_of_classes(_select_hospital_test_part(splits, described), vocabulary)
+        images = merge_words_of_classes(select_hospital_images(splits, described), vocabulary)
         return images, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
@@ -192,17 +194,20 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: EvaluationI
     ).test, f"the test part of {data.name}, as the run split it"
 
 
-def _select_hospital_test_part(splits: DatasetSplits, described: LabelledDataset) -> ImageSet:
+def select_hospital_images(splits: DatasetSplits, described: LabelledDataset, *, every: bool = False) -> ImageSet:
     """Return the test part; of a hospital's site.toml, as its program has it.
 
     That is: every patient in the part that the site remembers, no patient who opted out, and the classes that the site
     annotates, by the names that it gives them in the federation.
 
+    Args:
+        every: True for the images of all parts.
+
     Raises:
         BadInput: If the site's memory is damaged, nobody knows who opted out, or ``annotates`` names no class.
     """
     if described.state is None:
-        return splits.test
+        return concatenate_image_sets(splits.parts) if every else splits.test
     # Of parts that the hospital gives itself, none differs from those that are remembered: its program refuses that.
     given = described.spec.kind == "npz" or bool(getattr(described.spec, "split_column", None))
     if not given:
@@ -210,29 +215,8 @@ def _select_hospital_test_part(splits: DatasetSplits, described: LabelledDataset
     splits, _ = leave_out_patients(splits, OptOutSource(described.base).require_identifiers())
     annotated = list_annotated_columns(splits.class_names, described.annotates, described.synonyms)
     raise_faults(find_foreign_column_faults(annotated, splits.class_names))
-    return select_annotated_classes(splits.test, described.annotates, described.synonyms)
-
-
-def read_as_trained(spec: DataT, form: PixelForm | None) -> DataT:
-    """Return the settings of a data set, changed so that its images are read as those of the training.
-
-    Keys that say how the samples of a file are stored, such as ``bit_depth``, stay where they are set.
-
-    Args:
-        form: How the images of the training became pixels; None if the model does not say it.
-    """
-    if form is None:
-        return spec
-    keys: dict[str, Any] = {"image_size": form.height, "resize": form.resize, "color": form.color}
-    if form.resize is None:
-        del keys["resize"]
-    if form.height != form.width:
-        del keys["image_size"]
-    if form.decoded:
-        for key in RENDERING_KEYS:
-            own, trained = getattr(spec, key, None), getattr(form.rendering_options, key)
-            keys[key] = own if key in FILE_KEYS and own is not None else trained
-    return spec.model_copy(update={key: value for key, value in keys.items() if key in type(spec).model_fields})
+    images = concatenate_image_sets(splits.parts) if every else splits.test
+    return select_annotated_classes(images, described.annotates, described.synonyms)
 
 
 def _parse_run_data_spec(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:

@@ -1,9 +1,6 @@
 """``flwr-sim predict``: write a model's probabilities as a csv file that is safe to open in a spreadsheet."""
 
-import csv
-import io
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +15,10 @@ from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.scoring import compute_picture_probabilities
+from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
-from polyclinic.common.system.plain_text import escape_unplain_characters
 from polyclinic.data.base.decoded_size import LARGEST_MB
-from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import RENDERING_KEYS, PixelForm
 from polyclinic.data.base.spec import (
     AS_IN_FILE,
@@ -34,7 +31,7 @@ from polyclinic.data.base.spec import (
     ValueRange,
     Window,
 )
-from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first, load_pixels_on_device
+from polyclinic.data.images.pixels import ImageTensors
 from polyclinic.data.images.reading import DecodedImageFormat, resize_images
 from polyclinic.data.sources.plugin import LabelledImages
 from polyclinic.server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
@@ -197,36 +194,3 @@ def describe_other_file_reading(folder: Path) -> str:
         "The run was trained on a data set of your own: files are read by Polyclinic's rules, not by the transforms of "
         "that data set, so orientation, contrast and size may differ."
     )
-
-
-def compute_picture_probabilities(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) -> NDArray[np.float32]:
-    """Return probabilities ``(n, classes)`` of uint8 images; use the GPU if there is one."""
-    if not len(images):
-        return np.zeros((0, len(network.class_names)), np.float32)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if isinstance(images, ImageSet):
-        pixels = load_pixels_on_device(images, device)
-    else:
-        pixels = ImageTensors(convert_to_channels_first(images), None, torch.device(device))
-    return compute_image_probabilities(move_network_to_device(network, device), pixels)
-
-
-Cell = str | float | None
-
-_FORMULA = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
-"""The place before a formula, whose sign may be a wide one: at the start of a cell, or after another separator. German
-spreadsheets cut a line at ``;``, also within quotes that do not open the line."""
-
-
-def format_rows_as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
-    """Return rows as csv in UTF-8; put an apostrophe before texts that a spreadsheet would execute as a formula."""
-
-    def escape_csv_cell(cell: Cell) -> Cell:
-        if isinstance(cell, str):
-            return _FORMULA.sub("'", escape_unplain_characters(cell))
-        return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)
-
-    lines = io.StringIO(newline="")
-    writer = csv.writer(lines, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerows(map(escape_csv_cell, row) for row in rows)
-    return lines.getvalue().encode()

@@ -165,6 +165,37 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
         raise_faults(find_class_column_faults(labelled.data, columns, class_names, finding_column, words))
 
 
+def find_data_to_score_faults(models: Sequence[Path], data: Sequence[Path], csv_options: Sequence[str]) -> list[Fault]:
+    """Return the faults of the arguments of ``evaluate`` with several models or data sets.
+
+    Args:
+        models, data: The paths of models and of data, as the user wrote them.
+        csv_options: Options of csv and npz files that the user wrote.
+
+    Raises:
+        BadInput: If a file that describes data has a fault.
+    """
+    faults = [Fault(path, "is for a csv or npz file that one run scores.", "Leave it out.") for path in csv_options]
+    if not models:
+        remedy = "Name a run's folder, an ONNX file of a run, or a MODEL.toml, before the images."
+        faults.append(Fault("evaluate", "no model is named.", remedy))
+    if not data:
+        remedy = "Name an experiment or a hospital's site.toml after the models."
+        faults.append(Fault("evaluate", "no labelled images are named.", remedy))
+    for path in data:
+        if not path.exists():
+            faults.append(make_missing_input_fault(path))
+        elif path.suffix != ".toml":
+            problem = "is scored by one run alone, without --by and --all."
+            remedy = (
+                "Describe it in a TOML file with a name and [data], as a hospital's site.toml does, and name that one."
+            )
+            faults.append(Fault(str(path), problem, remedy))
+        else:
+            read_labelled_dataset(path)
+    return faults
+
+
 @contextmanager
 def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
     """Within the context, replace ``[data]`` keys in errors by the command-line options that set them."""

@@ -8,9 +8,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, RocCurve, compute_wilson_interval
-from polyclinic.server.reporting.figure import ROW, LegendEntry, draw_figure
-from polyclinic.server.reporting.plot import Axis, Plot, Tick, replace_none_by_nan
-from polyclinic.server.reporting.svg import BLUE, DOTTED, INK, RULE, VERMILION
+from polyclinic.common.reporting.figure import ROW, LegendEntry, draw_figure
+from polyclinic.common.reporting.plot import Axis, Plot, Tick, replace_none_by_nan
+from polyclinic.common.reporting.svg import BLUE, DOTTED, INK, RULE, VERMILION
 
 COLUMNS, MOST_PANELS = 5, 25
 """Panels in a row, and in one figure."""

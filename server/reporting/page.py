@@ -1,21 +1,13 @@
-"""Write HTML pages from templates, with terms and formatting that several pages share."""
+"""Write the coordinator's HTML pages from templates, with terms and formatting that several pages share."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from markupsafe import Markup
-
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, FinalTestSummary
-from polyclinic.common.metrics.calibration import compute_wilson_interval
-from polyclinic.common.metrics.measured import format_value_with_error
-from polyclinic.common.system import plain_text
-from polyclinic.common.system.files import write_atomically
-from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_count, make_jinja_environment
+from polyclinic.common.reporting.page import TERMS, write_html_page
+from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.runs.reader import RunSummary
 
-CONTENTS = "<!-- contents -->"
 TEMPLATES = Path(__file__).parent / "templates"
 GROUP_TITLES = {
     "shared": "annotated by every site",
@@ -28,30 +20,14 @@ GROUP_TITLES = {
 def write_template_page(
     template: str, destination: Path, folder: Path = TEMPLATES, *, private: bool = False, **content: object
 ) -> Path:
-    """Render a template to an HTML file atomically; return ``destination``.
-
-    All texts are escaped except the style sheet and our own figures (``Markup``). Headings are numbered, and listed at
-    the template's ``contents``.
+    """Render a template as :func:`write_html_page` does, with the variables :data:`SHARED`; return ``destination``.
 
     Args:
         folder: Folder of the template, which may extend a template of this package.
         private: Let only the owner read the page.
-        content: Variables of the template, in addition to style, contents and :data:`SHARED`.
+        content: Further variables of the template.
     """
-    style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    source = make_jinja_environment(folder, TEMPLATES).get_template(template)
-    page = source.render(style=style, contents=Markup(CONTENTS), **SHARED, **content)
-    titles: list[str] = []
-
-    def number_html_heading(heading: re.Match[str]) -> str:
-        titles.append(heading[1])
-        return f'<h2 id="section-{len(titles)}">{heading[1]}</h2>'
-
-    page = re.sub(r"<h2>(.*?)</h2>", number_html_heading, page)
-    links = "".join(f'<li><a href="#section-{n}">{title}</a></li>\n' for n, title in enumerate(titles, start=1))
-    page = page.replace(CONTENTS, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
-    write_atomically(destination, page.encode(), private=private)
-    return destination
+    return write_html_page(template, destination, (folder, TEMPLATES), private=private, **{**SHARED, **content})
 
 
 @dataclass(frozen=True)
@@ -101,18 +77,8 @@ def describe_averaged_classes(test: FinalTestSummary) -> str:
     return f"{classes}; of AUROC, the {len(headline.classes)} that {FEWEST_POSITIVES} test images or more show"
 
 
-def format_share_with_interval(part: int, whole: int) -> str:
-    """Format a share of images in per cent with its 95 % Wilson score interval: ``"91 % (87–94)"``."""
-    if not whole:
-        return NOT_APPLICABLE
-    (low,), (high,) = compute_wilson_interval(np.array([part]), np.array([whole]))
-    return f"{part / whole:.0%} ({100 * low:.0f}–{100 * high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
-
-
-SHARED = {
-    "say": plain_text,
-    "figure": format_value_with_error,
-    "share": format_share_with_interval,
+SHARED: dict[str, object] = {
+    **TERMS,
     "count_or_hidden": format_count_or_bound,
     "classes_averaged": describe_averaged_classes,
 }

@@ -14,6 +14,7 @@ from polyclinic.common.metrics.auroc import (
 )
 from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
 from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
+from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_interval,
@@ -41,10 +42,6 @@ WITHHELD_BY_SITE = "its policy tells no such figures, or no class has both a pos
 STAYED_MASKED = "fewer sites tested it than a sum needs, so its counts stayed masked"
 THRESHOLDS_HEADING = "Thresholds chosen on validation images"
 """Heading of the page's table of thresholds."""
-UNKNOWN_PATIENTS = (
-    "The data does not say which images belong to one patient: images of one patient may be in training and in test "
-    "data, so that figures may be too good, and intervals are over images."
-)
 
 
 @dataclass(frozen=True)
@@ -606,18 +603,6 @@ def is_last_round_best(summary: RunSummary) -> bool:
     # Where every label says the same, the loss falls for ever, and no round ranks better than another.
     is_ranked = summary.test.mean_auroc is not None or bool(summary.test.withheld)
     return by_validation and is_ranked and not summary.last_model_because and 1 < summary.rounds == summary.best_round
-
-
-def warn_about_few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
-    """Yield a sentence if a class has few positive or few negative images.
-
-    Args:
-        images: Singular noun phrase for the kind of image, such as ``"test image"``.
-    """
-    least = min(positives, negatives)
-    if least < FEWEST_POSITIVES:
-        kind = "positive" if positives == least else "negative"
-        yield f"The figures for “{name}” rest on {format_count_with_noun(least, f'{kind} {images}')}."
 
 
 def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.measured import format_value_with_error as figure_text
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, estimate_accuracy_density
-from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
-from polyclinic.server.reporting.figure import ROW, LegendEntry, draw_figure, make_line_entry
-from polyclinic.server.reporting.page import AnnotatedClassGroup
-from polyclinic.server.reporting.plot import Axis, Plot, replace_none_by_nan
-from polyclinic.server.reporting.svg import (
+from polyclinic.common.reporting.figure import ROW, LegendEntry, draw_figure, make_line_entry
+from polyclinic.common.reporting.plot import Axis, Plot, replace_none_by_nan
+from polyclinic.common.reporting.svg import (
     BLUE,
     DASHED,
     DOTTED,
@@ -27,6 +25,8 @@ from polyclinic.server.reporting.svg import (
     VERMILION,
     choose_series_styles,
 )
+from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
+from polyclinic.server.reporting.page import AnnotatedClassGroup
 from polyclinic.server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
 
 CHANCE = 0.5

@@ -19,6 +19,7 @@ from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.models.network import Precision, find_network_build_faults
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.zoo.registry import describe_missing_batch_norm, find_plugin_network_faults
+from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
 from polyclinic.common.simulation import (
     POOLED,
     SimulatedData,
@@ -51,7 +52,6 @@ from polyclinic.server.federation.set_up import (
     record_data_hashes_or_refuse,
 )
 from polyclinic.server.reporting.live.server import serve_live_view_during_run
-from polyclinic.server.reporting.run_claims import UNKNOWN_PATIENTS
 from polyclinic.server.runs.live_status import CurrentRun
 from polyclinic.server.runs.progress import SilentRunProgress, make_run_progress
 from polyclinic.server.runs.reporter import RunReporter

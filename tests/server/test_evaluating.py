@@ -14,12 +14,12 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.patients.parts import PatientPartMemory
 from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.spec import DigitsDatasetSpec
 from polyclinic.data.base.splits import divide_splits_again
 from polyclinic.data.load import load_dataset
-from polyclinic.server.export.prediction import compute_picture_probabilities
 from polyclinic.server.export.preflight import read_labelled_dataset
 from tests.network.real import flwr_sim
 

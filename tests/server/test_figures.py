@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from polyclinic.server.reporting.figure import LegendEntry, draw_figure
-from polyclinic.server.reporting.plot import Axis, Frame, Plot, choose_ticks
-from polyclinic.server.reporting.svg import (
+from polyclinic.common.reporting.figure import LegendEntry, draw_figure
+from polyclinic.common.reporting.plot import Axis, Frame, Plot, choose_ticks
+from polyclinic.common.reporting.svg import (
     BLUE,
     MARKERS,
     choose_series_styles,

@@ -26,13 +26,14 @@ from polyclinic.common.models.network import build_network
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.system.terminal import EscapingConsole, make_event_printer, run_command_line_program
 from polyclinic.common.wire.canonical_bytes import RecordField
 from polyclinic.data.tables.csv import read_csv_table
 from polyclinic.server.deployment import status
 from polyclinic.server.export.evaluation import SavedModelEvaluation, evaluation_as_csv
-from polyclinic.server.export.prediction import format_rows_as_csv, predict_to_csv
+from polyclinic.server.export.prediction import predict_to_csv
 from polyclinic.server.federation.recorder import RunTotals
 from polyclinic.server.reporting import model_card
 from polyclinic.server.reporting.live.files import RunSnapshot, SiteStatusRow, format_run_event

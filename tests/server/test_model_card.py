@@ -21,6 +21,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.auroc import average_metrics_over_models
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.spec import DigitsDatasetSpec
@@ -29,7 +30,6 @@ from polyclinic.data.load import load_dataset
 from polyclinic.data.partition.division import select_site_images
 from polyclinic.data.partition.partition import partition_dataset
 from polyclinic.data.partition.spec import ClassListsPartitionSpec
-from polyclinic.server.export.prediction import compute_picture_probabilities
 from polyclinic.server.reporting.model_card import escape_markdown, render_model_card, write_model_card
 from polyclinic.server.reporting.run_report import write_run_report
 from polyclinic.server.runs.samples import BUDGET, CLASSES, report_shows_sample_images, write_sample_images

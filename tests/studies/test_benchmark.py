@@ -18,6 +18,7 @@ from scipy.stats import bootstrap, shapiro, ttest_1samp
 
 from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput
+from polyclinic.common.metrics.holm import adjust_by_holm
 from polyclinic.strategies.registry import STRATEGIES, build_site_method
 from polyclinic.studies.benchmark import (
     BenchmarkOptions,
@@ -40,7 +41,6 @@ from polyclinic.studies.benchmark_results import (
 from polyclinic.studies.statistics import (
     RESAMPLES,
     PairedTest,
-    adjust_by_holm,
     compare_classes_and_seeds,
     compare_over_classes,
     compute_critical_difference,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
+from polyclinic.common.metrics.holm import adjust_by_holm
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
 from polyclinic.studies.benchmark_report import benchmark_as_markdown, format_mean_cell
 from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, choose_learning_rates, read_result_lines
-from polyclinic.studies.statistics import adjust_by_holm
 from tests.studies.published_runs import FOLDER, RESULTS, ROOT, published_result
 
 README, PAPERS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/papers.md"))

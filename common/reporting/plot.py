@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyclinic.server.reporting import svg
-from polyclinic.server.reporting.svg import BLUE, INK, PAPER, RULE, SOLID, Anchor, Point, format_length
+from polyclinic.common.reporting import svg
+from polyclinic.common.reporting.svg import BLUE, INK, PAPER, RULE, SOLID, Anchor, Point, format_length
 
 MARGIN = 0.05
 """Share of the range of the data that an axis shows on either side of it."""

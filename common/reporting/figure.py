@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from polyclinic.server.reporting import svg
-from polyclinic.server.reporting.plot import TICK_GAP, Axis, Frame, Plot, Tick, choose_ticks
-from polyclinic.server.reporting.svg import INK, SOLID, SeriesStyle, estimate_text_width, format_length
+from polyclinic.common.reporting import svg
+from polyclinic.common.reporting.plot import TICK_GAP, Axis, Frame, Plot, Tick, choose_ticks
+from polyclinic.common.reporting.svg import INK, SOLID, SeriesStyle, estimate_text_width, format_length
 
 WIDTH = 648.0
 """Width of each figure in points; the page stretches it to its own width."""

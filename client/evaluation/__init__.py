@@ -1,0 +1,1 @@
+"""Evaluation of existing models on a hospital's own images, at the hospital alone."""

@@ -1,0 +1,75 @@
+"""``flwr-client evaluate``: score models on this hospital's own images. Nothing leaves, and nothing is trained."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from polyclinic.client.site.settings import choose_training_device, load_site_data, read_site_settings
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.evaluation.evaluation import Evaluation, evaluate_models
+from polyclinic.common.evaluation.foreign import ModelFile
+from polyclinic.common.evaluation.groups import Grouping
+from polyclinic.common.evaluation.models import open_models
+from polyclinic.common.evaluation.reading import make_data_to_score
+from polyclinic.common.patients.opt_out import LeftOutPatients
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.base.spec import DataSpec
+
+TEST_PART = "The test part: patients on whom no run trains at this site."
+ALL_IMAGES = (
+    "All images of this site count, also those that its runs trained on. The figures of models of such runs are too "
+    "good: without --all, the test part alone counts."
+)
+
+
+def evaluate_at_site(
+    folder: Path,
+    files: Sequence[ModelFile],
+    groupings: Sequence[Grouping],
+    *,
+    every: bool,
+    tell: Callable[[str], None],
+) -> Evaluation:
+    """Score models on a site's own images, without patients who opted out.
+
+    Args:
+        folder: The site's folder.
+        every: True to score all images; else the test part, as the site remembers it.
+        tell: Prints lines for the hospital's staff.
+
+    Raises:
+        BadInput: With every fault of site.toml, the data or a model.
+    """
+    settings = read_site_settings(folder)
+    models = open_models(files, choose_training_device(settings))
+    about = {"": "All parts."} if every else {"": TEST_PART}
+
+    def load(spec: DataSpec) -> ImageSet:
+        images, left_out = _load_images(settings, spec, every=every, tell=tell)
+        if left_out.count:
+            about["left out"] = f"{format_count_with_noun(left_out.count, 'patient')} who opted out left out."
+        if warning := left_out.warn_about_unmatched():
+            about["unmatched"] = warning
+        return images
+
+    data = make_data_to_score(
+        settings.file.name,
+        settings.file.data,
+        settings.folder,
+        load,
+        about="",
+        caution=ALL_IMAGES if every else "",
+    )
+    data = replace(data, about=" ".join(about.values()))
+    return evaluate_models(models, [data], groupings, tell)
+
+
+def _load_images(
+    settings: SiteSettings, spec: DataSpec, *, every: bool, tell: Callable[[str], None]
+) -> tuple[ImageSet, LeftOutPatients]:
+    """Return the images to score, read by these settings, and what is said of patients who opted out."""
+    file = settings.file.model_copy(update={"data": spec})
+    site, left_out, _ = load_site_data(replace(settings, file=file), tell).make_present_site()
+    images = concatenate_image_sets([site.train, site.validation, site.test]) if every else site.test
+    return images, left_out

@@ -1,0 +1,242 @@
+"""Score several models on several sets of labelled images, and compute their figures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.evaluation.figures import EvaluationFigures, ScoredImages, compute_evaluation_figures
+from polyclinic.common.evaluation.groups import UNSTATED, Grouping
+from polyclinic.common.evaluation.models import ModelToScore, Scores, find_missing_classes_fault
+from polyclinic.common.system.plain_text import join_as_english_list
+from polyclinic.common.vocabulary import (
+    Vocabulary,
+    VocabularyEntry,
+    check_vocabulary,
+    map_words_to_classes,
+    merge_words_of_classes,
+)
+from polyclinic.data.base.image_set import ImageSet, SkippedImage
+from polyclinic.data.base.pixel_form import PixelForm
+from polyclinic.data.base.splits import Names
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DataToScore:
+    """A set of labelled images, of one hospital or of one file.
+
+    Attributes:
+        name: Its name in tables.
+        images: The images as the data's own settings read them.
+        read: Return the same images, read as those that a model was trained on.
+        read_cells: Return the cell of each image in a column of the label table, ``(n,)``.
+        about: A sentence: which images these are.
+        caution: A sentence for the first line if a model may have been trained on some of them; empty if not.
+    """
+
+    name: str
+    images: ImageSet
+    read: Callable[[PixelForm], ImageSet]
+    read_cells: Callable[[str], Names]
+    about: str
+    caution: str = ""
+
+    def read_for(self, model: ModelToScore) -> ImageSet:
+        """Return the images as those were read that the model was trained on.
+
+        Raises:
+            BadInput: If other images or labels came.
+        """
+        if model.form is None:
+            return self.images
+        images = self.read(model.form)
+        is_same = (
+            len(images) == len(self.images)
+            and np.array_equal(images.labels, self.images.labels, equal_nan=True)
+            and np.array_equal(images.patients, self.images.patients)
+        )
+        if is_same:
+            return images
+        problem = f"has other test images where pictures are read as {model.name} needs them: {model.form.describe()}. "
+        problem += "Images that were trained on could be scored."
+        raise BadInput([Fault(self.name, problem, "Name the column of patients, so that parts follow from it.")])
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A model of an evaluation, as results name it."""
+
+    name: str
+    kind: str
+    sha256: str
+    class_names: tuple[str, ...]
+    unlearned: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ScoredData:
+    """A data set of an evaluation, as results name it; ``patients`` is None if they are not known."""
+
+    name: str
+    about: str
+    images: int
+    patients: int | None
+    class_names: tuple[str, ...]
+    skipped: tuple[SkippedImage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+        cautions: Sentences that stand first in the terminal and on the page.
+        columns: Columns of the subgroups.
+    """
+
+    models: tuple[ScoredModel, ...]
+    data: tuple[ScoredData, ...]
+    figures: EvaluationFigures
+    class_names: tuple[str, ...]
+    cautions: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+
+def evaluate_models(
+    models: Sequence[ModelToScore],
+    data: Sequence[DataToScore],
+    groupings: Sequence[Grouping] = (),
+    tell: Tell = lambda line: None,
+) -> Evaluation:
+    """Score each model on each data set, and compute their figures.
+
+    Raises:
+        BadInput: If a model shares no class with any of the data, a column is missing, or a model fails.
+    """
+    vocabulary = join_vocabularies(models)
+    classes_of_models = {model.name: _name_classes(model, vocabulary) for model in models}
+    labelled = [merge_words_of_classes(each.images, vocabulary) for each in data]
+    annotated = tuple(dict.fromkeys(name for images in labelled for name in images.class_names))
+    raise_faults(
+        [
+            find_missing_classes_fault(model, annotated, model.name)
+            for model in models
+            if not set(classes_of_models[model.name]) & set(annotated)
+        ]
+    )
+    scored = []
+    for each, images in zip(data, labelled, strict=True):
+        groups = {grouping.column: grouping.assign_groups(each.read_cells(grouping.column)) for grouping in groupings}
+        scores = dict[str, Mapping[str, Scores]]()
+        for model in models:
+            tell(f"{model.name} scores {len(images):,} images of {each.name}")
+            columns = _compute_scores(model, each)
+            scores[model.name] = dict(zip(classes_of_models[model.name], columns.T, strict=True))
+        patients = images.patients
+        scored.append(ScoredImages(each.name, images.labels, images.class_names, patients, scores, groups))
+    of_models = [name for classes in classes_of_models.values() for name in classes]
+    tested = tuple(dict.fromkeys(name for name in of_models if name in annotated))
+    thresholds = {
+        model.name: {
+            name: model.list_thresholds(own)
+            for own, name in zip(model.class_names, classes_of_models[model.name], strict=True)
+        }
+        for model in models
+    }
+    figures = compute_evaluation_figures(scored, tested, thresholds, groupings)
+    return Evaluation(
+        models=tuple(
+            ScoredModel(model.name, model.kind, model.sha256, classes_of_models[model.name], model.unlearned)
+            for model in models
+        ),
+        data=tuple(
+            ScoredData(
+                each.name,
+                each.about,
+                len(images),
+                len(np.unique(images.patients)) if figures.over_patients else None,
+                images.class_names,
+                images.skipped,
+            )
+            for each, images in zip(data, labelled, strict=True)
+        ),
+        figures=figures,
+        class_names=tested,
+        cautions=(*dict.fromkeys(each.caution for each in data if each.caution), *_warn_about_origin(models)),
+        columns=tuple(grouping.column for grouping in groupings),
+    )
+
+
+def _warn_about_origin(models: Sequence[ModelToScore]) -> list[str]:
+    """Return a sentence on models of which nobody knows on which images they were trained."""
+    names = [model.name for model in models if not model.is_of_run]
+    if not names:
+        return []
+    them, were = ("it", "was") if len(names) == 1 else ("they", "were")
+    sentence = f"Nobody knows here on which images {join_as_english_list(names)} {were} trained. If {them} {were} "
+    return [f"{sentence}trained on some of these, the figures are too good."]
+
+
+def _compute_scores(model: ModelToScore, data: DataToScore) -> Scores:
+    if not len(data.images):
+        return np.zeros((0, len(model.class_names)), np.float32)
+    scores = model.compute_scores(data.read_for(model))
+    if not np.isfinite(scores).all():
+        raise BadInput([Fault(model.name, f"has scores that are NaN or infinite on images of {data.name}.")])
+    return scores
+
+
+def join_vocabularies(models: Sequence[ModelToScore]) -> Vocabulary:
+    """Return the classes and synonyms of all models together.
+
+    Raises:
+        BadInput: If one word means two classes.
+    """
+    joined = dict[str, VocabularyEntry]()
+    for model in models:
+        for name, entry in model.vocabulary.items():
+            known = joined.get(name, VocabularyEntry())
+            synonyms = tuple(dict.fromkeys((*known.synonyms, *entry.synonyms)))
+            joined[name] = entry.model_copy(update={"synonyms": synonyms})
+    try:
+        return check_vocabulary(joined) if joined else {}
+    except ValueError as error:
+        remedy = "The models mean different classes by one word: leave one of them out, or correct its vocabulary."
+        raise BadInput([Fault("[vocabulary] of the models", f"{error}.", remedy)]) from None
+
+
+def _name_classes(model: ModelToScore, vocabulary: Vocabulary) -> tuple[str, ...]:
+    """Return the class of each output of a model, by the vocabulary of all models.
+
+    Raises:
+        BadInput: If two outputs are one class.
+    """
+    meanings = map_words_to_classes(model.class_names, vocabulary)
+    names = tuple(meanings.get(name, name) for name in model.class_names)
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        problem = f"has two outputs that mean {quote_names(twice)} by the vocabulary of the models."
+        raise BadInput([Fault(model.name, problem, "Leave one of them out of classes, by an empty name.")])
+    return names
+
+
+def split_by_source(data: DataToScore) -> list[DataToScore]:
+    """Return a data set for each hospital that a table names; the data set itself if it names none, or one."""
+    sources = [name for name in dict.fromkeys(data.images.sources.tolist()) if name]
+    if len(sources) < 2:
+        return [data]
+
+    def select(source: str) -> DataToScore:
+        rows = np.flatnonzero(data.images.sources == source)
+        return replace(
+            data,
+            name=source or UNSTATED,
+            images=data.images.select_rows(rows),
+            read=lambda form: data.read(form).select_rows(rows),
+            read_cells=lambda column: data.read_cells(column)[rows],
+        )
+
+    return [select(source) for source in [*sources, *({""} & set(data.images.sources.tolist()))]]

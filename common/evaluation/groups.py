@@ -1,0 +1,84 @@
+"""Subgroups of images by columns that a user names: ``--by sex --by age:0,40,65``."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.data.base.names import is_blank_cell, normalize_name
+from polyclinic.data.base.splits import Names
+
+UNSTATED = "not stated"
+OTHERS = "other values"
+MOST_VALUES = 12
+"""Most values of a column that have figures of their own; the images of rarer values are joined."""
+_NUMBER = re.compile(r"\s*(-?\d+(?:[.,]\d+)?)\s*([Yy]|years?)?\s*")
+"""A number, also DICOM's ages such as 045Y."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """One ``--by``: a column and, for a column of numbers, the lower ends of the bands."""
+
+    column: str
+    edges: tuple[float, ...] = ()
+
+    def assign_groups(self, cells: Names) -> Names:
+        """Return the group of each image, from the cells of the column, ``(n,)``."""
+        if self.edges:
+            groups = [self._find_band(cell) for cell in cells.tolist()]
+        else:
+            groups = [UNSTATED if is_blank_cell(cell) else cell.strip() for cell in cells.tolist()]
+        values, counts = np.unique(np.array(groups, dtype=np.str_), return_counts=True)
+        if len(values) <= MOST_VALUES:
+            return np.array(groups, dtype=np.str_)
+        kept = set(values[np.argsort(-counts, kind="stable")[:MOST_VALUES]].tolist())
+        return np.array([group if group in kept else OTHERS for group in groups], dtype=np.str_)
+
+    def _find_band(self, cell: str) -> str:
+        match = _NUMBER.fullmatch(cell)
+        if match is None:
+            return UNSTATED
+        number = float(match[1].replace(",", "."))
+        below = [edge for edge in self.edges if edge <= number]
+        if not below:
+            return f"below {self.edges[0]:g}"
+        low = below[-1]
+        above = [edge for edge in self.edges if edge > number]
+        return f"{low:g} to below {above[0]:g}" if above else f"{low:g} and more"
+
+    def order_groups(self, groups: Sequence[str]) -> list[str]:
+        """Return the groups in order: bands by their numbers, else by name; unstated and joined ones last."""
+        bands = [f"below {self.edges[0]:g}"] if self.edges else []
+        for place, edge in enumerate(self.edges):
+            following = self.edges[place + 1 : place + 2]
+            bands.append(f"{edge:g} to below {following[0]:g}" if following else f"{edge:g} and more")
+        last = [UNSTATED, OTHERS]
+
+        def find_place(group: str) -> tuple[int, int, str]:
+            if group in last:
+                return 1, last.index(group), group
+            return 0, bands.index(group) if group in bands else 0, group
+
+        return sorted(set(groups), key=find_place)
+
+
+def parse_grouping(text: str) -> Grouping:
+    """Parse the value of ``--by``: ``COLUMN``, or ``COLUMN:EDGE,EDGE,...`` with the lower ends of bands.
+
+    Raises:
+        BadInput: If the edges are no ascending numbers.
+    """
+    column, colon, listed = text.rpartition(":")
+    if not colon:
+        return Grouping(normalize_name(text))
+    try:
+        edges = tuple(float(edge) for edge in listed.split(","))
+    except ValueError:
+        edges = ()
+    if not edges or list(edges) != sorted(set(edges)):
+        problem = "expected a column, or a column with the lower ends of bands in ascending order."
+        raise BadInput([Fault(f"--by {text}", problem, "For instance: --by sex --by age:0,40,65")])
+    return Grouping(normalize_name(column), edges)

@@ -1,0 +1,311 @@
+"""Models to score: those of runs, ONNX files, ``torch.export`` files, and networks of timm, as one kind of thing."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.evaluation.foreign import ForeignModel, ModelFile, ModelFormat, make_template
+from polyclinic.common.evaluation.runtimes import (
+    Runtime,
+    open_onnx,
+    open_timm_network,
+    open_torch_export,
+    read_onnx_metadata,
+)
+from polyclinic.common.models.network import convert_channels, convert_pixels, logits_to_probabilities
+from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.scoring import compute_picture_probabilities
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.system.files import is_file
+from polyclinic.common.vocabulary import Vocabulary
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.pixel_form import PixelForm
+from polyclinic.data.images.pixels import load_pixels_on_device
+
+BATCH = 64
+SUMMARY = "summary.json"
+OUT_OF_RANGE = 1e-5
+"""Distance from 0..1 within which a probability is a rounding error."""
+
+Scores = NDArray[np.float32]
+Kind = Literal["run", "onnx of a run", "onnx", "torch.export", "timm"]
+
+
+@dataclass(frozen=True)
+class FixedThreshold:
+    """A threshold that was fixed before the images were scored; an image with a higher score counts as positive.
+
+    Attributes:
+        rule: How it was fixed, for people: ``Youden on validation``, ``stated``.
+    """
+
+    rule: str
+    threshold: float
+
+
+UNFIXED = FixedThreshold("0.5, because none was fixed", 0.5)
+
+
+@dataclass(frozen=True)
+class ModelToScore:
+    """A model with all that is needed to score images with it.
+
+    Attributes:
+        name: Its name in tables.
+        sha256: Hash of the model's tensors (of a run) or of its file.
+        class_names: The class of each column of the scores; classes that a run has not learned are left out.
+        form: How images become the pixels that it was trained on; None if that is not known.
+        unlearned: Class -> why the model has not learned it.
+        points: Class -> thresholds that were fixed beforehand.
+        compute_scores: Return the probabilities ``(n, classes)`` of images that are read in ``form``.
+    """
+
+    name: str
+    kind: Kind
+    sha256: str
+    class_names: tuple[str, ...]
+    compute_scores: Callable[[ImageSet], Scores]
+    form: PixelForm | None = None
+    vocabulary: Vocabulary = field(default_factory=dict)
+    unlearned: Mapping[str, str] = field(default_factory=dict)
+    points: Mapping[str, tuple[FixedThreshold, ...]] = field(default_factory=dict)
+
+    @property
+    def is_of_run(self) -> bool:
+        """True if a federated run trained the model, so that it was trained on training parts of hospitals alone."""
+        return self.kind in ("run", "onnx of a run")
+
+    def list_thresholds(self, name: str) -> tuple[FixedThreshold, ...]:
+        """Return the thresholds of a class; 0.5 if none was fixed."""
+        return self.points.get(name) or (UNFIXED,)
+
+
+def open_models(files: Sequence[ModelFile], device: str = "") -> list[ModelToScore]:
+    """Load several models; models of one name get the paths that the user wrote as names.
+
+    Args:
+        device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
+
+    Raises:
+        BadInput: If a model cannot be loaded.
+    """
+    names = [file.path.resolve().stem if not file.is_run else file.path.resolve().name for file in files]
+    if len(set(names)) < len(names):
+        names = [str(file.path) for file in files]
+    if len(set(names)) < len(names):
+        raise BadInput([Fault(name, "is named twice.") for name in {name for name in names if names.count(name) > 1}])
+    return [open_model(file, name, device) for file, name in zip(files, names, strict=True)]
+
+
+def open_model(file: ModelFile, name: str, device: str = "") -> ModelToScore:
+    """Load one model.
+
+    Raises:
+        BadInput: If it cannot be loaded.
+    """
+    if file.is_run:
+        return _open_run_model(file.path, name, device)
+    if file.described is None:
+        return _open_exported_run_model(file.path, name)
+    return _open_described_model(file, file.described, name)
+
+
+# ---------------------------------------------------------------------- models of runs
+
+
+def _open_run_model(folder: Path, name: str, device: str) -> ModelToScore:
+    saved, network = read_model_description(folder), load_model(folder)
+    unlearned = dict(saved.unlearned or {})
+    learned = [column for column, class_name in enumerate(saved.class_names) if class_name not in unlearned]
+
+    def compute_scores(images: ImageSet) -> Scores:
+        return compute_picture_probabilities(network, images, device)[:, learned]
+
+    return ModelToScore(
+        name,
+        "run",
+        saved.model_sha256,
+        tuple(saved.class_names[column] for column in learned),
+        compute_scores,
+        saved.pixels,
+        saved.vocabulary or {},
+        unlearned,
+        read_points_of_run(folder),
+    )
+
+
+class _Point(BaseModel):
+    rule: str
+    target: float | None
+    threshold: float
+
+
+class _Test(BaseModel):
+    operating_points: dict[str, tuple[_Point, ...]] = {}
+
+
+class _Summary(BaseModel):
+    test: _Test
+
+
+def read_points_of_run(folder: Path) -> dict[str, tuple[FixedThreshold, ...]]:
+    """Return class -> thresholds that the run chose on validation images; empty if its summary is not in the folder.
+
+    Raises:
+        BadInput: If the summary is there and cannot be read.
+    """
+    path = folder / SUMMARY
+    if not is_file(path):
+        return {}
+    try:
+        test = _Summary.model_validate_json(path.read_bytes()).test
+    except (OSError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput([Fault(str(path), f"cannot be read: {reason}.", "Copy it again from the run.")]) from None
+    return {
+        name: tuple(FixedThreshold(_describe_rule(point), point.threshold) for point in points)
+        for name, points in test.operating_points.items()
+    }
+
+
+def _describe_rule(point: _Point) -> str:
+    rule = "Youden" if point.target is None else f"sensitivity ≥ {point.target:g}"
+    return f"{rule} on validation"
+
+
+def _open_exported_run_model(path: Path, name: str) -> ModelToScore:
+    """Open an ONNX file of ``flwr-sim export``, which describes itself and takes pixels of any size.
+
+    Raises:
+        BadInput: If the file does not describe itself.
+    """
+    metadata = read_onnx_metadata(path)
+    try:
+        class_names = tuple(map(str, json.loads(metadata["class_names"])))
+        unlearned = tuple(json.loads(metadata.get("unlearned", "[]")))
+        form = PixelForm.model_validate_json(metadata["pixels"]) if "pixels" in metadata else None
+        channels = 1 if " 1, height" in metadata["input"] else 3
+    except (KeyError, ValueError, TypeError):
+        problem = "does not say which classes it has, nor how images become its input."
+        remedy = f"Describe it in a file that ends in .toml, and name that one:\n{make_template(path)}"
+        raise BadInput([Fault(str(path), problem, remedy)]) from None
+    runtime = open_onnx(path, "")
+    learned = [column for column, class_name in enumerate(class_names) if class_name not in unlearned]
+
+    def compute_scores(images: ImageSet) -> Scores:
+        batches = []
+        for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH):
+            pixels = convert_channels(batch.float(), channels)
+            batches.append(runtime(pixels.round().to(torch.uint8).numpy()))
+        scores = np.concatenate(batches)
+        check_outputs(scores, len(class_names), "probabilities", str(path))
+        return scores[:, learned]
+
+    return ModelToScore(
+        name,
+        "onnx of a run",
+        hash_model_file(path),
+        tuple(class_names[column] for column in learned),
+        compute_scores,
+        form,
+        unlearned=dict.fromkeys(unlearned, "as the file states"),
+    )
+
+
+# ---------------------------------------------------------------------- models of others
+
+
+def _open_described_model(file: ModelFile, described: ForeignModel, name: str) -> ModelToScore:
+    runtime, kind = _open_runtime(file, described)
+    named = [column for column, class_name in enumerate(described.classes) if class_name]
+    mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (described.mean, described.std))
+
+    def compute_scores(images: ImageSet) -> Scores:
+        batches = []
+        for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH):
+            pixels = convert_pixels(batch.float(), described.channels, described.image_size)
+            inputs = (pixels / 255 - mean) / std
+            if described.layout == "channels_last":
+                inputs = inputs.permute(0, 2, 3, 1)
+            batches.append(runtime(np.ascontiguousarray(inputs.numpy(), np.float32)))
+        outputs = np.concatenate(batches)
+        check_outputs(outputs, len(described.classes), described.outputs, file.path.name)
+        return convert_outputs_to_probabilities(outputs, described.outputs, described.task)[:, named]
+
+    return ModelToScore(
+        name,
+        kind,
+        described.sha256 or "",
+        tuple(described.classes[column] for column in named),
+        compute_scores,
+        described.form,
+        described.vocabulary or {},
+        points={key: (FixedThreshold("stated", value),) for key, value in described.operating_points.items()},
+    )
+
+
+def _open_runtime(file: ModelFile, described: ForeignModel) -> tuple[Runtime, Kind]:
+    match described.format:
+        case ModelFormat.onnx:
+            return open_onnx(file.file, described.output), "onnx"
+        case ModelFormat.torch_export:
+            return open_torch_export(file.file), "torch.export"
+        case ModelFormat.safetensors:
+            return open_timm_network(file.file, described), "timm"
+
+
+def check_outputs(outputs: NDArray[np.floating], classes: int, kind: str, where: str) -> None:
+    """Check that a model's outputs are what its description states.
+
+    Args:
+        outputs: ``(n, classes)`` if the description is right.
+        kind: ``logits`` or ``probabilities``.
+        where: The description, for the fault.
+
+    Raises:
+        BadInput: If the shape or a value is another one.
+    """
+    if outputs.ndim != 2 or outputs.shape[1] != classes:
+        problem = f"the model returns {outputs.shape[1:]} numbers an image, and {classes} classes are stated."
+        raise BadInput([Fault(where, problem, "State one class for each output, in their order.")])
+    if not np.isfinite(outputs).all():
+        raise BadInput([Fault(where, "the model returns numbers that are infinite or NaN.", "Are mean and std right?")])
+    if kind == "probabilities" and (outputs.min() < -OUT_OF_RANGE or outputs.max() > 1 + OUT_OF_RANGE):
+        problem = f"outputs are stated to be probabilities, and reach from {outputs.min():.3g} to {outputs.max():.3g}."
+        raise BadInput([Fault(where, problem, 'Write: outputs = "logits"')])
+
+
+def convert_outputs_to_probabilities(outputs: NDArray[np.floating], kind: str, task: Task) -> Scores:
+    """Return probabilities ``(n, classes)`` of a model's outputs.
+
+    Args:
+        kind: ``logits`` or ``probabilities``.
+    """
+    if kind == "probabilities":
+        shares: Scores = np.clip(outputs, 0, 1).astype(np.float32)
+        return shares
+    scores: Scores = logits_to_probabilities(torch.from_numpy(outputs.astype(np.float32)), task).numpy()
+    return scores
+
+
+def hash_model_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def find_missing_classes_fault(model: ModelToScore, class_names: Sequence[str], where: str) -> Fault:
+    """Return the fault of a model that shares no class with any of the data."""
+    problem = f"scores {quote_names(model.class_names)}, and the images are labelled {quote_names(class_names)}."
+    remedy = "If they are other words for the same, state them: [vocabulary.CLASS] synonyms = [...] in MODEL.toml, or "
+    remedy += "[data.synonyms] of the data."
+    return Fault(where, problem, remedy)

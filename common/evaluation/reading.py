@@ -1,0 +1,69 @@
+"""Reads the images to score again, in the form that a model needs, and columns of their label table."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.evaluation.evaluation import DataToScore
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.pixel_form import PixelForm, read_as_trained
+from polyclinic.data.base.spec import DataSpec, PictureTableSpec
+from polyclinic.data.base.splits import Names
+from polyclinic.data.tables.csv import read_csv_table
+
+
+def make_data_to_score(
+    name: str,
+    spec: DataSpec,
+    base: Path,
+    load: Callable[[DataSpec], ImageSet],
+    *,
+    about: str,
+    caution: str = "",
+) -> DataToScore:
+    """Return a data set to score.
+
+    Args:
+        spec: The settings by which the data is read.
+        base: The folder to which paths in ``spec`` are relative.
+        load: Return the images to score, read by such settings.
+        about: A sentence: which images these are.
+        caution: A sentence for the first line; empty for none.
+
+    Raises:
+        BadInput: If the data cannot be read.
+    """
+    own = load(spec)
+    cache = {spec.model_dump_json(): own}
+
+    def read(form: PixelForm) -> ImageSet:
+        as_trained = read_as_trained(spec, form)
+        key = as_trained.model_dump_json()
+        if key not in cache:
+            cache[key] = load(as_trained)
+        return cache[key]
+
+    def read_cells(column: str) -> Names:
+        return read_cells_of_images(spec, base, own, column)
+
+    return DataToScore(name, own, read, read_cells, about, caution)
+
+
+def read_cells_of_images(spec: DataSpec, base: Path, images: ImageSet, column: str) -> Names:
+    """Return the cell of each image in a column of the label table, ``(n,)``.
+
+    Raises:
+        BadInput: If the data has no table, or the table lacks the column.
+    """
+    if images.lines is None or not isinstance(spec, PictureTableSpec):
+        problem = "names a column of a label table, and this data has none."
+        raise BadInput([Fault(f"--by {column}", problem, "Leave it out.")])
+    table = read_csv_table(base / spec.labels, spec.labels, spec.largest_mb)
+    if column not in table:
+        problem = f"{spec.labels} has no such column. Columns: {quote_names(table)}."
+        raise BadInput([Fault(f"--by {column}", problem, suggest_nearest_name(column, table))])
+    cells = table.get_column(column)
+    places = np.searchsorted(cells.lines, images.lines)  # lines ascend
+    return cells.expand_to_row_cells()[places]

@@ -1,0 +1,1 @@
+"""Parts of HTML pages and of tables for people, which all our programs share."""

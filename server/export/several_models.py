@@ -1,0 +1,97 @@
+"""``flwr-sim evaluate`` of several models, models of others, or several hospitals' data sets."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from polyclinic.common.errors import BadInput
+from polyclinic.common.evaluation.evaluation import DataToScore, Evaluation, evaluate_models, split_by_source
+from polyclinic.common.evaluation.foreign import ModelFile
+from polyclinic.common.evaluation.groups import Grouping
+from polyclinic.common.evaluation.models import open_models
+from polyclinic.common.evaluation.reading import make_data_to_score
+from polyclinic.common.system.files import is_file
+from polyclinic.common.system.plain_text import join_as_english_list
+from polyclinic.common.system.toml import read_toml
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.spec import DataSpec
+from polyclinic.data.images.store import open_user_image_store
+from polyclinic.data.load import load_dataset
+from polyclinic.server.export.evaluation import select_hospital_images
+from polyclinic.server.export.preflight import LabelledDataset, is_site_toml, read_labelled_dataset
+from polyclinic.server.runs.reader import read_run
+
+ALL_PARTS = "All parts."
+ALL_IMAGES = (
+    "All images count, also those of the training parts. Where a model was trained on them, its figures are too good: "
+    "without --all, the test parts alone count."
+)
+
+
+def evaluate_several_models(
+    models: Sequence[ModelFile],
+    files: Sequence[Path],
+    groupings: Sequence[Grouping],
+    *,
+    every: bool,
+) -> Evaluation:
+    """Score models on the test parts of data sets.
+
+    Args:
+        files: Experiments, and site.toml files of hospitals.
+        every: True to score all images of each data set.
+
+    Raises:
+        BadInput: If something cannot be read, or a model shares no class with any of the data.
+    """
+    opened = open_models(models)
+    names = [str(read_toml(file)["name"]) if is_site_toml(file) else file.stem for file in files]
+    if len(set(names)) < len(names):
+        names = list(map(str, files))
+    data = list[DataToScore]()
+    for file, name in zip(files, names, strict=True):
+        each = _open_data(file, name, models, every=every)
+        data += split_by_source(each) if len(files) == 1 else [each]
+    return evaluate_models(opened, data, groupings)
+
+
+def _open_data(file: Path, name: str, models: Sequence[ModelFile], *, every: bool) -> DataToScore:
+    described = read_labelled_dataset(file)
+
+    def load(spec: DataSpec) -> ImageSet:
+        splits = load_dataset(spec, described.base, open_user_image_store())
+        return select_hospital_images(splits, replace(described, spec=spec), every=every)
+
+    if every:
+        return make_data_to_score(name, described.spec, described.base, load, about=ALL_PARTS, caution=ALL_IMAGES)
+    caution = "" if described.state else _warn_about_other_data(file, described, models)
+    about = f"The test part of {file.name}'s data."
+    return make_data_to_score(name, described.spec, described.base, load, about=about, caution=caution)
+
+
+def _warn_about_other_data(file: Path, described: LabelledDataset, models: Sequence[ModelFile]) -> str:
+    """Return a sentence on runs that were trained on other data than a file describes; empty if there are none.
+
+    Their training parts are not those of the file, and may hold images of its test part.
+    """
+    others = [str(model.path) for model in models if model.is_run and _read_run_data(model.path) != described.spec]
+    if not others:
+        return ""
+    of = "of" if len(others) == 1 else "of each of"
+    return (
+        f"{file.name} is not the experiment {of} {join_as_english_list(others)}: its test part may contain images that "
+        "were trained on, and the figures are then too good."
+    )
+
+
+def _read_run_data(folder: Path) -> DataSpec | None:
+    """Return the data that a run was trained on; None if the folder does not say it."""
+    if not is_file(folder / "summary.json"):
+        return None
+    try:
+        data: DataSpec = TypeAdapter(DataSpec).validate_python(read_run(folder).summary.experiment.get("data"))
+    except (BadInput, ValidationError):
+        return None
+    return data
