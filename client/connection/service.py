@@ -199,7 +199,7 @@ class HospitalMessageLoop:
                 time.sleep(FIRST_RETRY_S)
             except PlanApproved:
                 # The coordinator asks a site again that connects as a new process.
-                self._process = secrets.token_hex(8)
+                self._process, self.status.last_error = secrets.token_hex(8), ""
                 self.tell("a plan was approved here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two: the coordinator answers a call that is about no run or message as if it were.
