@@ -50,11 +50,12 @@ def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     return sorted(results, key=lambda site: site.name)  # the order in which sums run
 
 
-def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
+def fedavg(file: ExperimentFile, on_round: Callable[[], None], *, resident: bool = False) -> str:
     """Train; return the last model's hash.
 
     Args:
         on_round: Called before the first round and after each.
+        resident: Keep the model and its mean on the device.
     """
     experiment = file.experiment
     spec, seed = experiment.training, experiment.run.seed
@@ -66,7 +67,12 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     )
     torch.set_num_threads(spec.threads)
     # On the CPU, as ours: a GPU multiplies by the inverse where it is to divide.
-    state = {name: tensor.cpu().clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    kept_on = torch.device(device if resident else "cpu")
+    state = {
+        name: tensor.to(kept_on, copy=True)
+        for name, tensor in network.state_dict().items()
+        if tensor.is_floating_point()
+    }
     every = [site.name for site in sites]
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
@@ -81,7 +87,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
             trained(network, site, spec.epochs, spec.batch_size, spec.lr, generator)
             for name, tensor in network.state_dict().items():
                 if name in sums:
-                    sums[name] += len(site.images) * (tensor.cpu() - state[name]).double()
+                    sums[name] += len(site.images) * (tensor.to(kept_on) - state[name]).double()
         for name, tensor in state.items():
             state[name] = (tensor.double() + sums[name] / images).float()
         on_round()

@@ -1,7 +1,8 @@
 """What a round costs over the network when nobody trains: ours, the bare bytes, and Flower's stock deployment.
 
 python benchmarks/network.py [--rounds N] [--stock-rounds N] [--repetitions N] [--models tiny,resnet18] [--sites 3]
-    [--out FILE]
+    [--set method.compress_model=float16] [--out FILE]
+python benchmarks/network.py --models tiny,vit_b --sites 10 --rounds 3 --repetitions 1 --stock-rounds 0
 
 One coordinator and its sites on this machine, TLS and signed calls, all in turn within one run of this script:
 
@@ -11,6 +12,9 @@ stock  flower-superlink and a flower-supernode a site as installed, FedAvg, a cl
 
 A round lasts from one round's end to the next one's, so aggregation, validation's bookkeeping and the checkpoint on
 disk are in it. CPU seconds are those of all processes together, also of those that have ended.
+
+vit_b and vit_l have 86 and 303 million parameters. Where ``tiny`` is measured too, the copies of a model in a process
+are given: its peak of memory beyond the one with ``tiny``, divided by the model's size.
 """
 
 import argparse
@@ -41,7 +45,16 @@ from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordin
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
-ARCHITECTURES = {"tiny": ("tiny_cnn", 16), "resnet18": ("resnet18", 32)}
+ARCHITECTURES = {
+    "tiny": ("tiny_cnn", 16),
+    "resnet18": ("resnet18", 32),
+    "vit_b": ("timm:vit_base_patch16_224", 32),
+    "vit_l": ("timm:vit_large_patch16_224", 32),
+}
+USUAL = "tiny,resnet18"
+MODEL_GB = {"tiny": 0.0, "resnet18": 0.045, "vit_b": 0.344, "vit_l": 1.214}
+COPIES_AT_SITE, OTHER_COPIES = 4, 12
+"""Copies of a model that a site holds here, and that all else holds: a machine without so much memory would swap."""
 PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
 STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
 """Where a stock SuperNode connects: by gRPC up to Flower 1.39, by HTTP since."""
@@ -295,7 +308,7 @@ def start_sites(these: Processes, sites: Sequence[Path], hosts: int) -> None:
     eventually(lambda: sum(these.log(name).count("connected to bench") for name in names) == len(sites), these)
 
 
-def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> int:
+def ours(federation: Federation, rounds: int, into: Measured, scratch: Path, overrides: Sequence[str]) -> int:
     """One repetition; returns the bytes that a site was sent in a round."""
     coordinator = federation.folder / "coordinator"
     with processes(scratch) as these:
@@ -312,6 +325,7 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
             out,
             "--once",
             *setting,
+            *itertools.chain.from_iterable(("--set", override) for override in overrides),
         )
         process = these.start("run", *run)
         ends, cpu = ends_of(out / "rounds.jsonl", rounds + 1, these)
@@ -347,7 +361,8 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
             key = ("--auth-supernode-private-key", site / f"{site.name}.key")
             port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")
             these.start(site.name, BIN / "flower-supernode", *link, *key, *port)
-        settings = f'model="{federation.model}" rounds={rounds + 1} stamps="{stamps}"'
+        sites = len(federation.sites)
+        settings = f'model="{federation.model}" rounds={rounds + 1} sites={sites} stamps="{stamps}"'
         these.typed(BIN / "flwr", "run", HERE / "stock_flower", "--run-config", settings)
         ends, cpu = ends_of(stamps, rounds + 1, these)
         into.add(ends, cpu)
@@ -363,10 +378,28 @@ def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
         text=True,
         check=True,
     )
-    into.seconds += [float(seconds) for seconds in done.stdout.split()]
+    seconds, peaks = done.stdout.splitlines()
+    into.seconds += [float(second) for second in seconds.split()]
+    into.peak_mb = dict(zip(("server", "client"), map(float, peaks.split()), strict=True))
 
 
 # ---------------------------------------------------------------------- the table
+
+
+def copies_of(each: Measured, tiny: Measured | None, model_mb: float) -> str:
+    """How many models of this size each process held at its peak, beyond its memory with the tiny model."""
+    if tiny is None or each is tiny:
+        return ""
+    held = {name: (mb - tiny.peak_mb[name]) / model_mb for name, mb in each.peak_mb.items() if name in tiny.peak_mb}
+    return ", ".join(f"{process} {copies:.1f}" for process, copies in sorted(held.items()))
+
+
+def refuse_too_little_memory(models: Sequence[str], sites: int) -> None:
+    """Exit where the largest model would not fit into the free memory."""
+    needed = max(MODEL_GB[model] for model in models) * (COPIES_AT_SITE * sites + OTHER_COPIES)
+    available = psutil.virtual_memory().available / 1e9
+    if needed > available:
+        raise SystemExit(f"these models at {sites} sites take some {needed:.0f} GB, and {available:.0f} GB are free")
 
 
 def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int]) -> Table:
@@ -381,7 +414,7 @@ def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int])
         "x raw",
         "mean x raw",
     )
-    table = Table(*head, "peak MB")
+    table = Table(*head, "peak MB", "copies")
     for model, contenders in measured.items():
         for name, each in contenders.items():
             table.add_row(
@@ -395,6 +428,7 @@ def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int])
                 f"{each.median / contenders['raw'].median:.1f}",
                 f"{each.mean / contenders['raw'].mean:.1f}",
                 ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(each.peak_mb.items())),
+                copies_of(each, measured.get("tiny", {}).get(name), bytes_of[model] / 1e6),
             )
     return table
 
@@ -404,11 +438,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--stock-rounds", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--models", default=",".join(ARCHITECTURES))
+    parser.add_argument("--models", default=USUAL)
+    parser.add_argument("--set", action="append", default=[], help="of our experiment, such as run.method=fedavg")
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    console, models = Console(), arguments.models.split(",")
+    console, models = Console(width=200), arguments.models.split(",")
+    refuse_too_little_memory(models, arguments.sites)
     contenders = ["raw", "ours", *(["stock"] if arguments.stock_rounds else [])]
     measured = {model: {name: Measured() for name in contenders} for model in models}
     bytes_of: dict[str, int] = {}
@@ -421,7 +457,7 @@ def main() -> None:
             for federation in federations:
                 of, model = measured[federation.model], federation.model
                 scratch = folder / f"{model}-{repetition}"
-                bytes_of[model] = ours(federation, arguments.rounds, of["ours"], scratch / "ours")
+                bytes_of[model] = ours(federation, arguments.rounds, of["ours"], scratch / "ours", arguments.set)
                 raw(federation, bytes_of[model], arguments.rounds, of["raw"])
                 if arguments.stock_rounds:
                     stock(federation, arguments.stock_rounds, of["stock"], scratch / "stock")

@@ -4,7 +4,8 @@ Not among our dependencies, and its own do not go with ours: ``pip install --no-
 "multiprocess<0.71" dp-accounting prv-accountant dill absl-py``, then PYTHONPATH=FOLDER.
 
 It trains the same networks on the same images in batches of the same size, as many sites a round, drawn by a generator
-of its own; so it ends in another model. It validates no received model, keeps no state of a site, writes nothing.
+of its own; so it ends in another model. It keeps no state of a site and writes nothing. It validates no received
+model, or each round's model on the validation images of as many sites as train.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from pfl.data import get_user_sampler
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-from pfl.metrics import Metrics
+from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional
@@ -42,7 +43,9 @@ class Trained(nn.Module):
         return functional.cross_entropy(self.network(images), classes)
 
     def metrics(self, images: Tensor, classes: Tensor, eval: bool = False) -> dict[str, Any]:
-        return {}
+        """The loss, as ours computes it of the received model."""
+        loss = functional.cross_entropy(self.network(images), classes, reduction="sum")
+        return {"loss": Weighted(float(loss), len(images))}
 
 
 class Rounds(TrainingProcessCallback):  # type: ignore[misc]
@@ -62,11 +65,12 @@ class Rounds(TrainingProcessCallback):  # type: ignore[misc]
         return False, Metrics()
 
 
-def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
+def fedavg(file: ExperimentFile, on_round: Callable[[], None], *, validates: bool = False) -> str:
     """Train; the model has no hash to compare.
 
     Args:
         on_round: Called before the first round and after each.
+        validates: Validate each round's model.
     """
     experiment = file.experiment
     spec, drawn = experiment.training, experiment.participation.sites_per_round
@@ -75,11 +79,16 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     torch.set_num_threads(spec.threads)
     network = Trained(build_network(experiment.model, names, experiment.run.seed, file.base_folder))
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
-    data = FederatedDataset(lambda name: of_pfl(sites[name]), get_user_sampler("random", list(sites)))
+    names_of_sites = list(sites)
+    data = FederatedDataset(lambda name: of_pfl(sites[name]), get_user_sampler("random", names_of_sites))
+    validation = FederatedDataset(
+        lambda name: of_pfl(sites[name], validation=True), get_user_sampler("random", names_of_sites)
+    )
     rounds, cohort = experiment.run.rounds, drawn or len(sites)
+    every, validating = (1, cohort) if validates else (rounds + 1, 0)
     FederatedAveraging().run(
-        NNAlgorithmParams(rounds, evaluation_frequency=rounds + 1, train_cohort_size=cohort, val_cohort_size=0),
-        SimulatedBackend(training_data=data, val_data=data),
+        NNAlgorithmParams(rounds, evaluation_frequency=every, train_cohort_size=cohort, val_cohort_size=validating),
+        SimulatedBackend(training_data=data, val_data=validation),
         model,
         NNTrainHyperParams(local_batch_size=spec.batch_size, local_num_epochs=spec.epochs, local_learning_rate=spec.lr),
         NNEvalHyperParams(local_batch_size=256),
@@ -88,6 +97,8 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     return "-"
 
 
-def of_pfl(site: Hospital) -> Dataset:
+def of_pfl(site: Hospital, *, validation: bool = False) -> Dataset:
     """A site's images, which pfl does not shuffle."""
+    if validation:
+        return Dataset(raw_data=[site.validation_images, site.validation_classes])
     return Dataset(raw_data=[site.images, site.classes])

@@ -2,7 +2,8 @@
 
 python benchmarks/raw_grpc.py COORDINATOR_FOLDER BYTES ROUNDS CLIENTS
 
-Prints the seconds of each round. Bytes travel in chunks of 5 MB, three at a time, as fast a way as was found.
+Prints the seconds of each round, then the largest resident memory of the server and of a client in MB.
+The bytes travel in chunks of 5 MB, three at a time, as fast a way as was found.
 """
 
 import os
@@ -61,8 +62,14 @@ def pull_and_push(authority: Path, size: int, port: int) -> None:
             print("done", flush=True)
 
 
-def rounds(folder: str, size: int, count: int, many: int) -> list[float]:
-    """Seconds of each round, one to warm up left out."""
+def peak_mb(process: Any) -> int:
+    """Largest resident memory of a process so far, in MB."""
+    lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1000
+
+
+def rounds(folder: str, size: int, count: int, many: int) -> tuple[list[float], list[int]]:
+    """Seconds of each round, one to warm up left out; and the memory of server and largest client in MB."""
 
     def started(*role: object) -> Any:
         command = [sys.executable, __file__, folder, str(size), *map(str, role)]
@@ -82,7 +89,7 @@ def rounds(folder: str, size: int, count: int, many: int) -> list[float]:
             for client in clients:
                 assert client.stdout.readline() == "done\n"
             seconds.append(time.perf_counter() - began)
-        return seconds[1:]
+        return seconds[1:], [peak_mb(server), max(map(peak_mb, clients))]
     finally:
         for process in (*clients, server):
             process.stdin.close()
@@ -98,7 +105,9 @@ def main() -> None:
         case ["client", port]:
             pull_and_push(authority, int(size), int(port))
         case [count, clients]:
-            print(*(f"{seconds:.3f}" for seconds in rounds(folder, int(size), int(count), int(clients))))
+            seconds, peaks = rounds(folder, int(size), int(count), int(clients))
+            print(*(f"{second:.3f}" for second in seconds))
+            print(*peaks)
         case _:
             raise SystemExit(__doc__)
 

@@ -2,7 +2,7 @@
 
 python benchmarks/simulated_run.py CONTENDER EXPERIMENT.toml STAMPS
 
-CONTENDER is bare, inline, ray, ray:WORKERS, stock or pfl.
+CONTENDER is bare, resident, inline, ray, ray:WORKERS, stock, pfl or pfl:validated.
 
 A line of STAMPS: a word, seconds of the system-wide monotonic clock, CPU seconds of this process so far. Words:
 ``imported``, ``round`` (when the first begins and when each ends), ``done MODEL_SHA256``.
@@ -11,6 +11,8 @@ A line of STAMPS: a word, seconds of the system-wide monotonic clock, CPU second
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,16 @@ def bare(experiment: Path, stamps: Path) -> str:
 
     stamp(stamps, "imported")
     return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"))
+
+
+def resident(experiment: Path, stamps: Path) -> str:
+    """The bare loop with the model on the device for the whole run; on a GPU it ends in other bits."""
+    from bare_loop import fedavg
+
+    from polyclinic.common.config import read_experiment
+
+    stamp(stamps, "imported")
+    return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"), resident=True)
 
 
 def ours(experiment: Path, stamps: Path, backend: str) -> str:
@@ -77,6 +89,8 @@ def stock(experiment: Path, stamps: Path) -> str:
         options.training.epochs,
         options.training.batch_size,
         options.training.lr,
+        drawn=options.participation.sites_per_round,
+        validates=options.partition.validation_fraction > 0,
     )
     warnings.simplefilter("ignore")
     run_simulation(
@@ -88,24 +102,28 @@ def stock(experiment: Path, stamps: Path) -> str:
     return "-"
 
 
-def pfl(experiment: Path, stamps: Path) -> str:
+def pfl(experiment: Path, stamps: Path, *, validates: bool = False) -> str:
     from pfl_loop import fedavg
 
     from polyclinic.common.config import read_experiment
 
     stamp(stamps, "imported")
-    return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"))
+    return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"), validates=validates)
 
 
 def main() -> None:
     contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    others: dict[str, Callable[[Path, Path], str]] = {
+        "bare": bare,
+        "resident": resident,
+        "stock": stock,
+        "pfl": pfl,
+        "pfl:validated": partial(pfl, validates=True),
+    }
     with exclude_imports_from_gc():  # as flwr-sim does
-        import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
-
-        if contender not in ("bare", "stock", "pfl"):
+        if contender not in others:
             import polyclinic.server.simulation.simulate  # noqa: F401
-    others = {"bare": bare, "stock": stock, "pfl": pfl}
     done = others[contender](experiment, stamps) if contender in others else ours(experiment, stamps, contender)
     stamp(stamps, "done", done)
 

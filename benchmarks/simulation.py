@@ -40,6 +40,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 CONTENDERS = ("bare", "inline", "ray", "stock")
+ONE_PROCESS = ("bare", "inline", "pfl", "pfl:validated")
 SIDES = {"tiny_cnn": 16, "fedsld_cnn": 28, "femnist_cnn": 28, "resnet18": 32, "unifed_vgg11": 32}
 MODELS = "tiny_cnn,fedsld_cnn,resnet18"
 EVERY_S, WITHIN_S = 0.2, 1800.0
@@ -68,7 +69,7 @@ kind = "dirichlet"
 alpha = 10000
 sites = {sites}
 seed = 0
-validation_fraction = 0.1
+validation_fraction = {validation}
 [evaluation]
 checkpoint = "last"
 {testers}
@@ -92,6 +93,7 @@ class Case:
     drawn: int = 0
     all_test: bool = False
     given_side: int = 0
+    validation: float = 0.1
 
     @property
     def side(self) -> int:
@@ -186,7 +188,7 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
     rounds = [(float(line[1]), float(line[2])) for line in lines if line[0] == "round"]
     into.start.append(rounds[0][0] - float(next(line[1] for line in lines if line[0] == "imported")))
     into.wall += [after[0] - before[0] for before, after in itertools.pairwise(rounds[1:])]
-    if contender in ("bare", "inline", "pfl"):  # one process, which knows exactly
+    if contender in ONE_PROCESS:  # which knows exactly
         into.cpu += [after[1] - before[1] for before, after in itertools.pairwise(rounds[1:])]
         into.end.append(next(float(line[2]) for line in lines if line[0] == "done") - rounds[-1][1])
     else:
@@ -231,7 +233,9 @@ def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
 
 def same_model(contenders: Mapping[str, Measured]) -> None:
     """Raise if bare, inline and ray did not all end in one model."""
-    results = set[str]().union(*(entry.sha256 for name, entry in contenders.items() if name not in ("stock", "pfl")))
+    results = set[str]().union(
+        *(entry.sha256 for name, entry in contenders.items() if name not in ("stock", "pfl", "pfl:validated"))
+    )
     if len(results) > 1:
         raise SystemExit(f"the contenders ended in different models: { {n: o.sha256 for n, o in contenders.items()} }")
 

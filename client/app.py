@@ -7,8 +7,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from polyclinic.client.benefit.compare import compare_with_local_only_training
+from polyclinic.client.counts.answer import answer_count_request
 from polyclinic.client.gate.gate import Mod, make_policy_gate
 from polyclinic.client.site.disclosure import count_patients, round_count_down
+from polyclinic.client.site.plans import TRAINING, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import store_last_plan
 from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
@@ -20,6 +22,7 @@ from polyclinic.common.config import HospitalPlan, parse_plan_json
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.state import make_model_layout
 from polyclinic.common.wire.codec import decode_record, encode_record
+from polyclinic.common.wire.counts import CountRequest
 from polyclinic.common.wire.records import (
     HIDDEN,
     NOT_SHOWN,
@@ -92,6 +95,9 @@ def make_client_app(
     app.evaluate()(
         make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
     )
+    app.query("count")(
+        make_record_handler(CountRequest, lambda site, request: answer_count_request(site, request, masks))
+    )
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
     app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
     app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
@@ -115,6 +121,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:
         store_last_plan(site.folder, call.plan)
+        store_request_text(site, RequestText(TRAINING, call.plan))
     if site.stated_counts is not None:
         site.stated_counts.write_count(call.run, site.train_samples)
     counts_leave = method.declared_payload.label_counts and policy.label_counts

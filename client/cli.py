@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyclinic.client.cli_approval import approvers_app, plans_app, print_record
 from polyclinic.client.cli_service import service_app
 from polyclinic.client.cli_slurm import slurm_app
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
@@ -54,6 +55,9 @@ app = make_command_line_program(
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
 app.add_typer(service_app, name="service")
+app.add_typer(plans_app, name="plans")
+app.add_typer(approvers_app, name="approvers")
+app.command("record")(print_record)
 app.add_typer(slurm_app, name="slurm")
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
@@ -254,6 +258,8 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical_names)}")
         for line in describe_privacy_status(status.privacy) if status.privacy else ():
             tell(line.strip())
+        if site.approvals is not None:
+            tell(site.approvals.describe_start())
         for note in site.train.notes:
             tell(note)
         for part in (site.train, site.validation, site.test):

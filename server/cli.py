@@ -348,6 +348,38 @@ def _print_contract(coordinator: "CoordinatorFolder", experiment: Path, *, as_js
     raise SystemExit(0 if contract.is_agreed else 1)
 
 
+@app.command("count")
+def count_at_hospitals(
+    folder: Folder,
+    question: Annotated[Path, typer.Argument(metavar="QUESTION.toml", help="What to count: docs/count.md.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for counts.html, counts.csv and counts.json.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count patients and images at the connected hospitals, as far as each allows it. No round begins.
+
+    Example: flwr-server count trial question.toml --out counts
+
+    Exit code 0 if all hospitals answered, 1 if not.
+    """
+    from polyclinic.common.counts import read_count_question
+    from polyclinic.common.system.files import find_output_folder_faults
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+
+    coordinator, asked = read_coordinator_folder(folder), read_count_question(question)  # before flwr is imported
+    raise_faults(find_output_folder_faults(out) if out is not None else [])
+    from polyclinic.server.counts.ask import ask_for_counts
+    from polyclinic.server.deployment.questions import open_network_questions
+    from polyclinic.server.reporting.counts import show_count_result
+
+    os.umask(0o077)  # the files are for this account only
+    with open_network_questions(coordinator, asked.sites, asked.deadline_s) as exchange:
+        result = ask_for_counts(exchange, asked.sent_part)
+    show_count_result(result, console, out, as_json=as_json)
+    raise SystemExit(1 if result.silent else 0)
+
+
 @app.command("runs")
 def print_run_history(folder: Folder, as_json: AsJson = False) -> None:
     """List the runs of this coordinator: start, completed rounds, how each ended, and its folder.

@@ -140,6 +140,39 @@ def run_simulated_experiment(
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
+@app.command("count")
+def count_at_simulated_sites(
+    experiment: ExperimentPath,
+    question: Annotated[Path, typer.Argument(metavar="QUESTION.toml", help="What to count: docs/count.md.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for counts.html, counts.csv and counts.json.")
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Count patients and images at the simulated sites of an experiment, as flwr-server count does at hospitals.
+
+    Example: flwr-sim count experiment.toml question.toml
+    """
+    from polyclinic.common.counts import read_count_question
+    from polyclinic.common.system.files import find_output_folder_faults
+    from polyclinic.strategies.method_list import read_experiment_without_torch
+
+    file, asked = read_experiment_without_torch(experiment, overrides), read_count_question(question)
+    raise_faults(find_output_folder_faults(out) if out is not None else [])
+    from polyclinic.server.outbound_hosts import ask_for_experiments
+
+    with ask_for_experiments([file], overrides, yes=yes):
+        from polyclinic.server.counts.ask import ask_for_counts
+        from polyclinic.server.reporting.counts import show_count_result
+        from polyclinic.server.simulation.questions import ask_simulated_sites
+
+        sent = asked.sent_part
+        result = ask_simulated_sites(file, asked.deadline_s, lambda exchange: ask_for_counts(exchange, sent))
+    show_count_result(result, console, out, as_json=as_json)
+
+
 @app.command("init")
 def init_experiment_from_table(
     labels: Annotated[

@@ -71,6 +71,7 @@ REVIEWED = {
         "client/check/data.py: settings.folder / spec.labels",
         "client/service.py: settings.folder / place",
         "client/site/site_file.py: folder / images",
+        "client/site/site_file.py: folder / str(data.get('labels'))",
         "client/site/site_file.py: self.folder / self.file.key",
         "client/site/site_file.py: self.folder / self.file.kit",
         "common/config.py: path.parent / parent",

@@ -134,7 +134,8 @@ def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], **options)
 
 
-FIGURES = {"sklearn", "matplotlib", "scipy"}
+UNUSED = {"sklearn", "matplotlib", "scipy", "pandas", "sympy", "torchvision", "torch._dynamo", "torch._inductor"}
+"""Large packages that neither a coordinator, nor a waiting hospital, nor a run with its report needs."""
 WITHOUT = [
     # Of commands that train nothing, which do not wait for torch; the first, which is always there, without Flower.
     ("polyclinic.server.deployment.superlink.program", {"torch", "flwr"}),
@@ -148,7 +149,7 @@ WITHOUT = [
             "polyclinic.common.config",
         )
     ),
-    *((name, FIGURES) for name in ("polyclinic.client.connection.service", "polyclinic.server.deployment.network")),
+    *((name, UNUSED) for name in ("polyclinic.client.connection.service", "polyclinic.server.deployment.network")),
 ]
 
 
@@ -160,14 +161,27 @@ def test_programs_import_no_large_package_that_they_do_not_need() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
+def test_a_run_with_its_report_imports_no_large_package_that_it_does_not_use(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
     arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
-    packages = {"torch", "torch._dynamo", "torch._inductor", "sympy", "sklearn", "torchvision"}
+    packages = {"torch", *UNUSED}
     code = f"import sys\nfrom polyclinic.studies.cli import main\ntry:\n    main({arguments!r})\n"
     code += f"except SystemExit as end:\n    print(end.code, {packages!r} & set(sys.modules))\n"
     ended = python(code, tmp_path)
     assert ended.stdout.splitlines()[-1:] == ["0 {'torch'}"], ended.stderr
+
+
+@pytest.mark.parametrize("architecture", ["resnet18", "densenet121", "vgg11", "efficientnet_lite0"])
+def test_networks_of_ours_are_built_without_torchvision(architecture: str) -> None:
+    code = f"""
+import sys
+from polyclinic.common.models.network import build_network
+from polyclinic.common.models.zoo.spec import ModelSpec
+build_network(ModelSpec(architecture={architecture!r}, channels=1, image_size=32, task="multi_label"), ("a", "b"), 0)
+print({UNUSED!r} & set(sys.modules))
+"""
+    ended = python(code)
+    assert ended.stdout.splitlines() == ["set()"], ended.stderr
 
 
 def test_a_run_of_ones_own_network_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ class Setting:
     epochs: int
     batch_size: int
     lr: float
+    drawn: int
+    validates: bool
 
 
 def client_app(setting: Setting) -> ClientApp:
@@ -38,7 +40,11 @@ def client_app(setting: Setting) -> ClientApp:
         model.load_state_dict(arrays.to_torch_state_dict())
         config = context.node_config
         return model, *loaders(
-            setting.images, int(config["partition-id"]), int(config["num-partitions"]), setting.batch_size
+            setting.images,
+            int(config["partition-id"]),
+            int(config["num-partitions"]),
+            setting.batch_size,
+            validates=setting.validates,
         )
 
     @app.train()
@@ -58,7 +64,7 @@ def client_app(setting: Setting) -> ClientApp:
 
 
 def server_app(setting: Setting, on_round: Callable[[], None]) -> ServerApp:
-    """FedAvg over all sites, trained and evaluated every round.
+    """FedAvg over all sites or so many drawn ones, trained and, with validation, evaluated every round.
 
     Args:
         on_round: Called before the first round and after each.
@@ -75,6 +81,8 @@ def server_app(setting: Setting, on_round: Callable[[], None]) -> ServerApp:
     def _(grid: Grid, context: Context) -> None:
         initial = ArrayRecord(model_named(setting.model).state_dict())
         on_round()
-        Stamped().start(grid, initial, num_rounds=setting.rounds)
+        share = setting.drawn / len(list(grid.get_node_ids())) if setting.drawn else 1.0
+        strategy = Stamped(fraction_train=share, fraction_evaluate=share if setting.validates else 0.0)
+        strategy.start(grid, initial, num_rounds=setting.rounds)
 
     return app

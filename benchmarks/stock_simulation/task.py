@@ -35,13 +35,15 @@ def _file(path: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def loaders(path: Path, partition: int, partitions: int, batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def loaders(
+    path: Path, partition: int, partitions: int, batch_size: int, *, validates: bool = True
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Training and validation images of one of equal partitions."""
     arrays = _file(path)
     images = (torch.from_numpy(arrays["train_images"]).float()[:, None] / 255 - 0.5) / 0.5
     classes = torch.from_numpy(arrays["train_labels"]).flatten().long()
     rows = torch.arange(partition, len(images), partitions)
-    held_out = len(rows) // 10
+    held_out = len(rows) // 10 if validates else 0
     training = TensorDataset(images[rows[held_out:]], classes[rows[held_out:]])
     validation = TensorDataset(images[rows[:held_out]], classes[rows[:held_out]])
     return DataLoader(training, batch_size, shuffle=True), DataLoader(validation, 256)

@@ -9,9 +9,8 @@ import contextlib
 import datetime as dt
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
+from polyclinic.client.site.authority_record import FILE, AuthorityRecord, read_authority_record
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.security.identity import SiteConnectionKit
 from polyclinic.common.security.phrase import (
@@ -21,36 +20,6 @@ from polyclinic.common.security.phrase import (
 )
 from polyclinic.common.system.files import is_disk_full, write_atomically
 from polyclinic.common.system.plain_text import quote_for_shell
-
-FILE = "authority.json"
-
-
-class AuthorityRecord(BaseModel):
-    """The authority that a site connected to, or whose phrase a person has confirmed: ``state/authority.json``.
-
-    Attributes:
-        key_hash: SHA-256 of the authority's public key.
-        phrase: The phrase of the same key, for people.
-        coordinator: Name of the coordinator in the kit.
-        since: UTC time (ISO 8601) of the first connection, or of the confirmation if that was before.
-        confirmed: UTC time at which a person typed the phrase; empty if nobody has.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    key_hash: str
-    phrase: str
-    coordinator: str
-    since: str
-    confirmed: str = ""
-
-
-def read_authority_record(state: Path) -> AuthorityRecord | None:
-    """Return the authority that this site knows from before; None if it knows none, or the file is damaged."""
-    try:
-        return AuthorityRecord.model_validate_json((state / FILE).read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def record_first_connection(state: Path, kit: SiteConnectionKit) -> None:

@@ -65,12 +65,13 @@ from polyclinic.common.system.files import (
     remove_temporary_files,
     write_atomically,
 )
-from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines
+from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines, quote_for_shell
 from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
+from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL
 from polyclinic.common.wire.records import Refusal
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
@@ -108,6 +109,10 @@ Tell = Callable[[str], None]
 
 class IdleLimitReached(Exception):
     """Raised if no message has come for the time that ``--until-idle`` allows."""
+
+
+class PlanApproved(Exception):
+    """Raised if a person has approved a plan that this site refused before, so that the coordinator has to ask anew."""
 
 
 class RunWorkInterrupted(BaseException):
@@ -190,6 +195,10 @@ class HospitalMessageLoop:
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
+            except PlanApproved:
+                # The coordinator asks a site again that connects as a new process.
+                self._process = secrets.token_hex(8)
+                self.tell("a plan was approved here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two: the coordinator answers a call that is about no run or message as if it were.
                 if str(error) != self.status.last_error or self.status.state != "connecting":
@@ -301,6 +310,7 @@ class HospitalMessageLoop:
             self.status.last_contact = time.time()
             if received is None:
                 self._end_if_idle()
+                self._ask_to_be_asked_again()
                 if time.monotonic() - began < WAIT_S / 2:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
@@ -310,6 +320,20 @@ class HospitalMessageLoop:
             else:
                 self._answer_message(link, received)
             wait_s, self._last_work = POLL_S, time.monotonic()
+
+    def _ask_to_be_asked_again(self) -> None:
+        """Have the coordinator ask again about a plan that was approved here after this site refused it.
+
+        Raises:
+            PlanApproved: To connect as a new process.
+        """
+        approvals = self.site.approvals
+        if approvals is None or not approvals.find_newly_approved_texts():
+            return
+        if PROCESS_VARIABLE in os.environ:  # the program that submits jobs calls under the same id
+            self.tell("a plan was approved here: stop flwr-client slurm watch and start it again")
+            return
+        raise PlanApproved
 
     def _end_if_idle(self) -> None:
         if self.idle_limit_s is not None and time.monotonic() - self._last_work >= self.idle_limit_s:
@@ -465,6 +489,10 @@ class HospitalMessageLoop:
             self._report_error(f"{self.status.phase} failed: {error}")
             return make_error_reply(message, SITE_RAISED, reason)
         if reply.has_error():
+            if reply.error.code == AWAITS_APPROVAL:  # the gate has printed why
+                folder = quote_for_shell(self.settings.folder)
+                self._report_error(f"a plan waits for approval here: flwr-client plans list {folder}")
+                return reply
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
         self._record_and_print_work_result(message, reply, time.monotonic() - began)
@@ -483,7 +511,7 @@ class HospitalMessageLoop:
         if opted_out.keys() == self.opted_out.keys():
             return
         site, left_out = self.data.make_site(opted_out)
-        self.site = replace(site, identity=self.site.identity)
+        self.site = replace(site, identity=self.site.identity, approvals=self.site.approvals)
         self.opted_out = opted_out
         self.report_left_out_patients(left_out)
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyclinic.client.connection.authority import read_authority_record
 from polyclinic.client.connection.preflight import is_client_running
+from polyclinic.client.site.authority_record import read_authority_record
 from polyclinic.client.site.budget import describe_privacy_status
 from polyclinic.common import __version__
 from polyclinic.common.contract import CONTRACT_RUN

@@ -8,13 +8,16 @@ reply leaves.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
 from polyclinic.client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
-from polyclinic.client.gate.policy_rules import PolicyVerdict, decide_if_reply_may_leave
+from polyclinic.client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_if_reply_may_leave
+from polyclinic.client.gate.question_rules import QUESTIONS, decide_if_answer_may_leave, decide_on_question
+from polyclinic.client.site.plans import TRAINING, read_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireError
@@ -23,6 +26,7 @@ from polyclinic.common.security.signatures import SignatureFault, read_run_round
 from polyclinic.common.system.plain_text import format_as_json_text, make_printable_line
 from polyclinic.common.wire.canonical_bytes import RecordField, hash_record, list_record_fields, read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes, decode_record
+from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL, WAITING_FOR_APPROVAL
 from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
@@ -38,6 +42,7 @@ from polyclinic.common.wire.secure_aggregation import (
     RevealAnswer,
     SharesAnswer,
 )
+from polyclinic.data.base.image_set import PARTS
 
 DECLINED = 202
 """Our error code for a request or a reply that the site's policy does not allow."""
@@ -53,7 +58,11 @@ ANSWERS: dict[str, type[Any]] = {
     "SharesRequest": SharesAnswer,
     "MaskedRequest": MaskedAnswer,
     "RevealRequest": RevealAnswer,
+    **{name: kind.answer for name, kind in QUESTIONS.items()},
 }
+
+APPROVAL, DENIED = "approval.", "approval.denied"
+"""Rules of :mod:`polyclinic.client.site.approvals`, which is not imported where nobody approves requests."""
 
 MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
 """Limits of an audit line: characters of a name, bytes of the list of fields, dimensions of an array."""
@@ -170,6 +179,7 @@ class GatedMessage:
     def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
         self._fields = read_small_fields(message.content)
+        self._record_name = str(self._fields.get("wire.record"))
         server_round = self._fields.get("round", 0)
         self._about = {
             "run": make_printable_line(str(self._fields.get("run", "")), MOST_NAME),
@@ -184,16 +194,23 @@ class GatedMessage:
         try:
             incoming = IncomingRequest(self._site, self._message.content)
             work, verdict = incoming.decide_and_record_plan()
+            if work is None and verdict.is_allowed and self._record_name in QUESTIONS:
+                verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
         except Exception as error:
             kind = type(error).__name__
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
             self._write_error_to_audit(kind)
             raise
-        is_roll_call = self._fields.get("wire.record") == RollCall.__name__
-        name = work.plan.run.name if work is not None and is_roll_call else ""
-        self._write_record_to_audit("in", self._message.content, verdict, run_name=name)
+        facts = self._collect_audit_facts(work, verdict)
+        if incoming.approval is not None and incoming.approval.facts:
+            facts["approval"] = dict(incoming.approval.facts)
+        self._write_record_to_audit("in", self._message.content, verdict, facts)
         if not verdict.is_allowed:
-            return self._decline_and_record(f"declines: {verdict}")
+            if verdict.rule.startswith(APPROVAL) and verdict.rule != DENIED:
+                return self._await_approval(verdict)
+            # Who denied a plan, and why, is for the hospital's own audit.
+            told = PolicyVerdict(DENIED, "the hospital has denied it") if verdict.rule == DENIED else verdict
+            return self._decline_and_record(f"declines: {told}")
         try:
             with incoming.limit_working_time():
                 reply = answer(self._message, context)
@@ -204,35 +221,71 @@ class GatedMessage:
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
-        # The policy decides on the records as they would leave; a record that the wire does not know is refused.
-        try:
-            record = decode_record(reply.content, ANSWERS[str(self._fields.get("wire.record"))])
-        except (WireError, KeyError) as error:
-            verdict = PolicyVerdict("wire", str(error).removesuffix("."))
-        else:
-            if isinstance(record, MaskingAnswer):
-                verdict = PolicyVerdict("secure aggregation")  # the update was checked when it was held
-            elif work is None:
-                verdict = PolicyVerdict(
-                    "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"
-                )
-            else:
-                verdict = decide_if_reply_may_leave(self._site.policy, work, record)
+        verdict = self._decide_on_reply(work, reply)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.is_allowed:
             return self._decline_and_record(f"does not send this: {verdict}")
         return reply
+
+    def _decide_on_reply(self, work: RequestedWork | None, reply: Message) -> PolicyVerdict:
+        """Return the policy's verdict on the record as it would leave; one that the wire does not know is refused."""
+        try:
+            record = decode_record(reply.content, ANSWERS[self._record_name])
+        except (WireError, KeyError) as error:
+            return PolicyVerdict("wire", str(error).removesuffix("."))
+        if isinstance(record, MaskingAnswer):
+            return PolicyVerdict("secure aggregation")  # the update was checked when it was held
+        if self._record_name in QUESTIONS:
+            return decide_if_answer_may_leave(self._site.policy, self._record_name, self._message.content, record)
+        if work is None:
+            return PolicyVerdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
+        return decide_if_reply_may_leave(self._site.policy, work, record)
+
+    def _collect_audit_facts(self, work: RequestedWork | None, verdict: PolicyVerdict) -> dict[str, Any]:
+        """Return what the audit line has beside the record: the run's title, the hash of its plan, and the images.
+
+        The further requests of a run, which hold the same plan, have none of it.
+        """
+        request = read_request_text(self._fields)
+        if request is None or (request.kind == TRAINING and self._fields.get("wire.record") != RollCall.__name__):
+            return {}
+        facts: dict[str, Any] = {}
+        if work is not None and (name := work.plan.run.name):
+            facts["name"] = make_printable_line(name, MOST_NAME)
+        if not self._site.durable:
+            return facts
+        facts["plan"] = request.sha256
+        if verdict.is_allowed:
+            parts = (self._site.train, self._site.validation, self._site.test)
+            counts = dict(zip(PARTS, map(len, parts), strict=True))
+            facts["images"] = counts | {"unreadable": sum(len(part.skipped) for part in parts)}
+        return facts
+
+    def _await_approval(self, verdict: PolicyVerdict) -> Message:
+        """Answer that the site waits for the approval of a person, without the reason why it has none."""
+        self._site.tell(f"run {str(self._about['run'])[:8]} waits for approval here: {verdict}")
+        self._write_error_to_audit("approval", WAITING_FOR_APPROVAL)
+        return Message(Error(AWAITS_APPROVAL, WAITING_FOR_APPROVAL), reply_to=self._message)
 
     def _decline_and_record(self, reason: str) -> Message:
         self._write_error_to_audit("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 
     def _write_record_to_audit(
-        self, direction: str, content: RecordDict, verdict: PolicyVerdict, run_name: str = ""
+        self,
+        direction: str,
+        content: RecordDict,
+        verdict: PolicyVerdict,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """Write a record to the audit log.
+
+        Args:
+            facts: Further fields of the line.
+        """
         self._audit.append(
             **self._about,
-            **({"name": make_printable_line(run_name, MOST_NAME)} if run_name else {}),
+            **facts,
             direction=direction,
             record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
             fields=list_fields_for_audit_line(list_record_fields(content)),
@@ -241,7 +294,7 @@ class GatedMessage:
             decision="allow" if verdict.is_allowed else "deny",
             rule=verdict.rule,
             **({} if verdict.is_allowed else {"reason": make_printable_line(verdict.reason)}),
-            **(read_request_signature(content) if direction == "in" else {}),
+            **(read_request_signature(content) if direction == "in" else _read_spent_epsilon(content)),
         )
 
     def _write_error_to_audit(self, kind: str, reason: str = "") -> None:
@@ -249,6 +302,12 @@ class GatedMessage:
         text = reason.encode()
         facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
+
+
+def _read_spent_epsilon(content: RecordDict) -> dict[str, float]:
+    """Return the privacy budget that a run has used at this site, of a reply that states it."""
+    epsilon = read_small_fields(content).get("epsilon")
+    return {"epsilon": epsilon} if isinstance(epsilon, float) else {}
 
 
 def list_fields_for_audit_line(fields: Sequence[RecordField]) -> list[Any]:

@@ -25,11 +25,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import RecordDict
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from polyclinic.client.gate.policy_rules import (
@@ -56,6 +55,9 @@ from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest, is_v
 from polyclinic.common.wire.versions import VERSION_FIELD, find_lacking_feature, is_spoken
 from polyclinic.strategies.registry import get_cached_site_method
 
+if TYPE_CHECKING:
+    from polyclinic.client.site.approvals import ApprovalVerdict, SiteApprovals
+
 HOUR_S = 3600.0
 
 
@@ -69,6 +71,7 @@ class IncomingRequest:
         self._run = str(fields.get("run", ""))
         self._runs = SiteRunRecords(site.folder, durable=site.durable)
         self._record = self._runs.find_run_record(self._run)
+        self.approval: ApprovalVerdict | None = None
 
     def decide_and_record_plan(self) -> tuple[RequestedWork | None, PolicyVerdict]:
         """Return the requested work, and the policy's verdict: the first rule that the request breaks, if any.
@@ -80,9 +83,11 @@ class IncomingRequest:
             work = read_requested_work(self._fields, self._site)
         except PlanRefused as error:
             return None, PolicyVerdict(error.rule, str(error))
+        verdict = PolicyVerdict("no plan") if work is None else decide_on_request(self._policy, work)
+        if self._site.approvals is not None and verdict.is_allowed:
+            verdict = self._decide_by_approval(self._site.approvals)
         if work is None:
-            return None, PolicyVerdict("no plan")
-        verdict = decide_on_request(self._policy, work)
+            return None, verdict
         if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             run = RunName(self._run)
             plan = str(self._fields["plan"])
@@ -98,6 +103,8 @@ class IncomingRequest:
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._compute_seconds_left_by_policy() == 0:
                 verdict = self.make_time_limit_verdict()
+            elif self.approval is not None:
+                self._record = self._runs.record_approved_text(run, self.approval.sha256)
         # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
         # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
@@ -114,6 +121,12 @@ class IncomingRequest:
             ):
                 verdict = PolicyVerdict("run.first_model", reason)
         return work, verdict
+
+    def _decide_by_approval(self, approvals: "SiteApprovals") -> PolicyVerdict:
+        """Return the verdict of the people who approve requests at this site."""
+        text_of_run = self._record.text if self._record else ""
+        self.approval = approvals.decide_on_request(self._fields, self._site, text_of_run)
+        return PolicyVerdict(self.approval.rule, self.approval.reason)
 
     @contextmanager
     def limit_working_time(self) -> Iterator[None]:
@@ -228,10 +241,15 @@ RUNS, EARLIER_RUNS = "runs", "runs.json"
 
 @dataclass(frozen=True)
 class SiteRunRecord:
-    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it."""
+    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it.
+
+    Attributes:
+        text: SHA-256 of the last text of the plan that was approved; empty where nobody approves plans.
+    """
 
     plan: str
     seconds: float = 0.0
+    text: str = ""
 
 
 class SiteRunRecords:
@@ -244,7 +262,9 @@ class SiteRunRecords:
         """Return the record of a run; None for a new run, or for a damaged record, so that any plan is accepted."""
         entry = self._entries.read_entry(run)
         try:
-            return None if entry is None else SiteRunRecord(str(entry["plan"]), float(entry["seconds"]))
+            if entry is None:
+                return None
+            return SiteRunRecord(str(entry["plan"]), float(entry["seconds"]), str(entry.get("text", "")))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -258,8 +278,18 @@ class SiteRunRecords:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds))
 
+    def record_approved_text(self, run: str, text: str) -> SiteRunRecord | None:
+        """Store the hash of the text by which a run was approved; return the record, None if the run has none."""
+        record = self.find_run_record(run)
+        if record is None or record.text == text:
+            return record
+        return self._write_record(run, replace(record, text=text))
+
     def _write_record(self, run: str, record: SiteRunRecord) -> SiteRunRecord:
-        self._entries.write_entry(run, asdict(record))
+        entry = asdict(record)
+        if not record.text:
+            del entry["text"]
+        self._entries.write_entry(run, entry)
         return record
 
 
@@ -417,21 +447,23 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
         return ""  # the frozen part is not here: the handler asks for it
     if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in built.items()}:
         return ""  # of another network: the handler says which part does not fit
-    tolerances = {name: ABSOLUTE + RELATIVE * np.abs(array) for name, array in built.items()}
-    if request.model.form == form:
-        tolerances["trunk"] += compute_largest_rounding_errors(received["trunk"], form)
-    alike = list[NDArray[np.bool_]]()
+    numbers, wrong = 0, 0
     for name, array in built.items():
-        alike.append((np.abs(received[name] - array) <= tolerances[name]).ravel())
-    wrong = ~np.concatenate(alike)
-    if not wrong.any():
+        tolerance = np.abs(array)
+        tolerance *= RELATIVE
+        tolerance += ABSOLUTE
+        if name == "trunk" and form != "float32" and request.model.form == form:
+            tolerance += compute_largest_rounding_errors(received[name], form)
+        numbers += array.size
+        wrong += int(array.size - np.count_nonzero(np.abs(received[name] - array) <= tolerance))
+    if not wrong:
         return ""
     libraries = ["torch", "torchvision"]
     if is_external_network(spec.architecture) and not spec.architecture.startswith(PLUGIN):
         libraries.append(spec.architecture.partition(":")[0])
     here = ", ".join(f"{name} {version(name)}" for name in dict.fromkeys(libraries))
     return (
-        f"{wrong.sum():,} of {wrong.size:,} numbers of the model are not those that this site builds from the plan's "
+        f"{wrong:,} of {numbers:,} numbers of the model are not those that this site builds from the plan's "
         f"{source}. Compare versions: here {here}. If the coordinator has the same, its program is not the published "
         "one, and this site must not take part"
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.common.wire.counts import CountReply
 from polyclinic.common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from polyclinic.common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from polyclinic.strategies.registry import list_statistic_meanings
@@ -19,6 +20,7 @@ SENT = (
     EvaluateReply,
     BenefitReply,
     RefusalNoted,
+    CountReply,
     KeysAnswer,
     SharesAnswer,
     MaskedAnswer,

@@ -143,7 +143,7 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
     frozen = build_initial_frozen_part(plan.model, plan.run.seed, Path())
     plan = plan.model_copy(update={"model": add_frozen_hash_to_spec(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
-        grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, durable=False))
+        grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, approvals=None, durable=False))
         participation = ParticipationSection(round_deadline_s=DEADLINE_S)
         coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
         with suppress(TooFewSites):  # the site declined, with a reason

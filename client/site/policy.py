@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from polyclinic.common.counts import TABLES, check_table_names
 from polyclinic.common.errors import quote_names, suggest_nearest_name
 from polyclinic.common.plugins import PLUGIN
 from polyclinic.common.system.toml import TomlSection
@@ -44,8 +45,14 @@ TRUST: Mapping[Level, str] = {
 """Sentence for each level about who is trusted, for all pages and messages."""
 _FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
-    "trusted": {"label_counts": True, "score_histograms": True, "train_hidden_classes": True},
-    "masked": {**_FIGURES_STAY, "masked_only": True, "score_histograms": True, "smallest_cohort": 3},
+    "trusted": {"label_counts": True, "score_histograms": True, "train_hidden_classes": True, "counts": TABLES},
+    "masked": {
+        **_FIGURES_STAY,
+        "masked_only": True,
+        "score_histograms": True,
+        "smallest_cohort": 3,
+        "counts": TABLES,
+    },
     "private": {**_FIGURES_STAY, "epsilon": 8.0, "privacy_unit": "patient", "round_counts_to": 10},
 }
 """Defaults of keys that each level changes; a key in the file takes precedence."""
@@ -64,6 +71,7 @@ class SitePolicy(TomlSection):
     """
 
     level: Level = "trusted"
+    approval: Literal["off", "required"] = "off"
     methods: tuple[str, ...] | None = None
     networks: tuple[str, ...] = ("timm:*", "torchvision:*", "monai:*", "torchxrayvision:*")
     losses: tuple[str, ...] = ()
@@ -96,6 +104,8 @@ class SitePolicy(TomlSection):
     test_metrics: bool = True
     train_hidden_classes: bool = False
     label_counts: bool = False
+    counts: tuple[str, ...] = ()
+    counts_epsilon: float = Field(1.0, gt=0)
     score_histograms: bool = False
     masked_only: bool = False
     rows_alone: bool = False
@@ -130,6 +140,8 @@ class SitePolicy(TomlSection):
         if self.round_counts_to > 1 and self.score_histograms:
             raise ValueError("score_histograms add up to exact counts: they do not go with round_counts_to")
         return self
+
+    _check_counts = field_validator("counts")(check_table_names)
 
     @field_validator("methods")
     @classmethod
@@ -169,6 +181,11 @@ def _refuse_unknown_names(names: tuple[str, ...] | None, options: Iterable[str],
 
 
 UNLIMITED = SitePolicy(
-    label_counts=True, score_histograms=True, smallest_count=0, metrics_outside_privacy=True, **WITHOUT_LIMITS
+    label_counts=True,
+    score_histograms=True,
+    counts=TABLES,
+    smallest_count=0,
+    metrics_outside_privacy=True,
+    **WITHOUT_LIMITS,
 )
 """The policy of a simulated site, unless a test or an experiment sets another one."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,6 +41,9 @@ from polyclinic.data.base.splits import (
 )
 from polyclinic.data.images.store import DecodedImageStore, remove_image_store
 from polyclinic.data.load import find_dataset_faults, load_dataset
+
+if TYPE_CHECKING:
+    from polyclinic.client.site.approvals import SiteApprovals
 
 
 def read_site_settings(folder: Path) -> SiteSettings:
@@ -227,6 +231,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         weights_folder=settings.folder / "weights",
         tell=tell,
         ledger=open_site_ledger(settings),
+        approvals=_make_site_approvals(settings) if settings.file.policy.approval == "required" else None,
         pixel_form=make_pixel_form(
             settings.file.data,
             splits.train.stored.shape[1:],
@@ -234,6 +239,12 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
             white_of_dark=splits.train.white_of_dark,
         ),
     )
+
+
+def _make_site_approvals(settings: SiteSettings) -> "SiteApprovals":
+    from polyclinic.client.site.approvals import SiteApprovals  # not loaded where nobody approves
+
+    return SiteApprovals(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
 
 
 def prepare_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> DecodedImageStore:

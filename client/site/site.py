@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from polyclinic.data.images.pixels import ImageTensors, load_pixels_on_device
 from polyclinic.strategies.local.arithmetic import TrainingNumberFormat, choose_number_format
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
+if TYPE_CHECKING:
+    from polyclinic.client.site.approvals import SiteApprovals
+
 
 @dataclass(frozen=True)
 class Site:
@@ -68,6 +71,7 @@ class Site:
             costs are counted in its own folder alone.
         pixel_form: How the images become pixels; None if that is not known.
         stated_counts: The numbers of training images of each run's roll call; None for a command that only looks.
+        approvals: Decides whether people here have approved a request; None if the policy asks for no approval.
         original: The site with its own words, of which this is a copy with the study's classes, see
             :meth:`name_classes_by`; None for that site itself. Both share the images in memory.
     """
@@ -92,6 +96,7 @@ class Site:
     ledger: PatientLedger | None = None
     pixel_form: PixelForm | None = None
     stated_counts: StatedImageCounts | None = None
+    approvals: "SiteApprovals | None" = None
     original: "Site | None" = None
 
     def name_classes_by(self, vocabulary: Vocabulary | None) -> "Site":

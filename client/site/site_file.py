@@ -67,6 +67,7 @@ class SiteTomlContent(TomlSection):
         device: ``auto`` chooses a GPU if there is one.
         gpus: Number of GPUs that share each batch.
         policy: Rules for runs and for data that leaves.
+        approvers: Name -> public key of the people who approve plans, where ``policy.approval`` is ``required``.
     """
 
     name: str
@@ -75,9 +76,19 @@ class SiteTomlContent(TomlSection):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus: int = Field(1, ge=1)
     policy: SitePolicy = SitePolicy()
+    approvers: dict[str, str] = Field(default_factory=dict)
     data: DataSpec = Field(discriminator="kind")
 
     _name = field_validator("name")(check_site_name)
+
+    @field_validator("approvers")
+    @classmethod
+    def _check_approvers(cls, table: dict[str, str]) -> dict[str, str]:
+        if table:  # else the keys' library is not imported
+            from polyclinic.client.site.approvals import check_approvers
+
+            check_approvers(table)
+        return table
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from polyclinic.client.training.local_round import (
     answer_train_request,
     compute_update_to_send,
     make_client_context,
+    select_local_parts,
 )
 from polyclinic.client.training.privacy import PrivacyBudgetLayer
 from polyclinic.client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
 from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train, adapt_plan_to_site
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import BadInput, WireError
-from polyclinic.common.models.state import write_model_state
+from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.wire.records import (
     Arrays,
     EvaluateReply,
@@ -148,7 +149,7 @@ class FailureHidingLayer(SiteRoundLayer):
         """
         try:
             result = train(task, request)
-            if not all(np.isfinite(array).all() for array in result.update.to_named_arrays().values()):
+            if not result.update.is_finite:
                 raise FloatingPointError("the update is longer than a number can be.")
             return result
         except (BadInput, WireError):
@@ -162,11 +163,11 @@ class FailureHidingLayer(SiteRoundLayer):
             local = task.method.make_local_round(make_client_context(task, request))
             statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
         return LocalTrainingResult(
-            state=received,
+            parts=select_local_parts(received, task.method),
             train_loss=0.0,
             epochs=plan.training.epochs,
             optimizer=make_optimizer(network, plan.training, plan.training.lr),
             method_state=task.memory.method_state,
             statistics=statistics,
-            update=compute_update_to_send(task, request, received),
+            update=compute_update_to_send(task, request, read_model_state(network)),
         )

@@ -111,21 +111,24 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
         state = read_model_state(network)
+        parts = select_local_parts(state, task.method)
+        update = compute_update_to_send(task, request, state)  # in the place of the state
         # With noise in each step, no noise protects the loss, so it must not decide anything.
-        refuse_diverged_training(state, trained.last_loss if task.epoch is None else 0.0)
+        refuse_diverged_training(update, trained.last_loss if task.epoch is None else 0.0)
+        refuse_diverged_training(parts, 0.0)
         statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
     if method_state and not task.method.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
     if undeclared := statistics.keys() - set(task.method.declared_payload.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
     return LocalTrainingResult(
-        state=state,
+        parts=parts,
         train_loss=trained.last_loss,
         epochs=trained.epochs,
         optimizer=optimizer,
         method_state=method_state,
         statistics=statistics,
-        update=compute_update_to_send(task, request, state),
+        update=update,
     )
 
 
@@ -204,7 +207,11 @@ def train_local_epochs(
 
 
 def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
-    """Return the update to send; it is empty in round 0, which only ranks the sites by their loss (UniFed)."""
+    """Return the update to send; it is empty in round 0, which only ranks the sites by their loss (UniFed).
+
+    Args:
+        trained: The trained model, whose memory the update takes over (:func:`compute_model_difference`).
+    """
     if request.is_ranking_round:
         return ModelGroups()
     return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical_names)
@@ -218,16 +225,21 @@ def compute_model_difference(
     The groups are trunk, batch normalisation and head; those not averaged are None.
 
     Args:
+        trained: The trained model. Trunk and batch normalisation become the update in place, which saves the memory of
+            a model; do not use those that are averaged afterwards.
         annotated: The classes that the site annotates.
     """
-    sent = method.select_sent_rows(trained.head.class_names, annotated)
-    now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
+    trunk = norm = head = None
     with np.errstate(over="ignore"):  # a difference may overflow to infinity
-        return ModelGroups(
-            trained.trunk - received.trunk if method.declared_payload.trunk else None,
-            trained.norm - received.norm if method.sends_batch_norm else None,
-            Head(sent, now.weight - before.weight, now.bias - before.bias) if method.declared_payload.head else None,
-        )
+        if method.declared_payload.trunk:
+            trunk = np.subtract(trained.trunk, received.trunk, out=trained.trunk)
+        if method.sends_batch_norm:
+            norm = np.subtract(trained.norm, received.norm, out=trained.norm)
+        if method.declared_payload.head:
+            sent = method.select_sent_rows(trained.head.class_names, annotated)
+            now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
+            head = Head(sent, now.weight - before.weight, now.bias - before.bias)
+    return ModelGroups(trunk, norm, head)
 
 
 # ---------------------------------------------------------------------- evaluation
@@ -353,7 +365,7 @@ def write_round_state(
         replace(
             memory,
             round=request.round,
-            parts=select_local_parts(result.state, method),
+            parts=result.parts,
             evaluated=before,
             evaluated_round=request.round - 1,
             optimizer=save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer_state else {},

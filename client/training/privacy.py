@@ -349,10 +349,10 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
         return
     ledger, steps = open_patient_ledger(site), protection.noisy_steps_per_round
     costs = None if ledger is None else ledger.list_costs(run, steps)
-    _refuse_cost_over_budget(site, costs, steps)
+    refuse_cost_over_budget(site, costs, steps)
 
 
-def _refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisySteps) -> None:
+def refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisySteps) -> None:
     """Refuse a round of this cost if it would exceed the budget.
 
     Args:
@@ -539,7 +539,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         if self.plan.privacy.epsilon is not None and answers >= most:
             problem = f"this run's plan has noise for {most} answers, and this site has given them."
             raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
-        _refuse_cost_over_budget(self.site, costs, cost.noisy_steps)
+        refuse_cost_over_budget(self.site, costs, cost.noisy_steps)
 
     def _list_run_costs(self, run: str, costs: PatientCosts | None) -> dict[str, PrivacyCostEntry]:
         """Return the costs of this site's replies in a run by their names, also those that the folder has lost."""
@@ -570,7 +570,8 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             refuse_unnoised_change(task, read_model_state(task.network))  # evaluation, before training
             result = train(task, request)
             groups = result.optimizer.param_groups
-            refuse_unnoised_change(task, result.state, [value for group in groups for value in group["params"]])
+            learned = [value for group in groups for value in group["params"]]
+            refuse_unnoised_change(task, read_model_state(task.network), learned)
             return result
         result = train(task, request)
         noisy = self.site_privacy.make_reply_noise(self._make_noise_source(request))

@@ -154,6 +154,7 @@ class LocalTrainingResult:
     """The result of a site's training in one round.
 
     Attributes:
+        parts: The trained groups that stay at the site.
         train_loss: Mean batch loss of the last epoch; None if it may not leave.
         method_state: Arrays that the method stores at this site for its next round.
         statistics: Arrays that the method sends in addition to the update.
@@ -161,7 +162,7 @@ class LocalTrainingResult:
         unsent: Rounding error of this update, which is added to the next update.
     """
 
-    state: ModelState
+    parts: ModelGroups
     train_loss: float | None
     epochs: int
     optimizer: torch.optim.Optimizer

@@ -34,14 +34,11 @@ from polyclinic.common.models.trained import (
 from polyclinic.common.models.weights import WarmStart, WeightsFile, find_weights_path, read_weights_file
 from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
 from polyclinic.common.models.zoo.registry import (
-    ARCHITECTURE,
-    TORCHVISION_BACKBONES,
     build_backbone,
     build_backbone_for_check,
     build_meta_backbone,
 )
 from polyclinic.common.models.zoo.spec import ModelSpec, Task, is_external_network
-from polyclinic.common.system.packages import import_torchvision
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import ImageTensors
 
@@ -329,8 +326,6 @@ def _works_on_channels_last(network: SplitNetwork) -> bool:
 def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     """Return the faults for which :func:`build_network` would fail; torch's global random state does not change."""
     try:
-        if spec.architecture in TORCHVISION_BACKBONES:
-            import_torchvision(ARCHITECTURE)
         if spec.weights is None and spec.train == "all" and not is_external_network(spec.architecture):
             return []
         refuse_unfit_train_setting(_adapt_to_train_setting(build_backbone_for_check(spec).module, spec), spec)

@@ -116,6 +116,14 @@ class AuditLog:
                 if (entry := parse_audit_entry(line)) is not None:
                     yield entry
 
+    def read_last_entry(self) -> AuditEntry | None:
+        """Return the last readable entry, without a check of the chain; None if there is none."""
+        for path in reversed(list_audit_files(self.folder)):
+            last, _ = _read_last_audit_entry(path)
+            if last is not None:
+                return parse_audit_entry(last)
+        return None
+
     def _write_audit_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
         path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:

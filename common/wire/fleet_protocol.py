@@ -27,6 +27,8 @@ COORDINATOR = 1
 """Flower's number of the SuperLink itself, as source and destination of messages."""
 ROLL_CALL, REFUSAL, QUESTION = "query.roll_call", "query.refusal", "query.question"
 """Types of the messages with the records ``RollCall``, ``Refusal`` and ``Question``, of Flower's kind ``query``."""
+COUNT = "query.count"
+"""Type of the messages with the record ``CountRequest``."""
 CHUNK_BYTES = 4 * 2**20
 """Largest part of an array that travels as one object. The SuperLink has one or two of them in memory for each hospital
 that sends or receives: with 16 MiB it took 740 MB instead of 320 for twelve hospitals with a ResNet-18, and a twentieth

@@ -9,6 +9,8 @@ from typing import Any
 
 from flwr.app import DEFAULT_TTL, Error, Message, MessageType, Metadata, RecordDict
 
+AWAITS_APPROVAL, WAITING_FOR_APPROVAL = 205, "waiting for approval at the hospital"
+"""Our error code and message of a site at which a person has to approve the request first."""
 METADATA_FIELDS = (
     "run_id",
     "message_id",

@@ -6,8 +6,10 @@ docs/what-leaves.md print the explanations of the attributes in records that a h
 of the site's policy that controls if a number is sent, or how it is rounded.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -18,6 +20,7 @@ from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.metrics.benefit import MODELS
 from polyclinic.common.metrics.score_histograms import ScoreHistogram, parse_score_histograms
 from polyclinic.common.models.network import Head
+from polyclinic.common.models.norms import compute_euclidean_norm
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.wire.bounds import (
@@ -47,6 +50,7 @@ from polyclinic.common.wire.bounds import (
     Shares,
     Text,
 )
+from polyclinic.common.wire.counts import CountRecord
 from polyclinic.common.wire.release_name import LONGEST_RELEASE, parse_release_name
 from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
@@ -115,6 +119,23 @@ class ModelGroups:
         for name, array in (("trunk", self.trunk), ("norm", self.norm)):
             if array is not None and (array.ndim != 1 or array.dtype != np.float32):
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
+
+    @cached_property
+    def trunk_length(self) -> float:
+        """Return the Euclidean length of the trunk, 0 without one; it is finite if and only if all its numbers are."""
+        return 0.0 if self.trunk is None else compute_euclidean_norm(self.trunk)
+
+    @cached_property
+    def norm_length(self) -> float:
+        """Return the Euclidean length of batch normalisation, in the same way as :attr:`trunk_length`."""
+        return 0.0 if self.norm is None else compute_euclidean_norm(self.norm)
+
+    @property
+    def is_finite(self) -> bool:
+        """Return True if all numbers are finite."""
+        heads = (self.head.weight, self.head.bias) if self.head else ()
+        flat = math.isfinite(self.trunk_length) and math.isfinite(self.norm_length)
+        return flat and all(bool(np.isfinite(array).all()) for array in heads)
 
     def to_named_arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return the groups as arrays by name, as they are sent and as a site stores them on its disk."""
@@ -600,6 +621,7 @@ Record = (
     | EvaluateReply
     | BenefitRequest
     | BenefitReply
+    | CountRecord
     | MaskingRecord
 )
 """Any record that coordinator and hospital exchange."""

@@ -97,7 +97,7 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         16: WireFormat(
             signs_calls_for_coordinator=False,
             statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown"})}),
-            added_records=frozenset({"Question"}),
+            added_records=frozenset({"Question", "CountRequest", "CountReply"}),
             plan_tables=frozenset({"pixels", "vocabulary", "run.purpose"}),
             lacks=(
                 LackingFeature(
@@ -127,6 +127,11 @@ def read_version(content: "RecordDict") -> Any:
     from polyclinic.common.wire.canonical_bytes import read_small_fields
 
     return read_small_fields(content).get(VERSION_FIELD)
+
+
+def is_record_in_version(record: str, version: int) -> bool:
+    """Return True if a wire version has the record class of this name."""
+    return version in FORMATS and record not in FORMATS[version].added_records
 
 
 def is_spoken(version: object) -> bool:

@@ -15,6 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.attributes import ImageAttributes, concatenate_attributes
 from polyclinic.data.base.names import is_anonymous_patient
 
 PARTS = ("train", "validation", "test")
@@ -201,6 +202,7 @@ class ImageSet:
         shared: Pictures that two parts of the data set share; all parts have the same.
         white_of_dark: The value that is probably white if the data set's pictures are nearly black; 0 if they are not
             (:mod:`polyclinic.data.base.dark_pictures`). All parts have the same.
+        attributes: Sex, age, year and device of each image; None if nothing is known of them.
         lines: int32 ``(n,)``, the line of the label table in which each image stands; None without a table.
     """
 
@@ -217,6 +219,7 @@ class ImageSet:
     drops_color: bool = False
     shared: tuple[SharedPicture, ...] = ()
     white_of_dark: int = 0
+    attributes: ImageAttributes | None = None
     lines: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
@@ -274,6 +277,7 @@ class ImageSet:
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],
+            attributes=None if self.attributes is None else self.attributes.select_rows(index),
             lines=None if self.lines is None else self.lines[index],
         )
 
@@ -306,6 +310,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
     shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
     lines = [images.lines for images in sets if images.lines is not None]
     every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
+    attributes = [images.attributes for images in sets if images.attributes is not None]
     return replace(
         sets[0],
         stored=sets[0].stored if shared else np.concatenate([images.images for images in sets]),
@@ -318,6 +323,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
         notes=tuple(dict.fromkeys(note for images in sets for note in images.notes)),
         omissions=tuple(dict.fromkeys(sentence for images in sets for sentence in images.omissions)),
         drops_color=any(images.drops_color for images in sets),
+        attributes=concatenate_attributes(attributes) if len(attributes) == len(sets) else None,
     )
 
 

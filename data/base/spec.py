@@ -18,6 +18,7 @@ from polyclinic.common.errors import quote_names
 from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, HostUse, find_user_secrets_path, normalize_host
 from polyclinic.common.plugins import NAME_PATTERN, PluginName
 from polyclinic.common.system.plain_text import PLAIN_NAME
+from polyclinic.data.base.attributes import Sex
 from polyclinic.data.base.decoded_size import LARGEST_MB
 from polyclinic.data.base.names import Name
 
@@ -183,6 +184,9 @@ class LabelColumnsSpec(PictureTableSpec):
             (``"fault"``), or count as one patient in the split (``"join"``).
         split_column: Column with the values train, val or validation, and test; without it patients are split 70/10/20.
         validation_fraction: Fraction of the training patients held out for validation if ``split_column`` names none.
+        sex_column, age_column, date_column, device_column: Columns that only counts use: sex and age of the patient (or
+            the year of birth), date (or year) and device of the image (:mod:`polyclinic.data.base.attributes`).
+        sex_words: The user's own words in ``sex_column`` -> ``female`` or ``male``.
     """
 
     label_columns: tuple[Name, ...] = ()
@@ -202,6 +206,11 @@ class LabelColumnsSpec(PictureTableSpec):
     source_column: Name | None = None
     split_column: Name | None = None
     validation_fraction: Fraction = 0.1
+    sex_column: Name | None = None
+    age_column: Name | None = None
+    date_column: Name | None = None
+    device_column: Name | None = None
+    sex_words: Mapping[Name, Sex] = Field(default_factory=dict)
 
     @property
     def class_names_in_table(self) -> tuple[str, ...]:

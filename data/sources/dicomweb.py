@@ -90,6 +90,8 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
         other_findings=cells.other_findings,
         joined_patients=cells.joined_patients,
         reader=archive,
+        attributes=None if cells.attributes is None else cells.attributes.select_rows(rows),
+        attribute_notes=cells.attribute_notes,
         lines=columns.lines[rows],
     )
     # Rows without an image take part in the split, and are left out afterwards.

@@ -6,11 +6,11 @@ The second half of this module reads a hospital's own table, whose columns the c
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,13 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.files import find_missing_folder_faults, is_file
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.attributes import (
+    UNKNOWN_NUMBER,
+    ImageAttributes,
+    parse_age_cell,
+    parse_sex_cell,
+    parse_year_cell,
+)
 from polyclinic.data.base.image_set import (
     PARTS,
     DatasetSplits,
@@ -128,6 +135,8 @@ class LabelTable:
         other_findings: Number of rows with each finding that is no class.
         joined_patients: Number of patients' names that count as another, similar one.
         reader: Reads the images.
+        attributes: Sex, age, year and device of each row; None if the settings name no column of them.
+        attribute_notes: Remarks for the user about cells of these columns that say nothing.
         lines: int32 ``(n,)``, the line of the table in which each row begins; None if it is not known.
     """
 
@@ -142,6 +151,8 @@ class LabelTable:
     other_findings: Mapping[str, int] = field(default_factory=dict)
     joined_patients: int = 0
     reader: PictureReader = FROM_DISK
+    attributes: ImageAttributes | None = None
+    attribute_notes: tuple[str, ...] = ()
     lines: NDArray[np.int32] | None = None
 
     @property
@@ -164,7 +175,7 @@ class LabelTable:
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about unusual contents of the table, such as many images of one patient."""
         notes = [self.other_findings_note] if self.other_findings else []
-        notes += filter(None, [describe_outside_pictures(self.files)])
+        notes += filter(None, [describe_outside_pictures(self.files), *self.attribute_notes])
         nameless = int(find_placeholder_patients(self.patients).sum())
         if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
             count = format_count_with_noun(nameless, "image")
@@ -215,6 +226,7 @@ class LabelTable:
             patients=self.patients[index],
             sources=self.sources[index],
             parts=self.parts[index],
+            attributes=None if self.attributes is None else self.attributes.select_rows(index),
             lines=None if self.lines is None else self.lines[index],
         )
 
@@ -317,6 +329,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
         omissions=table.omissions,
         drops_color=decoded.drops_color,
+        attributes=readable.attributes,
         lines=readable.lines,
     )
     parts, names = [], []
@@ -386,6 +399,8 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
         other_findings=cells.other_findings,
         joined_patients=cells.joined_patients,
+        attributes=cells.attributes,
+        attribute_notes=cells.attribute_notes,
         lines=columns.lines,
     )
     distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
@@ -445,6 +460,10 @@ def _find_distinct_image_rows(
     return np.setdiff1d(np.arange(len(paths)), list(others)), faults
 
 
+ATTRIBUTE_KEYS = ("sex_column", "age_column", "date_column", "device_column")
+"""Keys of the columns that only counts use."""
+
+
 def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     """Return the column names in the settings, by configuration key; None for keys that are not set."""
     return {
@@ -453,6 +472,7 @@ def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
         "data.patient_column": spec.patient_column,
         "data.source_column": spec.source_column,
         "data.split_column": spec.split_column,
+        **{f"data.{key}": getattr(spec, key) for key in ATTRIBUTE_KEYS},
     }
 
 
@@ -491,6 +511,8 @@ class ParsedTableCells:
         sources: ``(n,)``, empty texts if the table has no column of hospitals.
         parts: ``(n,)``; None if the table has no column of parts.
         joined_patients: Number of patients' names that count as another, similar one.
+        attributes: Sex, age, year and device; None if the settings name no column of them.
+        attribute_notes: Remarks about cells of these columns that say nothing.
     """
 
     labels: NDArray[np.float32]
@@ -499,6 +521,8 @@ class ParsedTableCells:
     sources: Names
     parts: Names | None
     joined_patients: int = 0
+    attributes: ImageAttributes | None = None
+    attribute_notes: tuple[str, ...] = ()
 
 
 def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]) -> ParsedTableCells:
@@ -562,7 +586,57 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
         except BadInput as bad:
             faults += bad.faults
     labels = _merge_synonym_labels(labels, spec, columns, faults)
-    return ParsedTableCells(labels, other_findings, patients, sources, parts, joined_patients)
+    attributes, notes = parse_attribute_cells(spec, columns)
+    return ParsedTableCells(labels, other_findings, patients, sources, parts, joined_patients, attributes, notes)
+
+
+def parse_attribute_cells(spec: LabelColumnsSpec, columns: CsvTable) -> tuple[ImageAttributes | None, tuple[str, ...]]:
+    """Parse the columns of sex, age, date and device; return them with remarks about cells that say nothing.
+
+    A cell that says nothing counts as not stated: nobody trains on these columns.
+    """
+    if not any(getattr(spec, key) for key in ATTRIBUTE_KEYS):
+        return None, ()
+    attributes, notes, named = ImageAttributes.make_unstated(len(columns.lines)), list[str](), list[str]()
+    words = {word.casefold(): sex for word, sex in spec.sex_words.items()}
+
+    def parse_column(key: str, parse: Callable[[str], Any], unstated: Any, remedy: str) -> Any:
+        name = getattr(spec, key)
+        column = columns.get_column(name)
+        values = ["" if is_blank_cell(cell) else parse(cell) for cell in column.cells]
+        unread = [
+            place
+            for place, (value, cell) in enumerate(zip(values, column.cells, strict=True))
+            if value == unstated and not is_blank_cell(cell)
+        ]
+        if unread:
+            notes.append(f"{key}: not stated counts for {column.describe_cell_lines(unread)}. {remedy}")
+        return [unstated if value == "" else value for value in values], column.places
+
+    if spec.sex_column:
+        sexes, places = parse_column(
+            "sex_column",
+            lambda cell: parse_sex_cell(cell, words),
+            "",
+            'data.sex_words = {"WORD" = "female"} names one.',
+        )
+        attributes = replace(attributes, sex=np.array(sexes, np.str_)[places])
+        named.append("sex")
+    if spec.age_column:
+        ages, places = parse_column("age_column", parse_age_cell, UNKNOWN_NUMBER, "It needs years, or a year of birth.")
+        attributes = replace(attributes, age=np.array(ages, np.int16)[places])
+        named.append("age")
+    if spec.date_column:
+        years, places = parse_column(
+            "date_column", parse_year_cell, UNKNOWN_NUMBER, "It needs a date with four digits."
+        )
+        attributes = replace(attributes, year=np.array(years, np.int16)[places])
+        named.append("year")
+    if spec.device_column:
+        devices, places = parse_column("device_column", str, "", "")
+        attributes = replace(attributes, device=np.array(devices, np.str_)[places])
+        named.append("device")
+    return replace(attributes, columns=tuple(named)), tuple(notes)
 
 
 def _merge_synonym_labels(

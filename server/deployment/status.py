@@ -28,6 +28,7 @@ from polyclinic.server.deployment.superlink.control_client import (
 )
 from polyclinic.server.deployment.superlink.registrations import RegisteredSite
 from polyclinic.server.runs.live_status import (
+    APPROVAL_PENDING,
     CurrentRun,
     describe_site_activity,
     describe_site_sign_off,
@@ -121,6 +122,7 @@ def _format_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         if awaited:
             left_s = max(run["deadline"] - status["time"], 0)
             lines.append(f"waiting for {', '.join(awaited)}, at most {left_s:.0f} s more")
+    lines += [f"{name} {APPROVAL_PENDING}" for name in run.get("awaiting_approval", ())]
     lines += [f"{name} was left out of {why}" for name, why in sorted(run["left_out"].items())]
     lines += [f"{name} sent too long an update in {done}" for name, done in sorted(run["shortened"].items())]
     if run["last_error"]:

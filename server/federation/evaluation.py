@@ -1,6 +1,7 @@
 """The end of a run: save and hash the final model, and test it per class and per site."""
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,6 +156,16 @@ def select_counting_replies(
     uncounted = coordinator.uncounted_sites
     accepted = {site: reply for site, reply in replies.accepted.items() if site not in uncounted}
     return replace(replies, accepted=accepted) if accepted else replies
+
+
+def list_tested_classes(answers: Iterable[EvaluateReply]) -> set[str]:
+    """Return the classes with an AUROC at one of the sites."""
+    return {
+        name
+        for answer in answers
+        for name, auroc in zip(answer.class_names, answer.auroc, strict=True)
+        if not math.isnan(auroc)
+    }
 
 
 def save_and_test_model(

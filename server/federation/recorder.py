@@ -330,6 +330,11 @@ class RunRecorder(RunCallbacks):
             if self._left_out.get(site) != reason:
                 self._left_out[site] = new[site] = reason
         self.ledger.record_left_out_sites(when, new)
+        for site in new.keys() & set(self.coordinator.sites.sites_awaiting_approval):
+            del new[site]
+            self.setting.folder.append_event("awaits_approval", round=when, site=site)
+            for watcher in self.watchers:
+                watcher.show_site_awaiting_approval(site)
         for site, reason in new.items():
             self.setting.folder.append_event("left_out", round=when, site=site, reason=reason)
             for watcher in self.watchers:

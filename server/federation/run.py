@@ -3,7 +3,7 @@
 import datetime as dt
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from polyclinic.server.federation.benefit import compare_with_local_training
 from polyclinic.server.federation.evaluation import (
     FinalTestOutcome,
     RunContext,
+    list_tested_classes,
     save_and_test_model,
     select_counting_replies,
     unknown_count_to_none,
@@ -124,7 +125,8 @@ def run_federation(
         recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
         sums = unmask_test_histograms(coordinator, select_counting_replies(tested, coordinator))
-        learning = _find_class_learning(coordinator, setting, network)
+        tested_classes = sums.keys() | list_tested_classes(tested.accepted.values())
+        learning = _find_class_learning(coordinator, setting, network, tested_classes)
         outcome = save_and_test_model(network, coordinator, tested, setting, sums, learning)
         benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
@@ -153,8 +155,14 @@ def _read_shown_classes(member: RunMember, setting: RunContext) -> dict[str, boo
     return member.answer.shown_classes or {name: is_shown(count) for name, count in counts.items()}
 
 
-def _find_class_learning(coordinator: Coordinator, setting: RunContext, network: SplitNetwork) -> ClassLearning:
-    """Return which classes the run's global model has not learned; none if there is no such model."""
+def _find_class_learning(
+    coordinator: Coordinator, setting: RunContext, network: SplitNetwork, tested_classes: Collection[str]
+) -> ClassLearning:
+    """Return which classes the run's global model has not learned; none if there is no such model.
+
+    Args:
+        tested_classes: Classes with a test result, which shows whether the model has learned them.
+    """
     if not coordinator.method.site.has_global_model:
         return ClassLearning()
     contract, members = coordinator.sites.contract, coordinator.sites.members
@@ -168,7 +176,7 @@ def _find_class_learning(coordinator: Coordinator, setting: RunContext, network:
     has_own_images = setting.own is not None
     unlearned = find_unlearned_classes(contract.class_names, shown, rounds, warm=warm, has_own_images=has_own_images)
     unknown = find_classes_of_unknown_learning(shown, unlearned, rounds, warm=warm, has_own_images=has_own_images)
-    return ClassLearning(unlearned, tuple(unknown))
+    return ClassLearning(unlearned, tuple(name for name in unknown if name not in tested_classes))
 
 
 def _read_begun_pixels(setting: RunContext) -> PixelForm | None:

@@ -17,6 +17,7 @@ FILE = "present.json"
 SIGNED_OFF = "signed off"
 HISTORY = "runs.jsonl"
 """File with a line for each start and each end of a run."""
+APPROVAL_PENDING = "waits for approval at the hospital"
 PHASES = {
     "train": "training",
     "evaluate": "evaluation",
@@ -44,6 +45,7 @@ class CurrentRun:
         seconds_left: Estimated remaining time of the run.
         left_out: Site -> last round (or roll call) that went without the site, and the reason.
         shortened: Site -> last round in which its update was too long, and how the update was treated.
+        awaiting_approval: Sites at which a person has to approve the plan before they take part.
         resumed: True if the process goes on with the run that another process began in this folder.
     """
 
@@ -67,6 +69,7 @@ class CurrentRun:
     last_error: str = ""
     last_error_time: str = ""
     members: tuple[str, ...] = ()
+    awaiting_approval: tuple[str, ...] = ()
     resumed: bool = False
 
     def find_status_path(self, state: Path) -> Path:
@@ -131,6 +134,8 @@ def describe_site_activity(present: CurrentRun, site: str, *, revoked: bool = Fa
     """
     if present.state != "running" or revoked:
         return ""
+    if site in present.awaiting_approval:
+        return APPROVAL_PENDING
     if site in present.lost and site in present.stopped:
         return describe_site_sign_off(present.stopped[site])
     if site in present.lost:

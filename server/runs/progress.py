@@ -59,6 +59,9 @@ class SilentRunProgress:
     def show_left_out_site(self, site: str, reason: str) -> None:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
+    def show_site_awaiting_approval(self, site: str) -> None:
+        """Show that a person at a site has to approve the plan first; this class shows nothing."""
+
     def show_absent_sites(self, sites: Sequence[str]) -> None:
         """Do nothing, because every site of a simulation answers the roll call."""
 

@@ -13,7 +13,12 @@ from polyclinic.common import __version__
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, join_first_and_count
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease, describe_needed_update
-from polyclinic.server.runs.live_status import CurrentRun, describe_site_sign_off, remove_states_of_ended_runs
+from polyclinic.server.runs.live_status import (
+    APPROVAL_PENDING,
+    CurrentRun,
+    describe_site_sign_off,
+    remove_states_of_ended_runs,
+)
 from polyclinic.server.runs.progress import SilentRunProgress, format_round_facts
 from polyclinic.strategies.engine.events import MissingReplyStatus, RoundRecord
 from polyclinic.strategies.engine.exchange import NOT_REGISTERED
@@ -67,6 +72,11 @@ class RunReporter(SilentRunProgress):
             notes = {site: f" ({describe_site_sign_off(when)})" for site, when in stopped.items()}
             names = ", ".join(f"{site}{notes.get(site, '')}" for site in waiting.sites)
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
+        if waiting.phase == "roll call":
+            for site in waiting.awaiting_approval:
+                if site not in present.awaiting_approval:
+                    self._tell(f"{site} {APPROVAL_PENDING}; at most {waiting.deadline_s:.0f} s")
+            present.awaiting_approval = waiting.awaiting_approval
         for site in sorted(set(waiting.lost) - self._lost):
             self._lost.add(site)
             if when := stopped.get(site):
@@ -94,17 +104,27 @@ class RunReporter(SilentRunProgress):
     def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         super().show_run_start(sites, rounds)
         self._present.sites, self._present.rounds = tuple(sites), rounds
+        for site in sites:
+            self._forget_awaited_approval(site)
         self._tell(f"{format_count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
 
     def show_joined_site(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
         self._present.left_out.pop(site, None)
+        self._forget_awaited_approval(site)
         self._tell(f"{site} joins in round {server_round}")
 
     def show_left_out_site(self, site: str, reason: str) -> None:
         self._present.left_out[site] = f"roll call: {reason}"
         self._store_last_error(f"{site}: {reason}")
         self._tell(f"the run goes on without {site}: {reason}")
+
+    def show_site_awaiting_approval(self, site: str) -> None:
+        self._present.awaiting_approval = tuple(sorted({*self._present.awaiting_approval, site}))
+        self._tell(f"the run goes on without {site}, which {APPROVAL_PENDING}; it joins when it is approved")
+
+    def _forget_awaited_approval(self, site: str) -> None:
+        self._present.awaiting_approval = tuple(name for name in self._present.awaiting_approval if name != site)
 
     def show_absent_sites(self, sites: Sequence[str]) -> None:
         for site in sites:

@@ -14,8 +14,8 @@ from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, read_
 NOBODY_TRAINED = "no site that annotates it took part"
 STAYED_MASKED = "its head row stayed masked in every round, because fewer hospitals than smallest_cohort sent it"
 NO_POSITIVE = "no training image of the sites that annotate it shows it"
-NOT_TOLD = "no site that annotates it tells that a training image shows it"
-"""Why it is not known whether a class was learned: policies do not tell it, or too few patients show it."""
+NOT_TOLD = "no site that annotates it tells whether a training image shows it (few patients do, or its policy hides it)"
+"""Why it is not known whether a class was learned."""
 MOST_NAMED = 10
 """Most classes that a sentence names."""
 
@@ -136,7 +136,7 @@ def describe_classes_of_unknown_learning(names: Collection[str]) -> str:
     if not names:
         return ""
     listed = list_first_and_count_rest(list(names), MOST_NAMED)
-    return f"Not known whether the model has learned: {listed}. Reason: {NOT_TOLD}."
+    return f"Not known whether the model has learned {listed}: {NOT_TOLD}."
 
 
 def _find_unlearned_classes_of_run(run: RunFolderContent) -> dict[str, str]:

@@ -32,10 +32,6 @@ from polyclinic.strategies.aggregation.means import Float32
 
 Float64 = NDArray[np.float64]
 
-BLOCK = 2**13
-"""Number of squares that are added at a time: BLAS adds so few on one thread, in one order."""
-LEAST = 1e-20
-"""Smallest sum of squares that float32 computes to six digits, which is enough for a length."""
 FEWEST = 3
 """Smallest number of sites with a median length."""
 TRUNK, NORM, ROW = "trunk", "batch normalisation", "head row"
@@ -47,19 +43,9 @@ Lengths = Mapping[str, float]
 def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
     """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
-    for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
-        if values is None:
-            continue
-        total, starts = 0.0, range(0, len(values), BLOCK)
-        with np.errstate(over="ignore"):
-            for start in starts:
-                block = values[start : start + BLOCK]
-                total += float(block @ block)
-        if not LEAST <= total < math.inf:  # a square that a float32 does not hold
-            total = 0.0
-            for start in starts:
-                total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
-        lengths[part] = math.sqrt(total)
+    for part, values, length in ((TRUNK, update.trunk, update.trunk_length), (NORM, update.norm, update.norm_length)):
+        if values is not None:
+            lengths[part] = length
     if update.head is not None:
         lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths

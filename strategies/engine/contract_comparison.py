@@ -31,7 +31,7 @@ from polyclinic.strategies.engine.class_words import (
     list_alike_words,
 )
 from polyclinic.strategies.engine.run_member import RunMember
-from polyclinic.strategies.engine.site_faults import RollCallTerms, SiteFault, collect_site_faults
+from polyclinic.strategies.engine.site_faults import RollCallTerms, SiteFault
 from polyclinic.strategies.methods.base import Method
 
 
@@ -64,8 +64,7 @@ def compare_sites_with_plan(
     ordered = sorted(members, key=lambda member: find_admission_place(member.answer.site, limits))
     words, pixels = CoordinatorWords.from_limits(limits, distinct_classes), PixelTerms.from_plan(plan)
     terms = RollCallTerms(plan, method, limits, words, pixels)
-    site_faults = collect_site_faults(ordered, terms.list_rules())
-    site_faults, question = _ask_about_words(ordered, site_faults, terms)
+    site_faults, question = _ask_about_words(ordered, terms.collect_faults(ordered), terms)
     classes = ", ".join(plan.vocabulary) if plan.vocabulary else ""
     protection = describe_protection(plan)
 

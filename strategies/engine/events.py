@@ -168,6 +168,7 @@ class MissingReplyStatus:
         sites: Sorted names of the missing sites; at the roll call, of registered sites that are not connected.
         lost: Disconnected sites without a reply. The run waits for their return only if too few others reply.
         deadline_s: Seconds left.
+        awaiting_approval: At the roll call, the sites at which a person has to approve the plan first.
     """
 
     phase: str
@@ -175,6 +176,7 @@ class MissingReplyStatus:
     sites: tuple[str, ...]
     lost: tuple[str, ...]
     deadline_s: float
+    awaiting_approval: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

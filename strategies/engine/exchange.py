@@ -9,6 +9,7 @@ round: the sender, the expected model parts and statistics, and figures that fit
 time. The checks never reject an honest site: a reply that cannot be judged counts.
 """
 
+import math
 import re
 import time
 from collections import Counter
@@ -534,9 +535,12 @@ def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
         update: The model groups (trunk, batch normalisation, head) that the site sent.
         sent: The model groups that the site received and must return an update for.
     """
-    fault = _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault("norm", update.norm, sent.norm)
+    fault = _find_shape_fault("trunk", update.trunk, sent.trunk) or _find_shape_fault("norm", update.norm, sent.norm)
     if fault:
         return fault
+    for name, length in (("trunk", update.trunk_length), ("norm", update.norm_length)):
+        if not math.isfinite(length):
+            return f"{name} holds values that are not finite"
     if update.form != sent.form:
         return f"trunk travels as {update.form}, expected {sent.form}"
     if update.head is None or sent.head is None:
@@ -547,9 +551,13 @@ def find_update_form_fault(update: ModelGroups, sent: ModelGroups) -> str:
     return fault or _find_array_fault("head.bias", update.head.bias, sent.head.bias)
 
 
-def _find_array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
+def _find_shape_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
     if array is None or expected is None:
         return "" if array is expected else f"{name} was {'not ' if expected is None else ''}expected"
-    if array.shape != expected.shape:
-        return f"{name} has shape {array.shape}, expected {expected.shape}"
+    return "" if array.shape == expected.shape else f"{name} has shape {array.shape}, expected {expected.shape}"
+
+
+def _find_array_fault(name: str, array: NDArray[np.float32], expected: NDArray[np.float32]) -> str:
+    if fault := _find_shape_fault(name, array, expected):
+        return fault
     return "" if np.isfinite(array).all() else f"{name} holds values that are not finite"

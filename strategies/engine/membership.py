@@ -21,7 +21,7 @@ from polyclinic.common.security.signatures import read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
-from polyclinic.common.wire.flower_messages import make_request
+from polyclinic.common.wire.flower_messages import WAITING_FOR_APPROVAL, make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Question, Refusal, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, read_version
 from polyclinic.data.base.pixel_form import PixelForm
@@ -54,7 +54,6 @@ from polyclinic.strategies.engine.exchange import (
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.site_faults import (
     RollCallTerms,
-    collect_site_faults,
     find_model_layout_faults,
     list_pixel_forms,
 )
@@ -160,6 +159,15 @@ class RollCaller:
         names = self.registered() if self.registered else {}
         known_nodes = self.members.keys() | self.refused.keys()
         return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
+
+    @property
+    def site_names_awaiting_approval(self) -> tuple[str, ...]:
+        """Return the names of the sites at which a person has to approve the plan first.
+
+        Such a site connects as a new process once the plan is approved there, and so is asked again.
+        """
+        nodes = [node for node, reason in self.refused.items() if reason == WAITING_FOR_APPROVAL]
+        return tuple(sorted(map(self.get_registered_site_name, nodes)))
 
     def ask_new_sites_for_labels(self, timeout_s: float) -> list[RunMember]:
         """Make the roll call for sites that were not asked yet; return the sites that became members."""
@@ -320,19 +328,20 @@ class RollCaller:
             BadInput: If two sites use the same name.
         """
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
-        reported: tuple[str, ...] | None = None
+        reported: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         while (remaining_s := deadline - time.monotonic()) > 0:
             self.send_roll_call(remaining_s)
             new_members = self.receive_roll_call_answers()
-            answers = len(self.members) + len(self.refused)
+            awaiting = self.site_names_awaiting_approval
+            answers = len(self.members) + len(self.refused) - len(awaiting)
             if len(self.members) >= expected or (answers >= expected and not self._asked):
                 self._asked.clear()  # the others are asked again as late joiners
                 break
             if deadline_s - remaining_s >= SHOWN_AFTER_S:
                 missing = self.missing_site_names
-                if missing != reported:
-                    on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s))
-                reported = missing
+                if (missing, awaiting) != reported:
+                    on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s, awaiting))
+                reported = missing, awaiting
             if not new_members:
                 pause_s = sleep_between_polls(pause_s)
         self.stop_waiting_for_answers(deadline_s)
@@ -356,6 +365,12 @@ class RollCaller:
         if self.refused:
             reasons = [f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())]
             sentences.append("; ".join(reasons))
+        if awaiting := self.site_names_awaiting_approval:
+            names = quote_names(awaiting)
+            sentences.append(
+                f"Once {names} has approved the plan, give the same command again; or let it wait longer: "
+                "participation.roll_call_deadline_s."
+            )
         return " ".join(sentences)
 
 
@@ -461,8 +476,7 @@ class RunMembership:
         Of two words that may be one class, the sites whose word counts are asked, too.
         """
         members = self._order_by_admission(self._roll.members.values())
-        # The sites of a simulation have one experiment: a site that is left out there need not hear everything.
-        site_faults = collect_site_faults(members, self._terms.list_rules(), compares_refused=not self.is_simulated)
+        site_faults = self._terms.collect_faults(members)
         faults = add_distinct_line([each.fault for each in site_faults], self.coordinator_words)
         with_other_faults = {each.fault.site for each in site_faults if each.point != "pixels"}
         only_pixels = [fault for fault in faults if fault.site not in with_other_faults]
@@ -594,6 +608,11 @@ class RunMembership:
         return tuple(site for site in self._roll.missing_site_names if site not in self.members)
 
     @property
+    def sites_awaiting_approval(self) -> tuple[str, ...]:
+        """Return the sites at which a person has to approve the plan first; each is one of the left out sites."""
+        return self._roll.site_names_awaiting_approval
+
+    @property
     def answers(self) -> dict[str, RollCallAnswer]:
         """Return the members' answers to the roll call, sorted by site name."""
         return {site: member.answer for site, member in sorted(self.members.items())}
@@ -655,7 +674,7 @@ class RunMembership:
             declarations = [other.label_declaration for other in (*others, member)]
             other_layout = find_model_layout_faults([member], self._layout)
             terms = replace(self._terms, begun_classes=self.contract.class_names)
-            site_faults = collect_site_faults([member], terms.list_rules())
+            site_faults = terms.collect_faults([member])
             if faults := [*other_layout, *(each.fault for each in site_faults)]:
                 only_pixels = all(each.point == "pixels" for each in site_faults)
                 kind = "version" if other_layout else "pixels" if only_pixels else "labels"

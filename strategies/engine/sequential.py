@@ -16,7 +16,7 @@ from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, build_network, unfreeze_network
 from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state, write_model_state
 from polyclinic.common.system.hashing import derive_seed
-from polyclinic.common.wire.records import TrainReply
+from polyclinic.common.wire.records import ModelGroups, TrainReply
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.strategies.aggregation.bounds import Lengths
@@ -100,7 +100,7 @@ class CoordinatorLocalTraining:
             done = train_until_loss_settles(self.network, task, optimizer, generator, criterion)
         record = CoordinatorTrainingRecord(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_model_state(self.network)
-        refuse_diverged_training(state, done.last_loss)
+        refuse_diverged_training(ModelGroups.from_model(state), done.last_loss)
         return state, {} if spec.reset_optimizer else save_optimizer_state(self.network, optimizer), record
 
     def validate_model(self, model: ModelState) -> FederationValidation:

@@ -26,7 +26,12 @@ from polyclinic.strategies.engine.claims import (
     find_contradictory_count_faults,
     find_surplus_class_faults,
 )
-from polyclinic.strategies.engine.class_words import CoordinatorWords, find_alike_class_faults
+from polyclinic.strategies.engine.class_words import (
+    AlikeClassFault,
+    CoordinatorWords,
+    find_alike_class_faults,
+    list_alike_words,
+)
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.methods.base import Method
 
@@ -42,7 +47,7 @@ class SiteRule:
     """
 
     point: str
-    find_faults: Callable[[Sequence[RunMember]], list[Fault]]
+    find_faults: Callable[[Sequence[RunMember]], Sequence[Fault]]
     compares: bool = False
 
 
@@ -61,7 +66,7 @@ def collect_site_faults(
 
     First come the faults that a site has without any other. The sites without such a fault are then compared with one
     another; who is left out by one rule has no say in the next. Last, each site that is left out is compared with those
-    that stay, so that it is told of all its faults. If no site stays, all are compared with one another.
+    that stay, so that it learns all its faults. If no site stays, all are compared with one another.
 
     Args:
         members: The sites, in the order in which they were admitted.
@@ -137,6 +142,24 @@ class RollCallTerms:
         """True if the sites choose their own words: not in a simulation, nor by a vocabulary."""
         return not self.is_simulated and not self.plan.vocabulary
 
+    def collect_faults(self, members: Sequence[RunMember]) -> list[SiteFault]:
+        """Return all faults of the sites, which are in the order in which they were admitted.
+
+        The sites of a simulation have one experiment: there, a site that is left out need not hear everything.
+        """
+        faults = collect_site_faults(members, self.list_rules(), compares_refused=not self.is_simulated)
+        if not (self.compares_words and not self.begun_classes):
+            return faults
+        # Words of two sites that are both left out are compared, too, if no other fault settles them.
+        refused = {each.fault.site for each in faults}
+        names = {name for member in members for name in member.answer.class_names}
+        settled = set(list_alike_words([each.fault for each in faults]))
+        settled |= {name for of_key in _group_class_spellings(names).values() if len(of_key) > 1 for name in of_key}
+        of_refused = self._find_alike_faults([member for member in members if member.answer.site in refused])
+        return faults + [
+            SiteFault("words", fault) for fault in of_refused if not settled & {fault.pair.name, fault.pair.other}
+        ]
+
     def list_rules(self) -> list[SiteRule]:
         """Return the rules in the order in which a site reads its faults."""
         rules = [SiteRule("release", partial(find_wire_version_faults, self.plan))]
@@ -177,8 +200,8 @@ class RollCallTerms:
     def _find_spelling_faults(self, members: Sequence[RunMember]) -> list[Fault]:
         return find_class_spelling_faults(_list_declarations(members), self.words.listed)
 
-    def _find_alike_faults(self, members: Sequence[RunMember]) -> list[Fault]:
-        return [*find_alike_class_faults(_list_declarations(members), self.words)]
+    def _find_alike_faults(self, members: Sequence[RunMember]) -> list[AlikeClassFault]:
+        return find_alike_class_faults(_list_declarations(members), self.words)
 
     def _find_coverage_faults(self, members: Sequence[RunMember]) -> list[Fault]:
         # A list for a single site may be meant as its limit; lists for all of them say what the run's classes are.
@@ -313,7 +336,7 @@ def find_class_spelling_faults(declarations: Sequence[LabelDeclaration], listed:
             for key, names in _group_class_spellings(declaration.canonical_names).items():
                 spelling = _RunSpelling(names, f"site {first}", f"{first} was admitted first")
                 by_admission.setdefault(key, spelling)
-    # A site is told of all its words, also of those that a later rule settles.
+    # A site learns all its faults, also those of words that a later rule settles.
     _, faults = _separate_unlike_spellings(declarations, by_list, by_majority, by_admission)
     return faults
 

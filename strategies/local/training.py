@@ -22,9 +22,10 @@ from polyclinic.common.models.network import (
     logits_to_probabilities,
     set_train_mode,
 )
-from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.wire.records import ModelGroups
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.strategies.local.early_stopping import EarlyStopping
@@ -326,13 +327,12 @@ def make_training_reproducible(seed: int, threads: int) -> Iterator[torch.Genera
         torch.set_num_threads(before)
 
 
-def refuse_diverged_training(trained: ModelState, loss: float) -> None:
-    """Check that the trained values and the loss are finite, so that a diverged round is not stored.
+def refuse_diverged_training(trained: ModelGroups, loss: float) -> None:
+    """Check that the trained values, or the update, and the loss are finite, so that a diverged round is not stored.
 
     Raises:
         FloatingPointError: With advice, if any is not finite.
     """
-    for values in (loss, trained.trunk, trained.norm, trained.head.weight, trained.head.bias):
-        if not np.isfinite(values).all():
-            problem = "training diverged: not all numbers are finite."
-            raise FloatingPointError(f"{problem} A lower training.lr usually helps.")
+    if not trained.is_finite or not np.isfinite(loss):
+        problem = "training diverged: not all numbers are finite."
+        raise FloatingPointError(f"{problem} A lower training.lr usually helps.")

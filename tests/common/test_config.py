@@ -152,3 +152,10 @@ def test_all_faults_come_together(
     with pytest.raises(BadInput, match=problem) as caught:
         read_experiment(written(tmp_path, text), overrides)
     assert len(caught.value.faults) == faults
+
+
+@pytest.mark.parametrize("purpose", ["two\nlines", "a \x1b[2J b", "x" * (config.LONGEST_PURPOSE + 1)])
+def test_a_purpose_is_one_line_that_hospitals_take(purpose: str) -> None:
+    assert config.RunSection(method="surgical", purpose="Find fluid: früher?").purpose == "Find fluid: früher?"
+    with pytest.raises(ValueError, match="use one line of at most 500 characters"):
+        config.RunSection(method="surgical", purpose=purpose)

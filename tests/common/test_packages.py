@@ -86,7 +86,7 @@ def test_the_command_that_repairs_torchvision_names_the_index_of_torchs_build(
     assert make_torchvision_command(torch_version, torchvision_version) == command
 
 
-@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18", "resnet18", "densenet121"])
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
 def test_a_torchvision_of_another_build_is_a_fault_of_each_network_that_needs_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,9 +99,9 @@ def test_a_torchvision_of_another_build_is_a_fault_of_each_network_that_needs_it
     assert fault.remedy.endswith(f"pip install --force-reinstall --no-deps torchvision==0.28.0 {CPU}")
 
 
-def test_our_own_small_networks_need_no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_networks_need_no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     hide_packages(monkeypatch, "torchvision", "timm")
-    for name in ("tiny_cnn", "vgg11", "efficientnet_lite0", "unifed_resnet18"):
+    for name in ("tiny_cnn", "vgg11", "efficientnet_lite0", "unifed_resnet18", "resnet18", "densenet121"):
         assert find_network_build_faults(ModelSpec(architecture=name, channels=1, image_size=32), Path()) == []
     with pytest.raises(BadInput, match=r"model.architecture: torchvision .* Run: .*pip"):
         import_torchvision("model.architecture")

@@ -107,6 +107,15 @@ def test_a_plan_for_the_version_before_has_neither_pixels_nor_a_vocabulary() -> 
     assert decode_record(write_in_version(silent, BEFORE), RollCall).plan == plan().model_dump_json()
 
 
+def test_a_plan_for_the_version_before_has_no_purpose() -> None:
+    stated = plan().model_copy(update={"run": plan().run.model_copy(update={"purpose": "Find more fluid."})})
+    assert '"purpose":"Find more fluid."' in stated.model_dump_json()
+    content = encode_record(RollCall("run", stated.model_dump_json()))
+    written = decode_record(write_in_version(content, BEFORE), RollCall)
+    assert json.loads(written.plan) == json.loads(plan().model_dump_json())
+    assert "purpose" not in plan().model_dump_json()
+
+
 def test_fields_of_other_records_are_left_alone() -> None:
     other = fields(hint="x") | {"wire.record": "Refusal"}
     assert lower_fields(other, BEFORE, {BEFORE: ADDED}) == other | {"wire.version": BEFORE}

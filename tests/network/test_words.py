@@ -18,9 +18,10 @@ from sklearn.datasets import load_digits
 
 from polyclinic.server.reporting.model_card import render_model_card
 from polyclinic.server.reporting.run_report import write_run_report
+from polyclinic.server.runs.unlearned import NO_POSITIVE
 from tests.federations import SMALL_RUN
 from tests.network.federated import connected, events, hash_in, sites_by_round
-from tests.network.real import Coordinator, Program, Site, flwr_client, flwr_server, summary_of, written
+from tests.network.real import Coordinator, Program, Site, flwr_client, flwr_server, flwr_sim, summary_of, written
 
 pytestmark = pytest.mark.slow
 
@@ -66,12 +67,13 @@ def write_hospital(folder: Path, part: int) -> Path:
 
 
 def write_words(folder: Path, part: int, words: tuple[str, ...], **synonyms: str) -> None:
-    """The hospital's table and settings, with its own words for the two findings."""
+    """The hospital's table and settings, with its own words for the two findings; no image shows a further class."""
     lines = [f"image,{','.join(words)},part"]
     for place, index in enumerate(range(part, 450, 3)):
         digit = int(load_digits().target[index])
         kind = ("test", "val", "train", "train", "train")[place % 5]
-        lines.append(f"{index}.png,{int(digit > 4)},{digit % 2},{kind}")
+        cells = [int(digit > 4), digit % 2, *[0] * (len(words) - 2)]
+        lines.append(f"{index}.png,{','.join(map(str, cells))},{kind}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     own = "\n".join(f'"{word}" = "{name}"' for word, name in synonyms.items())
     columns = "[" + ", ".join(f'"{word}"' for word in words) + "]"
@@ -208,6 +210,31 @@ def test_a_class_of_one_hospital_is_asked_about_on_both_sides_and_the_run_goes_o
     confirmed.succeeds()
     assert "One site alone" not in confirmed.output
     assert hash_in(federation.folder / "confirmed") == hash_in(out)
+
+
+def test_a_class_that_no_image_of_its_hospitals_shows_is_unlearned_as_far_as_their_policies_tell_it(
+    federation: Federation,
+) -> None:
+    federation.set_words({"east": STUDY, "north": (*STUDY, "Basophil"), "south": STUDY})
+    run, out = federation.run("few"), federation.folder / "few"
+    run.succeeds()
+    assert (summary_of(out)["unlearned"], summary_of(out)["maybe_unlearned"]) == ({}, ["Basophil"])
+    assert "Not known whether the model has learned Basophil" in " ".join(run.output.split())
+    picture = federation.site("east").folder / "images" / "0.png"
+    predicted = flwr_sim("predict", out, picture, "--out", federation.folder / "few.csv")
+    assert "Not known whether the model has learned Basophil" in predicted.out
+    north = federation.site("north")
+    north.end()
+    with (north.folder / "site.toml").open("a", encoding="utf-8") as file:
+        file.write("\n[policy]\nsmallest_count = 0\n")
+    north.start()
+    federation.coordinator.sees(*federation.sites)
+    federation.run("none").succeeds()
+    assert summary_of(federation.folder / "none")["unlearned"] == {"Basophil": NO_POSITIVE}
+    assert summary_of(federation.folder / "none")["maybe_unlearned"] == []
+    table = federation.folder / "none.csv"
+    flwr_sim("predict", federation.folder / "none", picture, "--out", table)
+    assert table.read_text(encoding="utf-8").splitlines()[0] == '"image","Lymphocyte","Pleural effusion","unreadable"'
 
 
 # ---------------------------------------------------------------------- the table of what is agreed and what differs

@@ -133,4 +133,4 @@ def test_where_no_site_tells_that_an_image_shows_a_class_nobody_knows_whether_it
     assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS, warm=["mass"]) == []
     assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS, has_own_images=True) == []
     assert find_classes_of_unknown_learning(shown, unlearned, ()) == []
-    assert describe_classes_of_unknown_learning(["mass"]).startswith("Not known whether the model has learned: mass. ")
+    assert describe_classes_of_unknown_learning(["mass"]).startswith("Not known whether the model has learned mass: ")

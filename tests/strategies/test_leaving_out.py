@@ -418,6 +418,17 @@ def test_a_site_that_is_refused_for_its_size_has_no_vote_on_the_window(clock: Cl
     assert "Leave window out" in members.left_out_sites["north"]
 
 
+def test_words_of_two_sites_that_are_both_refused_are_compared_too(clock: Clock) -> None:
+    north = answer("north", pixels=GREY.to_json())
+    south = answer("south", ("Eosinophiler", "Noduli"), pixels=OTHERS["size"][0].to_json())
+    members, _ = gathered(clock, north, south, answer("east", ("eos", "Nodules")), min_sites=1)
+    assert members.members.keys() == {"north"}
+    assert '"Noduli" = "Nodule"' in members.left_out_sites["south"]
+    assert "Eosin" not in members.left_out_sites["south"]
+    for line in ('    "Nodules" = "Nodule"', '    "eos" = "Eosinophiler"'):
+        assert members.left_out_sites["east"].count(line) == 1
+
+
 def test_a_site_that_joins_late_hears_of_all_its_faults_at_once(clock: Clock) -> None:
     members, grid = gathered(clock, *(answer(name, pixels=GREY.to_json()) for name in NAMES[:2]), min_sites=2)
     members.fix_run_model_layout("layout")

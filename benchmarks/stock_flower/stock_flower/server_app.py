@@ -32,7 +32,8 @@ class Stamped(FedAvg):
 def main(grid: Grid, context: Context) -> None:
     """Rounds of training only; the model is not evaluated."""
     config = context.run_config
-    strategy = Stamped(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
+    sites = int(config["sites"])
+    strategy = Stamped(fraction_evaluate=0.0, min_train_nodes=sites, min_available_nodes=sites)
     strategy.stamps = Path(str(config["stamps"]))
     initial = ArrayRecord(model_named(str(config["model"])).state_dict())
     strategy.start(grid, initial, num_rounds=int(config["rounds"]))

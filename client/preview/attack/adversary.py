@@ -133,7 +133,9 @@ class Adversary:
     response: AttackedSiteAnswers = field(default_factory=AttackedSiteAnswers)
 
     def __post_init__(self) -> None:
-        self.site = replace(self.site, folder=self.folder, ledger=None, durable=False, tell=lambda text: None)
+        self.site = replace(
+            self.site, folder=self.folder, ledger=None, approvals=None, durable=False, tell=lambda text: None
+        )
         self._app = make_client_app(lambda context: self.site)
         self._runs = count(1)
 

@@ -57,6 +57,20 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "follows from the plan and train_samples": "epsilon",
         }
     ),
+    "CountReply": _map_fields_to_attacks(
+        {
+            _ECHOED: "run",
+            _DECLARED: "site level smallest_count class_names allowed refused missing",
+            "the day on which the hospital made its sheet": "as_of",
+            "names of lines whose counts the audit of the sheet allows; tests/client/test_count_sheet.py": (
+                "tables classes states values masked_rows"
+            ),
+            "counts of many patients, audited by an integer program, or noisy; tests/client/test_count_attack.py": (
+                "patients images"
+            ),
+            "follows from counts_epsilon and the number of tables": "noise",
+        }
+    ),
     "EvaluateReply": _map_fields_to_attacks(
         {
             **_STEP,

@@ -9,7 +9,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.models.zoo.imagenet_networks import DenseNet121, ResNet18
 from polyclinic.common.models.zoo.networks import (
     WIDTH,
     EfficientNetLite0,
@@ -43,8 +44,6 @@ from polyclinic.common.system.packages import import_torchvision, refuse_missing
 
 ARCHITECTURE = "model.architecture"
 """The key of an experiment that names the network, for faults."""
-TORCHVISION_BACKBONES = ("densenet121", "resnet18")
-"""Those of our own backbones that torchvision builds."""
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
@@ -656,24 +655,9 @@ class Backbone(NamedTuple):
     width: int
 
 
-def _build_torchvision_backbone(architecture: Literal["densenet121", "resnet18"], channels: int) -> nn.Module:
-    """Build a torchvision network without its head; it returns globally average-pooled features."""
-    import_torchvision(ARCHITECTURE)
-    from torchvision import models  # takes seconds to import
-
-    network = models.get_model(architecture, weights=None)
-    is_dense = architecture == "densenet121"
-    if channels != 3:  # its first convolution for other channels, initialised in torchvision's way
-        stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-        nn.init.kaiming_normal_(stem.weight, mode="fan_in" if is_dense else "fan_out", nonlinearity="relu")
-        setattr(network.features if is_dense else network, "conv0" if is_dense else "conv1", stem)
-    setattr(network, "classifier" if is_dense else "fc", nn.Identity())
-    return cast(nn.Module, network)
-
-
 _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
-    "densenet121": lambda channels, size: Backbone(_build_torchvision_backbone("densenet121", channels), 1024),
-    "resnet18": lambda channels, size: Backbone(_build_torchvision_backbone("resnet18", channels), 512),
+    "densenet121": lambda channels, size: Backbone(DenseNet121(channels), 1024),
+    "resnet18": lambda channels, size: Backbone(ResNet18(channels), 512),
     "vgg11": lambda channels, size: Backbone(vgg11(channels), 512),
     "efficientnet_lite0": lambda channels, size: Backbone(EfficientNetLite0(channels), WIDTH),
     "fedsld_cnn": lambda channels, size: Backbone(fedsld_cnn(channels, size), 500),

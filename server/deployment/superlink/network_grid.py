@@ -215,13 +215,14 @@ class NetworkGrid(Grid):
         """Return node id -> identifier of the site's process that connected last, empty if none has connected."""
         return {node.node_id: node.process for node in self._control.list_registered_sites()}
 
-    def _agree_on_wire_versions(self) -> Mapping[int, int]:
-        """Return node id -> wire version to speak with the site, for the sites that have stated theirs.
+    def list_wire_versions(self) -> Mapping[int, int]:
+        """Return node id -> wire version to speak with the site.
 
-        With another site the oldest version is spoken, which each site that may connect understands.
+        With a site that has not stated its own, the oldest version is spoken, which each site that may connect
+        understands.
         """
         nodes = self._control.list_registered_sites()
-        return {node.node_id: node.stated.agreed_version for node in nodes if node.stated is not None}
+        return {node.node_id: OLDEST_VERSION if node.stated is None else node.stated.agreed_version for node in nodes}
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError("this Grid has no Flower run")
@@ -251,7 +252,7 @@ class NetworkGrid(Grid):
             The messages' ids, in their order; an empty id for a message to a site that is no longer registered.
         """
         self._release_messages(self._roll_calls)
-        announced, contents, versions = list[tuple[Any, Any]](), dict[str, bytes](), self._agree_on_wire_versions()
+        announced, contents, versions = list[tuple[Any, Any]](), dict[str, bytes](), self.list_wire_versions()
         for message in messages:
             message.metadata.created_at = self._clock()
             version = versions.get(message.metadata.dst_node_id, OLDEST_VERSION)

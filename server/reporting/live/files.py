@@ -50,6 +50,7 @@ SENTENCES = {
     "classes_of_one_site": "one site alone annotates {classes}; participation.distinct_classes confirms it",
     "joined": "{site} joined in round {round}",
     "absent": "{when} went on without {site}: {reason}",
+    "awaits_approval": "{site} waits for approval at the hospital; it joins when it is approved there",
     "left_out": "{site} was left out in {when}: {reason}",
     "shortened_update": "round {round}: the update of {site} is too long: {done}",
     "plain_mean": "round {round}: plain mean instead of the robust one for {of}",

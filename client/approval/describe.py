@@ -1,0 +1,306 @@
+"""A stored plan in plain words, for the person who decides about it: who asks, what is trained, and what leaves.
+
+What leaves follows from the plan and from this site's policy. The words are those of the data dictionary
+(:mod:`polyclinic.client.preview.data_dictionary`); a test compares the list with the records of a preview.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
+from polyclinic.client.gate.policy_rules import RequestedWork
+from polyclinic.client.preview.data_dictionary import MEANING, STATISTICS
+from polyclinic.client.site.authority_record import read_authority_record
+from polyclinic.client.site.plans import COUNT, TRAINING, PlanStore, StoredText
+from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.config import HospitalPlan
+from polyclinic.common.counts import MENU, parse_count_question
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
+from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
+from polyclinic.strategies.registry import get_cached_site_method
+
+TECHNICAL = frozenset({"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"})
+"""Fields about the program and the machine."""
+_SPREAD = (
+    "How the model's scores are spread on the test images: for each class, counts of images by score (1,024 steps), "
+    "of those that show it and of those that do not"
+)
+_SPREAD_OF_VALIDATION = "The same on the validation images, to choose thresholds"
+PLAIN_WORDS: Mapping[tuple[str, str], str] = {
+    ("RollCallAnswer", "names"): "The classes that this hospital annotates, in its own words",
+    ("RollCallAnswer", "class_names"): "The same classes in the words of the study",
+    ("RollCallAnswer", "train_samples"): "The number of training images",
+    ("RollCallAnswer", "validation_samples"): "The number of validation images",
+    ("RollCallAnswer", "patients"): "The number of patients of the training images",
+    ("RollCallAnswer", "smallest_count"): "Below how many patients this hospital hides a class",
+    ("RollCallAnswer", "pixels"): "How this hospital's images become pixels: colour or grey, size, window",
+    ("RollCallAnswer", "positives"): "How many training images show each class",
+    ("RollCallAnswer", "negatives"): "How many training images do not show each class",
+    ("RollCallAnswer", "shown"): "Whether any training image shows each class",
+    ("TrainReply", "train_samples"): "The number of training images",
+    ("TrainReply", "train_loss"): "The model's mean error (loss) on the training images",
+    ("TrainReply", "update"): "The change of the network's numbers by training here",
+    ("EvaluateReply", "class_names"): "The classes that were tested",
+    ("EvaluateReply", "positives"): "How many test images show each class",
+    ("EvaluateReply", "negatives"): "How many test images do not show each class",
+    ("EvaluateReply", "masked_classes"): f"{_SPREAD}; only in a sum over several hospitals",
+    **{("EvaluateReply", name): _SPREAD for name in ("histogram_classes", "positive_scores", "negative_scores")},
+    **{
+        ("EvaluateReply", f"validation_{name}"): _SPREAD_OF_VALIDATION
+        for name in ("classes", "positive_scores", "negative_scores")
+    },
+}
+"""Words in the place of the data dictionary's, which name keys and fields, for a person who knows neither."""
+PACKED_WITH_EVERY_RECORD = frozenset({"run", "round", "site"})
+MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
+
+
+@dataclass(frozen=True)
+class PlanSection:
+    """A part of the description: a heading, and lines of text, each a sentence or an entry of a list."""
+
+    heading: str
+    lines: tuple[str, ...]
+
+
+def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
+    """Return the description of a stored text; a text of a kind that this release does not know is shown as it came."""
+    describe = DESCRIPTIONS.get(stored.facts.kind)
+    sections = [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
+    if describe is not None:
+        try:
+            sections = describe(stored, settings)
+        except (PlanRefused, BadInput) as error:
+            problem = f"This release cannot read it: {make_printable_line(str(error))}"
+            sections = [PlanSection("Problem", (problem,)), _show_text(stored)]
+    decisions = tuple(_describe_decisions(stored, settings))
+    return [*sections, PlanSection("Decided so far; the last one counts", decisions)] if decisions else sections
+
+
+def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
+    """Yield a line for each decision on a text, oldest first, as its file says it."""
+    for path in PlanStore(settings.state_folder).list_decisions(stored.sha256):
+        try:
+            decision, _ = parse_decision(path.read_bytes())
+        except (OSError, DecisionFault) as error:
+            yield f"{path.name}: {error}"
+            continue
+        if decision.is_approval:
+            what = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
+            because = f"; purpose: {decision.purpose}" if decision.purpose else ""
+        else:
+            what, because = f"denied by {decision.approver}", f"; reason: {decision.reason}"
+        yield make_printable_line(f"{decision.time[:10]}: {what}{because}", 1200)
+
+
+def _show_text(stored: StoredText) -> PlanSection:
+    return PlanSection("The text as the coordinator sent it", (make_printable_line(stored.text, 20_000),))
+
+
+# ---------------------------------------------------------------------- a run's plan
+
+
+def describe_training_plan(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
+    """Return the description of a run's plan.
+
+    Raises:
+        PlanRefused: If the text is no plan.
+        BadInput: If its method is not known here.
+    """
+    plan = read_plan(stored.text, None)
+    method = get_cached_site_method(settings.file.name, stored.text)
+    work = RequestedWork(plan, method, plan.run.rounds)
+    policy = settings.file.policy
+    study = [f"Title: {make_printable_line(plan.run.name) or 'none given'}"]
+    study.append(f"Purpose: {make_printable_line(plan.run.purpose) or 'none given: ask the coordinator'}")
+    leaving = [PlanSection(heading, tuple(lines)) for heading, lines in _describe_leaving(work, policy) if lines]
+    return [
+        PlanSection("The study", tuple(study)),
+        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+        PlanSection("What is trained on what", tuple(_describe_training(work, stored))),
+        PlanSection("How what leaves is protected", tuple(_describe_protection(plan, policy))),
+        *leaving,
+    ]
+
+
+def describe_coordinator(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
+    """Yield lines that name the coordinator of a stored text."""
+    facts, record = stored.facts, read_authority_record(settings.state_folder)
+    yield f"Coordinator: {facts.coordinator or 'unknown'}"
+    if facts.authority:
+        yield f"Fingerprint of its key: SHA256 {facts.authority}"
+    if record is not None and record.key_hash == facts.authority:
+        confirmed = f"confirmed by telephone on {record.confirmed[:10]}" if record.confirmed else "not confirmed yet"
+        yield f"Phrase of its key: {record.phrase} ({confirmed})"
+    elif record is not None:
+        yield "This is not the coordinator that this site connects to now."
+
+
+def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]:
+    plan, facts = work.plan, stored.facts
+    images = format_count_with_noun(facts.train, "training image")
+    patients = format_count_with_noun(facts.patients, "patient")
+    others = f"{facts.validation:,} for validation, {facts.test:,} for the test"
+    yield f"Images of this hospital: {images} of {patients}, {others}"
+    names = [f"{own} (in the study: {name})" if own != name else own for own, name in facts.classes.items()]
+    yield f"Classes, in this hospital's words: {', '.join(names)}"
+    rounds = format_count_with_noun(plan.run.rounds, "round")
+    epochs = format_count_with_noun(work.epochs_per_round, "pass", "passes")
+    yield f"Training: at most {rounds} of {epochs} over the training images each"
+    size = plan.model.image_size
+    start = "from a given model" if plan.weights_sha256 else "from random numbers"
+    yield (
+        f"Model: the network {make_printable_line(plan.model.architecture)} on {size} x {size} pixels, trained {start} "
+        f"by the method {make_printable_line(plan.run.method)}"
+    )
+    if plan.plugins:
+        yield f"Code of plug-ins: {', '.join(make_printable_line(str(plugin)) for plugin in plan.plugins)}"
+
+
+def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str]:
+    yield f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}'
+    if policy.smallest_count:
+        few = f"fewer than {policy.smallest_count} patients here"
+        yield f"No count and no figure leaves of a class that {few} show, or do not show."
+    if plan.privacy.secure_aggregation:
+        yield "The coordinator receives sums over several hospitals (secure aggregation), not one hospital's change."
+    else:
+        yield "The coordinator receives what training here changed in the network, by itself."
+    if plan.privacy.level == "none":
+        yield "No noise is added to what leaves."
+    else:
+        unit = "single images" if plan.privacy.level == "sample" else "this hospital's whole update"
+        yield f"Noise is added that hides {unit} (differential privacy, level {plan.privacy.level})."
+    if not plan.privacy.secure_aggregation and plan.privacy.level == "none":
+        yield "Somebody who has that change can compute images of this hospital from it (docs/privacy.md)."
+
+
+# ---------------------------------------------------------------------- what leaves
+
+
+def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple[str, list[str]]]:
+    """Yield a heading for each moment at which something leaves, with a line for each thing."""
+    fields = list_leaving_fields(work, policy)
+    technical = dict[str, None]()
+    for record, heading in _HEADINGS.items():
+        lines = []
+        for field in fields.get(record, ()):
+            meaning = PLAIN_WORDS.get((record, field)) or _format_meaning(MEANING[record][field])
+            if field in TECHNICAL:
+                technical[meaning] = None
+            elif field == "statistics":
+                lines += [_format_meaning(STATISTICS[name]) for name in work.method.declared_payload.names]
+            else:
+                lines.append(meaning)
+        yield heading, list(dict.fromkeys(lines))
+    yield "Leaves too, about the program and the machine", list(technical)
+    yield "Leaves too, in words", ["That and why this site declines a request, or that an error stopped its work"]
+
+
+_HEADINGS = {
+    "RollCallAnswer": "Leaves before round 1, once",
+    "TrainReply": "Leaves in each round",
+    "KeysAnswer": "Leaves in each round: to agree on masks",
+    "SharesAnswer": "Leaves in each round: for the other hospitals, encrypted",
+    "MaskedAnswer": "Leaves in each round, masked",
+    "RevealAnswer": "Leaves in each round: to take the masks off the sum",
+    "EvaluateReply": "Leaves when a model is evaluated, and in the final test",
+    "BenefitReply": "Leaves at the end: comparison with training here alone",
+}
+
+
+def _format_meaning(meaning: str) -> str:
+    """Return a meaning of the data dictionary as a line for a person: no keys in brackets, a capital first."""
+    text = re.sub(r" \(`\w+`\)", "", meaning).replace("`", "")
+    return text[0].upper() + text[1:]
+
+
+def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tuple[str, ...]]:
+    """Return record class -> the fields that may leave with something in them, by a plan and this site's policy."""
+    plan, method = work.plan, work.method
+    masked, private = plan.privacy.secure_aggregation, plan.privacy.level != "none"
+    figures_leave = not private or policy.metrics_outside_privacy
+    trains = policy.training_figures and figures_leave
+    tests = policy.test_metrics and figures_leave and not masked
+    tests_rounds = policy.test_metrics and figures_leave and plan.evaluation.test_each_round
+    spread = policy.score_histograms and plan.evaluation.pooled
+    absent = set[tuple[str, str]]()
+
+    def leave_out(is_absent: bool, record: str, *names: str) -> None:
+        absent.update((record, name) for name in names if is_absent)
+
+    counts = method.declared_payload.label_counts and policy.label_counts
+    leave_out(not counts, "RollCallAnswer", "positives", "negatives")
+    leave_out(not (policy.label_counts and figures_leave), "RollCallAnswer", "shown")
+    leave_out(not trains, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
+    leave_out(not tests_rounds, "TrainReply", "test_images", "test_correct")
+    leave_out(not work.required_update_groups or masked, "TrainReply", "update")
+    leave_out(not method.declared_payload.names, "TrainReply", "statistics")
+    leave_out(not private, "TrainReply", "epsilon")
+    leave_out(not trains, "EvaluateReply", "validation_loss", "validation_auroc")
+    leave_out(not tests_rounds, "EvaluateReply", "test_images", "test_correct")
+    metrics = ("auroc", "average_precision", "balanced_accuracy")
+    leave_out(not tests, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
+    leave_out(not (tests and plan.evaluation.metrics), "EvaluateReply", "metric_names", "metric_values")
+    scores = ("histogram_classes", "positive_scores", "negative_scores")
+    leave_out(not (spread and tests), "EvaluateReply", *scores)
+    choices = ("validation_classes", "validation_positive_scores", "validation_negative_scores")
+    leave_out(not (spread and trains) or masked, "EvaluateReply", *choices)
+    leave_out(not (spread and masked), "EvaluateReply", "masked_classes")
+    records = dict(_HEADINGS)
+    if not (plan.evaluation.compare_local and tests):
+        del records["BenefitReply"]
+    if not masked:
+        for record in MASKED_RECORDS:
+            del records[record]
+    return {
+        record: tuple(
+            field
+            for field in MEANING[record]
+            if field not in PACKED_WITH_EVERY_RECORD and (record, field) not in absent
+        )
+        for record in records
+    }
+
+
+# ---------------------------------------------------------------------- a question for counts
+
+
+def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
+    """Return the description of a question for counts.
+
+    Raises:
+        BadInput: If the text is no question.
+    """
+    try:
+        question = parse_count_question(stored.text)
+    except ValueError as error:
+        raise BadInput([Fault("question", str(error))]) from None
+    policy = settings.file.policy
+    counted = [MENU[table] for table in question.asked_tables if table in policy.counts]
+    refused = [MENU[table] for table in question.asked_tables if table not in policy.counts]
+    classes = ", ".join(map(make_printable_line, question.classes)) or "all that this hospital annotates"
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    if policy.epsilon is not None:
+        protection.append(f"Noise is added to each number; it costs each patient {policy.counts_epsilon:g} of epsilon")
+        protection[-1] += ", once for all questions."
+    elif policy.masked_only:
+        protection.append(f"The numbers leave only in a sum over at least {policy.smallest_cohort} hospitals.")
+    if policy.epsilon is None and policy.smallest_count:
+        protection.append(f"A number of fewer than {policy.smallest_count} patients is hidden, and what reveals it.")
+    return [
+        PlanSection("The question", (f"Title: {make_printable_line(question.title) or 'none given'}",)),
+        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+        PlanSection("What is counted: images and patients", (*counted, f"Classes: {classes}")),
+        *([PlanSection("What is not counted, by this hospital's policy", tuple(refused))] if refused else []),
+        PlanSection("How what leaves is protected", tuple(protection)),
+        PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)),
+    ]
+
+
+Description = Callable[[StoredText, SiteSettings], list[PlanSection]]
+DESCRIPTIONS: Mapping[str, Description] = {TRAINING: describe_training_plan, COUNT: describe_count_question}
+"""Kind of a text -> its description."""

@@ -1,0 +1,286 @@
+"""What a hospital ever did for coordinators: one entry for each run, from its audit log and its stored plans.
+
+The chain of the audit log is checked first. Facts that only a stored plan has, such as the purpose, are missing for
+runs of a release that did not store plans yet.
+"""
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from polyclinic.client.site.plans import PlanStore
+from polyclinic.common.contract import CONTRACT_RUN
+from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
+from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
+from polyclinic.common.system.terminal import fold_long_words
+
+MODEL_RECORDS = frozenset({"TrainRequest", "EvaluateRequest", "BenefitRequest"})
+"""Records that bring a model."""
+PACKING = frozenset({"wire", "signature", "run", "round", "site"})
+"""Fields of every record, which say where it belongs."""
+WIDTH = 80
+_DAY, _MINUTE = 10, 16
+"""Characters of an ISO time up to the day and to the minute."""
+
+
+@dataclass
+class LeftRecord:
+    """The records of one class that left in a run.
+
+    Attributes:
+        fields: The names of their fields that had something in them; docs/what-leaves.md explains each.
+        first, last: UTC times.
+    """
+
+    count: int = 0
+    bytes: int = 0
+    first: str = ""
+    last: str = ""
+    fields: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RunRecord:
+    """One run in a hospital's record.
+
+    Attributes:
+        kind: ``training``, or ``comparison`` for the question of what differs before a run; of a stored text, its kind.
+        plan: SHA-256 of the plan's text at the last roll call; empty for a run of a release that stored none.
+        authority: SHA-256 of the public key of the coordinator's authority.
+        images: Images of the last roll call that the hospital answered: ``train``, ``validation``, ``test``, and those
+            left out because they are ``unreadable``.
+        patients_opted_out: Patients who had opted out at the last work for the run.
+        rounds: Numbers of the rounds whose reply left.
+        left: Record class -> what left of it.
+        received_bytes, sent_bytes: Sizes of the records that were let in and out.
+        model: The last request with a model: its record class, round, time, bytes and SHA-256, as in the audit and in
+            the coordinator's signature; empty if none came.
+        epsilon: The privacy budget that the run used; None without noise.
+        approvals: Each approval by which the run worked: approver, key, until, decision.
+        refused: Rule -> how many requests it refused.
+    """
+
+    run: str
+    title: str = ""
+    purpose: str = ""
+    kind: str = "training"
+    coordinator: str = ""
+    authority: str = ""
+    first: str = ""
+    last: str = ""
+    plan: str = ""
+    images: dict[str, int] = field(default_factory=dict)
+    patients_opted_out: int = 0
+    rounds: list[int] = field(default_factory=list)
+    left: dict[str, LeftRecord] = field(default_factory=dict)
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    epsilon: float | None = None
+    approvals: list[dict[str, str]] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def approvers(self) -> str:
+        return ", ".join(dict.fromkeys(approval["approver"] for approval in self.approvals))
+
+
+@dataclass(frozen=True)
+class HospitalRecord:
+    """All runs of a hospital, and what the check of the audit log's chain found.
+
+    Attributes:
+        check: A sentence about the chain.
+        faults: The faults of the chain; empty if it is unbroken.
+    """
+
+    runs: tuple[RunRecord, ...]
+    check: str
+    faults: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"audit": self.check, "faults": list(self.faults), "runs": [asdict(run) for run in self.runs]}
+
+
+def read_hospital_record(state: Path, study: str = "") -> HospitalRecord:
+    """Read the record of a hospital, after a check of its audit log.
+
+    Args:
+        state: The site's state folder.
+        study: Only runs whose title contains this text, in small or capital letters; empty for all.
+    """
+    findings = check_audit_log(state)
+    faults = tuple(map(str, findings.faults))
+    entries = format_count_with_noun(findings.entries, "entry", "entries")
+    check = f"The audit log has {entries}, unbroken; the last one's SHA-256 is {findings.sha256}."
+    if faults:
+        check = f"The audit log is NOT whole: {format_count_with_noun(len(faults), 'fault')} in {entries}."
+    runs = _collect_runs(AuditLog(state).read_entries())
+    store = PlanStore(state)
+    for run in runs.values():
+        _add_facts_of_plan(run, store)
+    wanted = (run for run in runs.values() if study.casefold() in run.title.casefold())
+    return HospitalRecord(tuple(wanted), check, faults)
+
+
+def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
+    runs, opted_out = dict[str, RunRecord](), 0
+    for entry in entries:
+        if entry.get("event") == "patients":
+            opted_out = int(entry.get("opted_out", opted_out))
+        name = str(entry.get("run", ""))
+        if not name or "direction" not in entry:
+            continue
+        run = runs.setdefault(name, RunRecord(name, first=str(entry.get("time", ""))))
+        run.last = str(entry.get("time", ""))
+        if name.startswith(CONTRACT_RUN):
+            run.kind = "comparison"
+        if entry.get("decision") != "allow":
+            rule = str(entry.get("rule", ""))
+            run.refused[rule] = run.refused.get(rule, 0) + 1
+            run.title = run.title or str(entry.get("name", ""))
+            run.plan = run.plan or str(entry.get("plan", ""))
+        elif entry["direction"] == "in":
+            _add_received_record(run, entry)
+            run.patients_opted_out = opted_out
+        else:
+            _add_left_record(run, entry)
+    return runs
+
+
+def _add_received_record(run: RunRecord, entry: AuditEntry) -> None:
+    run.received_bytes += int(entry.get("bytes", 0))
+    run.title = str(entry.get("name", "")) or run.title
+    run.plan = str(entry.get("plan", "")) or run.plan
+    run.images = dict(entry.get("images", run.images))
+    approval = entry.get("approval")
+    if isinstance(approval, Mapping) and dict(approval) not in run.approvals:
+        run.approvals.append(dict(approval))
+    if entry.get("record") in MODEL_RECORDS:
+        run.model = {key: entry.get(key) for key in ("record", "round", "time", "bytes", "sha256")}
+
+
+def _add_left_record(run: RunRecord, entry: AuditEntry) -> None:
+    record, size = str(entry.get("record", "")), int(entry.get("bytes", 0))
+    left = run.left.setdefault(record, LeftRecord(first=str(entry.get("time", ""))))
+    left.count += 1
+    left.bytes += size
+    left.last = str(entry.get("time", ""))
+    named = [_find_field_name(str(name)) for name, _, length in entry.get("fields", ()) if length]
+    left.fields = list(dict.fromkeys([*left.fields, *(name for name in named if name not in PACKING)]))
+    run.sent_bytes += size
+    if record == "TrainReply" and entry.get("round"):
+        run.rounds.append(int(entry["round"]))
+    run.epsilon = entry.get("epsilon", run.epsilon)
+
+
+def _find_field_name(name: str) -> str:
+    """Return the field of a record to which a part of it belongs: ``update`` of ``update.trunk/0``."""
+    return name.partition("/")[0].partition(".")[0]
+
+
+def _add_facts_of_plan(run: RunRecord, store: PlanStore) -> None:
+    stored = store.read_text(run.plan) if run.plan else None
+    if stored is None:
+        return
+    run.coordinator, run.authority = stored.facts.coordinator, stored.facts.authority
+    if run.kind != "comparison":
+        run.kind = stored.facts.kind
+    run.title = run.title or stored.title
+    run.purpose = stored.purpose
+
+
+# ---------------------------------------------------------------------- for people
+
+
+def format_record_table(record: HospitalRecord) -> Table:
+    """Format the record as a table of at most 80 columns, one row for each run."""
+    table = fold_long_words(Table("from", "study", "asked by", "images", "rounds", "sent", "approved by", width=WIDTH))
+    for run in record.runs:
+        images = str(run.images.get("train", "")) if run.left.keys() - {"Error"} else "none"
+        table.add_row(
+            run.first[:_DAY],
+            Text(make_printable_line(run.title or run.run[:8])),
+            Text(make_printable_line(run.coordinator)),
+            images,
+            str(len(run.rounds)) if run.kind == "training" else run.kind,
+            format_bytes(run.sent_bytes),
+            Text(make_printable_line(run.approvers or "–")),
+        )
+    return table
+
+
+def describe_run(run: RunRecord) -> list[str]:
+    """Return lines on one run: what was asked, by whom, what was used, and what left."""
+    title = make_printable_line(run.title or "no title")
+    lines = [f"{title} (run {run.run[:8]}), {run.first[:_MINUTE]} to {run.last[:_MINUTE]} UTC"]
+    lines.append(f"  purpose: {run.purpose or 'not stated'}")
+    lines.append(f"  coordinator: {make_printable_line(run.coordinator) or 'not recorded'}")
+    lines += [f"    key SHA256 {run.authority}"] if run.authority else []
+    lines += [f"  plan: {run.plan}"] if run.plan else []
+    if run.images:
+        used = ", ".join(f"{run.images.get(part, 0):,} {part}" for part in ("train", "validation", "test"))
+        left_out = f"{run.images.get('unreadable', 0):,} unreadable, {run.patients_opted_out:,} patients opted out"
+        lines.append(f"  images: {used}")
+        lines.append(f"  left out: {left_out}")
+    for approval in run.approvals:
+        lines.append(f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DAY]},")
+        lines.append(f"    key {approval['key']}")
+    rounds = format_count_with_noun(len(run.rounds), "round")
+    lines.append(f"  trained: {rounds}; received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
+    for name, left in run.left.items():
+        lines.append(f"  left: {left.count} x {name}, {left.bytes:,} bytes, last {left.last[:_MINUTE]}")
+        fields = ", ".join(map(make_printable_line, left.fields))
+        lines += textwrap.wrap(fields, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    if run.model:
+        lines.append(f"  last model received: round {run.model['round']}, in the record with SHA-256")
+        lines.append(f"    {run.model['sha256']}")
+    if run.epsilon is not None:
+        lines.append(f"  privacy budget used: epsilon {run.epsilon:.2f}")
+    lines += [f"  refused: {count} x {rule}" for rule, count in run.refused.items()]
+    return lines
+
+
+COLUMNS = (
+    *("run", "kind", "title", "purpose", "coordinator", "authority", "first", "last", "plan"),
+    *("train_images", "validation_images", "test_images", "unreadable_images", "patients_opted_out"),
+    *("rounds", "received_bytes", "sent_bytes", "records_left", "model_sha256", "epsilon"),
+    *("approved_by", "approved_until", "approver_keys", "refused"),
+)
+
+
+def format_record_csv(record: HospitalRecord) -> str:
+    """Format the record as csv, one line for each run."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for run in record.runs:
+        row: dict[str, Any] = {name: getattr(run, name) for name in COLUMNS if hasattr(run, name)}
+        row |= {f"{part}_images": run.images.get(part, "") for part in ("train", "validation", "test", "unreadable")}
+        row |= {
+            "rounds": len(run.rounds),
+            "records_left": "; ".join(f"{name} {left.count}" for name, left in run.left.items()),
+            "model_sha256": run.model.get("sha256", ""),
+            "epsilon": "" if run.epsilon is None else run.epsilon,
+            "approved_by": run.approvers,
+            "approved_until": "; ".join(approval["until"] for approval in run.approvals),
+            "approver_keys": "; ".join(dict.fromkeys(approval["key"] for approval in run.approvals)),
+            "refused": "; ".join(f"{rule} {count}" for rule, count in run.refused.items()),
+        }
+        writer.writerow({name: _escape_for_spreadsheet(value) for name, value in row.items()})
+    return file.getvalue()
+
+
+def _escape_for_spreadsheet(value: Any) -> Any:
+    """Return a text of another machine so that no spreadsheet takes it for a formula."""
+    if isinstance(value, str):
+        value = make_printable_line(value, 2000)
+        return f"'{value}" if value[:1] in ("=", "+", "-", "@") else value
+    return value

@@ -1,0 +1,1 @@
+"""A hospital's count sheet: its tables, what of them is hidden, noise, and the answers to questions."""

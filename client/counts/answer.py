@@ -1,0 +1,143 @@
+"""The answer to a question: the counts of the sheet that it asks for, openly or in a sum under masks."""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.client.counts.noise import UNNOISED
+from polyclinic.client.counts.sheet import CountSheet, get_count_sheet
+from polyclinic.client.site.disclosure import round_count_down
+from polyclinic.client.site.site import Site
+from polyclinic.client.training.secure_aggregation import HeldUpdate, HeldUpdateStore, open_masked_round_store
+from polyclinic.common.counts import (
+    CLASS,
+    MASKED_ROW_NUMBERS,
+    MASKED_TABLES,
+    count_numbers_of_value,
+    list_row_values,
+    list_states,
+    make_row_name,
+    parse_count_question,
+)
+from polyclinic.common.models.network import Head
+from polyclinic.common.vocabulary import group_words_by_class
+from polyclinic.common.wire.counts import COUNT_ROUND, CountReply, CountRequest
+from polyclinic.common.wire.records import ModelGroups
+from polyclinic.strategies.privacy.secure_aggregation.site import MaskingConditions, RequestHashes, SiteMaskingRound
+from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE
+
+
+def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateStore) -> CountReply:
+    """Answer a question from the site's count sheet, which is made if there is none.
+
+    Args:
+        masks: Holds the counts that leave only in a sum.
+
+    Raises:
+        BadInput: If the site has too few patients, or its privacy budget does not suffice for a noisy sheet.
+        ValueError: If the question is none.
+    """
+    question, policy = parse_count_question(request.question), site.policy
+    sheet = get_count_sheet(site, request.run)
+    groups = group_words_by_class(site.declaration.canonical_names, question.vocabulary or {})
+    asked = {name: words for name, words in groups.items() if not question.classes or name in question.classes}
+    unmade: tuple[str, ...] = UNNOISED if sheet.noise else ()
+    if policy.masked_only and not sheet.noise:
+        unmade = tuple(table for table in question.asked_tables if table not in MASKED_TABLES)
+    permitted = [table for table in question.asked_tables if table in policy.counts and table not in unmade]
+    reply = CountReply(
+        run=request.run,
+        site=site.name,
+        level=policy.level,
+        as_of=sheet.made,
+        smallest_count=policy.smallest_count,
+        class_names=tuple(word for words in asked.values() for word in words),
+        allowed=tuple(table for table in permitted if table not in sheet.missing),
+        refused=tuple(table for table in question.asked_tables if table not in permitted),
+        missing=tuple(table for table in permitted if table in sheet.missing),
+        noise=sheet.noise,
+    )
+    if policy.masked_only and not sheet.noise:
+        return _hold_counts_for_sum(site, request, reply, sheet, asked, masks)
+    return _add_cells(site, reply, sheet)
+
+
+def _add_cells(site: Site, reply: CountReply, sheet: CountSheet) -> CountReply:
+    """Return the reply with the counts of its tables and classes."""
+    classes = {"", *reply.class_names}
+    keys = [key for key in sorted(sheet.cells) if key[0] in reply.allowed and key[1] in classes]
+    numbers = [sheet.cells[key] for key in keys]
+    if not sheet.noise:
+        numbers = [(round_count_down(one, site.policy), round_count_down(other, site.policy)) for one, other in numbers]
+    return replace(
+        reply,
+        tables=tuple(key[0] for key in keys),
+        classes=tuple(key[1] for key in keys),
+        states=tuple(key[2] for key in keys),
+        values=tuple(key[3] for key in keys),
+        patients=tuple(patients for patients, _ in numbers),
+        images=() if sheet.noise else tuple(images for _, images in numbers),
+    )
+
+
+def _hold_counts_for_sum(
+    site: Site,
+    request: CountRequest,
+    reply: CountReply,
+    sheet: CountSheet,
+    asked: dict[str, tuple[str, ...]],
+    masks: HeldUpdateStore,
+) -> CountReply:
+    """Hold the counts until they are masked; return the reply with the names of their rows.
+
+    Args:
+        asked: Class of the study -> the site's words for it. Numbers of several words cannot be added, because an image
+            may show both; such a class counts as hidden.
+    """
+    masks.drop_held_update(site)
+    rows = dict[str, NDArray[np.float32]]()
+    for table in reply.allowed:
+        is_by_class = table == CLASS or table.startswith("class_by_")
+        for name, words in asked.items() if is_by_class else [("", ("",))]:
+            word = words[0] if len(words) == 1 else None
+            rows[make_row_name(table, name)] = _make_masked_row(site, sheet, table, word)
+    if not rows:
+        return reply
+    names = tuple(sorted(rows))
+    numbers = np.stack([rows[name] for name in names])
+    policy = site.policy
+    # Another sum of the same sheet must have the same sites: the difference would be a single hospital's counts.
+    digest = RequestHashes(plan=hashlib.sha256(request.question.encode()).hexdigest(), start=f"counts {sheet.identity}")
+    terms = MaskingConditions(
+        largest=float(ONE),
+        counts=True,
+        alone=policy.rows_alone,
+        identity=site.identity,
+        peers=policy.peers,
+        cohort=policy.smallest_cohort,
+        digest=digest,
+        masked=open_masked_round_store(site),
+    )
+    update = ModelGroups(head=Head(names, numbers[:, :-1].copy(), numbers[:, -1].copy()))
+    masks.hold_update(site, HeldUpdate(SiteMaskingRound(request.run, COUNT_ROUND, site.name, update, terms), None))
+    return replace(reply, masked_rows=names)
+
+
+def _make_masked_row(site: Site, sheet: CountSheet, table: str, word: str | None) -> NDArray[np.float32]:
+    """Return the numbers of one table and class, ``(MASKED_ROW_NUMBERS,)``; a hidden line is zeros and a 1.
+
+    Args:
+        word: The site's class; empty for a table without classes, None for a class of several words.
+    """
+    row, states, width = np.zeros(MASKED_ROW_NUMBERS, np.float32), list_states(table), count_numbers_of_value(table)
+    for place, value in enumerate(list_row_values(table)):
+        line = [sheet.cells.get((table, word, state, value)) if word is not None else None for state in states]
+        start = place * width
+        if None in line:
+            row[start + width - 1] = 1
+            continue
+        counts = [round_count_down(number, site.policy) for numbers in line if numbers for number in numbers]
+        row[start : start + width - 1] = counts
+    return row

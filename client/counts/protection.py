@@ -1,0 +1,213 @@
+"""Which counts of a sheet are told, so that no count of few patients can be computed from them.
+
+A column is a line of a table: of one class and one value, the numbers of patients and images in which the class is
+present, absent and not annotated. A column is hidden if fewer patients than the policy's threshold show the class, or
+fewer lack it; zeros too. More columns are then hidden, in the order of values and names and not by their numbers, until
+each hidden number could be at least half a threshold larger or smaller, given all that is told
+(:mod:`polyclinic.client.counts.audit`).
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from polyclinic.client.counts.audit import OF_PATIENTS, SheetAudit
+from polyclinic.client.counts.units import CellKey, Column, CountedData, count_cells, name_combinations
+from polyclinic.common.counts import ALL, CLASS, COMBINATIONS, CROSSED, NO_CLASS, TOGETHER
+
+COMBINATIONS_SECONDS = 40.0
+"""Longest audit of the table of combinations; a table whose audit takes longer is hidden."""
+
+
+@dataclass(frozen=True)
+class ToldColumns:
+    """The columns of a sheet that may leave.
+
+    Attributes:
+        hidden_classes: Classes of which nothing is told.
+        combined: The classes of the table of combinations: all others.
+    """
+
+    columns: frozenset[Column]
+    hidden_classes: frozenset[str]
+    combined: tuple[str, ...]
+
+
+def choose_told_columns(data: CountedData, smallest: int) -> ToldColumns:
+    """Return the columns that may leave.
+
+    Args:
+        smallest: The policy's ``smallest_count``; 0 hides nothing.
+    """
+    if not smallest:
+        cells = count_cells(data.patients, data, data.class_names)
+        columns = frozenset((table, name, value) for table, name, _, value in cells)
+        return ToldColumns(columns, frozenset(), data.class_names)
+    protection = SheetProtection(data, smallest)
+    protection.hide_classes()
+    for attribute in data.values:
+        protection.hide_values(attribute)
+    protection.hide_combinations()
+    return protection.result
+
+
+@dataclass
+class SheetProtection:
+    """The columns of one sheet that are told so far.
+
+    Attributes:
+        smallest: Fewest patients of a count that is told.
+        told: The columns that are told.
+        hidden: Classes of which nothing is told.
+    """
+
+    data: CountedData
+    smallest: int
+    told: set[Column] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
+
+    @property
+    def result(self) -> ToldColumns:
+        return ToldColumns(frozenset(self.told), frozenset(self.hidden), self.visible)
+
+    @property
+    def visible(self) -> tuple[str, ...]:
+        """Return the classes that are not hidden."""
+        return tuple(name for name in self.data.class_names if name not in self.hidden)
+
+    @property
+    def width(self) -> int:
+        """Return by how much a hidden number must be able to differ."""
+        return -(-self.smallest // 2)
+
+    @cached_property
+    def _counts(self) -> dict[CellKey, int]:
+        return count_cells(self.data.patients, self.data, ())
+
+    def _is_large(self, column: Column) -> bool:
+        """Return True if enough patients show and lack the class of a column, or are in it."""
+        table, name, value = column
+        states = OF_PATIENTS if name else (ALL,)
+        return all(self._counts[table, name, state, value] >= self.smallest for state in states)
+
+    # ------------------------------------------------------------------ classes and combinations
+
+    def hide_classes(self) -> None:
+        """Hide the classes that few patients show or lack, and further classes if needed."""
+        names = self.data.class_names
+        self.told = {(CLASS, name, "") for name in names if self._is_large((CLASS, name, ""))}
+        self.hidden = {name for name in names if (CLASS, name, "") not in self.told}
+        while self.hidden and self.visible:
+            unsafe = self._audit.find_unsafe_values_of_hidden_classes("")
+            if not unsafe:
+                return
+            for name in sorted({column[1] for column in unsafe}):
+                self._hide_class(_find_next(name, names, self.visible))
+
+    def _hide_class(self, name: str | None) -> None:
+        if name is not None:
+            self.hidden.add(name)
+            self.told = {column for column in self.told if column[1] != name}
+
+    def hide_combinations(self) -> None:
+        """Choose the combinations of visible classes that are told."""
+        visible = self.visible
+        if not visible:
+            return
+        columns = [self.data.class_names.index(name) for name in visible]
+        names, counts = np.unique(name_combinations(self.data.patients.states[:, columns], visible), return_counts=True)
+        large = {name for name, count in zip(names.tolist(), counts.tolist(), strict=True) if count >= self.smallest}
+        self.told |= {(COMBINATIONS, "", name) for name in large}
+        deadline = time.monotonic() + COMBINATIONS_SECONDS
+        while large:
+            unsafe = {column[2] for column in self._audit.find_unsafe_combinations(deadline)}
+            if not unsafe:
+                return
+            more = {name for one in sorted(unsafe) if (name := _find_related_combination(one, large)) is not None}
+            more |= large if time.monotonic() > deadline else set()
+            large -= more
+            self.told -= {(COMBINATIONS, "", name) for name in more}
+
+    # ------------------------------------------------------------------ attributes
+
+    def hide_values(self, attribute: str) -> None:
+        """Choose the values of one attribute that are told, of all patients and of each visible class."""
+        values = self.data.values[attribute]
+        table = f"class_by_{attribute}"
+        crossed = self.visible if attribute in CROSSED else ()
+        self.told |= {(attribute, "", value) for value in values if self._is_large((attribute, "", value))}
+        for name in crossed:
+            self.told |= {(table, name, value) for value in values if self._is_large((table, name, value))}
+        for name in ("", *crossed):
+            line = table if name else attribute
+            hidden = [value for value in values if (line, name, value) not in self.told]
+            if len(hidden) == 1:
+                self._hide_value(attribute, name, _find_next(hidden[0], values, self._list_told(line, name)))
+        self._hide_classes_by_value(attribute)
+        while any(column[0] in (attribute, table) for column in self.told):
+            self._hide_classes_at_hidden_values(attribute)
+            unsafe = self._audit.find_unsafe_values(attribute)
+            if not unsafe:
+                return
+            before = len(self.told)
+            for column in sorted(unsafe):
+                self._hide_beside(attribute, column)
+            if len(self.told) == before:  # nothing beside them is left to hide
+                whole = table if any(column[0] == table for column in self.told) else attribute
+                self.told = {column for column in self.told if column[0] != whole}
+
+    def _hide_classes_by_value(self, attribute: str) -> None:
+        """Hide a table of classes by values if the numbers of hidden classes follow from it."""
+        table = f"class_by_{attribute}"
+        if attribute in CROSSED and self._audit.find_unsafe_values_of_hidden_classes(attribute):
+            self.told = {column for column in self.told if column[0] != table}
+
+    def _list_told(self, table: str, name: str) -> list[str]:
+        return [column[2] for column in self.told if column[:2] == (table, name)]
+
+    def _hide_value(self, attribute: str, name: str, value: str | None) -> None:
+        if value is not None:
+            self.told.discard((f"class_by_{attribute}" if name else attribute, name, value))
+
+    def _hide_classes_at_hidden_values(self, attribute: str) -> None:
+        """Hide each class at the values whose number of patients is hidden: the states of a class add up to it."""
+        table, shown = f"class_by_{attribute}", set(self._list_told(attribute, ""))
+        self.told = {column for column in self.told if column[0] != table or column[2] in shown}
+
+    def _hide_beside(self, attribute: str, column: Column) -> None:
+        """Hide one more column to protect this one: of the same class, else of the same value, else of all patients."""
+        table, name, value = column
+        values = self.data.values[attribute]
+        if name and (more := _find_next(value, values, self._list_told(table, name))) is not None:
+            self._hide_value(attribute, name, more)
+            return
+        others = [told[1] for told in self.told if told[0] == table and told[2] == value and told[1]]
+        if name and (other := _find_next(name, self.data.class_names, others)) is not None:
+            self._hide_value(attribute, other, value)
+            return
+        self._hide_value(attribute, "", _find_next(value, values, self._list_told(attribute, "")))
+
+    @property
+    def _audit(self) -> SheetAudit:
+        return SheetAudit(self.data, self.smallest, frozenset(self.told), frozenset(self.hidden))
+
+
+def _find_next(place: str, order: Sequence[str], options: Iterable[str]) -> str | None:
+    """Return the option that follows ``place`` in ``order``, from whose end it goes on at the beginning."""
+    available = set(options) - {place}
+    start = order.index(place) if place in order else 0
+    return next((name for name in (*order[start + 1 :], *order[: start + 1]) if name in available), None)
+
+
+def _find_related_combination(combination: str, options: Iterable[str]) -> str | None:
+    """Return the combination to hide for another one: of its own classes, the longest first; else the first by name."""
+    classes = set(combination.split(TOGETHER)) - {NO_CLASS}
+
+    def rank(option: str) -> tuple[bool, int, str]:
+        own = set(option.split(TOGETHER)) - {NO_CLASS}
+        return not own < classes, -len(own), option
+
+    return min(options, key=rank, default=None)

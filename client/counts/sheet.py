@@ -1,0 +1,172 @@
+"""A hospital's count sheet: all counts that may leave, made once and kept, from which every question is answered.
+
+So the same question gets the same answer, and questions cannot be combined to learn what the sheet hides. A sheet is
+made anew only if at least ``smallest_count`` patients differ from those that it counts.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyclinic.client.counts.noise import NoisySheetPrice, add_noise_to_counts
+from polyclinic.client.counts.protection import choose_told_columns
+from polyclinic.client.counts.units import CellKey, CountedData, count_cells, count_data_of_images
+from polyclinic.client.site.site import Site
+from polyclinic.common.counts import TABLES
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.files import write_atomically
+
+FOLDER, FILE, FORMAT = "counts", "sheet.json", 1
+KEY_BYTES, FINGERPRINT_CHARACTERS = 32, 24
+
+
+@dataclass(frozen=True)
+class CountSheet:
+    """The counts that may leave.
+
+    Attributes:
+        made: The day, such as ``2026-11-30``.
+        settings: What the sheet depends on beside the data; a sheet of other settings is made anew.
+        key, patients: Key, and keyed fingerprints of the patients, by which a change of the data is measured.
+        cells: Told count -> numbers of patients and of images; images are -1 beside noise.
+        missing: Tables for which the hospital's table has no column.
+        noise: Standard deviation of the noise on numbers of patients.
+    """
+
+    made: str
+    settings: Mapping[str, Any]
+    key: str
+    patients: frozenset[str]
+    cells: Mapping[CellKey, tuple[int, int]]
+    missing: tuple[str, ...]
+    noise: float = 0.0
+
+    @property
+    def identity(self) -> str:
+        """Return a hash of the sheet's content."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        cells = [[*key, *numbers] for key, numbers in sorted(self.cells.items())]
+        facts = {"format": FORMAT, "made": self.made, "settings": dict(self.settings), "key": self.key}
+        facts |= {"patients": sorted(self.patients), "cells": cells, "missing": list(self.missing)}
+        return json.dumps({**facts, "noise": self.noise}, sort_keys=True)
+
+
+def parse_sheet(text: str) -> CountSheet | None:
+    """Return a stored sheet; None for a sheet of another release, or a damaged file."""
+    try:
+        facts = json.loads(text)
+        if facts["format"] != FORMAT:
+            return None
+        cells = {tuple(cell[:4]): (int(cell[4]), int(cell[5])) for cell in facts["cells"]}
+        patients, missing = frozenset(facts["patients"]), tuple(facts["missing"])
+        return CountSheet(
+            facts["made"], facts["settings"], facts["key"], patients, cells, missing, float(facts["noise"])
+        )
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def get_count_sheet(site: Site, run: str) -> CountSheet:
+    """Return the sheet of a site: the stored one, or a new one if none is stored or enough patients differ.
+
+    Args:
+        run: Run that a new noisy sheet is charged to.
+
+    Raises:
+        BadInput: If there are too few patients, or the privacy budget does not suffice.
+    """
+    path = site.folder / FOLDER / FILE
+    data = _get_counted_data(site)
+    least = site.policy.smallest_count
+    if len(data.patients) < least:
+        problem = f"there are images of fewer than {least} patients, and the policy tells nothing of so few."
+        raise BadInput([Fault("site.toml: policy.smallest_count", problem)])
+    price = NoisySheetPrice.of_policy(site.policy, data)
+    settings = _list_settings(site, data, price)
+    stored = parse_sheet(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if stored is not None and stored.settings == settings:
+        present = _fingerprint_patients(data, stored.key)
+        changed = max(len(present - stored.patients), len(stored.patients - present))
+        if changed < max(least, 1):
+            return stored
+    site.tell("counts: making the count sheet of this hospital; it takes some minutes, and then answers all questions")
+    if price is None:
+        sheet = _make_exact_sheet(data, settings, least)
+        _store_sheet(path, sheet, durable=site.durable)
+        return sheet
+    with price.charge(site, run):
+        # The sheet is on the disk before its cost is final: a program that is killed in between pays for one sheet.
+        sheet = _make_noisy_sheet(data, settings, price)
+        _store_sheet(path, sheet, durable=site.durable)
+    return sheet
+
+
+def _get_counted_data(site: Site) -> CountedData:
+    """Return what the site counts; kept for the lifetime of the process, because it may read all pictures."""
+    is_noisy = site.policy.epsilon is not None
+    cache = site.computed_results_cache
+    if "counts" not in cache:
+        # The ledger charges the patients of these two parts.
+        parts = [site.train, site.validation] if is_noisy else [site.train, site.validation, site.test]
+        cache["counts"] = count_data_of_images(parts, with_intensity="intensity" in site.policy.counts)
+    data: CountedData = cache["counts"]
+    return data
+
+
+def _list_settings(site: Site, data: CountedData, price: NoisySheetPrice | None) -> dict[str, Any]:
+    policy = site.policy
+    settings: dict[str, Any] = {
+        "menu": list(TABLES),
+        "classes": list(data.class_names),
+        "attributes": sorted(data.values),
+        "smallest_count": policy.smallest_count,
+    }
+    if price is not None:
+        settings |= {"epsilon": price.epsilon, "delta": price.delta, "tables": list(price.tables)}
+    return settings
+
+
+def _fingerprint_patients(data: CountedData, key: str) -> frozenset[str]:
+    secret = bytes.fromhex(key)
+    digests = (hmac.digest(secret, row, hashlib.sha256).hex() for row in data.patient_rows)
+    return frozenset(digest[:FINGERPRINT_CHARACTERS] for digest in digests)
+
+
+def _store_sheet(path: Path, sheet: CountSheet, *, durable: bool) -> None:
+    write_atomically(path, sheet.to_json().encode(), durable=durable, private=True)
+
+
+def _make_exact_sheet(data: CountedData, settings: Mapping[str, Any], smallest: int) -> CountSheet:
+    told = choose_told_columns(data, smallest)
+    patients, images = (count_cells(units, data, told.combined) for units in (data.patients, data.images))
+    cells = {
+        (table, name, state, value): (patients.get((table, name, state, value), 0), number)
+        for (table, name, state, value), number in images.items()
+        if (table, name, value) in told.columns
+    }
+    key = secrets.token_hex(KEY_BYTES)
+    return CountSheet(_today(), settings, key, _fingerprint_patients(data, key), cells, data.missing_tables)
+
+
+def _make_noisy_sheet(data: CountedData, settings: Mapping[str, Any], price: NoisySheetPrice) -> CountSheet:
+    counts = {key: number for key, number in count_cells(data.patients, data, ()).items() if key[0] in price.tables}
+    keys = sorted(counts)
+    noisy, deviation = add_noise_to_counts(np.array([counts[key] for key in keys], np.int64), price.deviation)
+    cells = {key: (number, -1) for key, number in zip(keys, noisy.tolist(), strict=True)}
+    key = secrets.token_hex(KEY_BYTES)
+    patients = _fingerprint_patients(data, key)
+    return CountSheet(_today(), settings, key, patients, cells, data.missing_tables, deviation)
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

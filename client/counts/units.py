@@ -1,0 +1,213 @@
+"""The patients and images of a hospital as the count tables see them: states of classes and values of attributes."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.counts import (
+    ABSENT,
+    AGE_BANDS,
+    ALL,
+    ATTRIBUTES,
+    CLASS,
+    COMBINATIONS,
+    CROSSED,
+    FIRST_COUNTED_YEAR,
+    FIXED_VALUES,
+    INTENSITY_BINS,
+    LAST_COUNTED_YEAR,
+    NO_CLASS,
+    NOT_STATED,
+    PRESENT,
+    SEXES,
+    TOGETHER,
+    UNKNOWN,
+)
+from polyclinic.data.base.attributes import UNKNOWN_NUMBER, ImageAttributes, concatenate_attributes
+from polyclinic.data.base.image_set import ImageSet
+
+CellKey = tuple[str, str, str, str]
+"""Table, class, state and value of a count."""
+Column = tuple[str, str, str]
+"""Table, class and value: the counts that are hidden together."""
+STATE_NUMBERS: Mapping[str, int] = {PRESENT: 1, ABSENT: 0, UNKNOWN: -1}
+PICTURES_AT_A_TIME = 256
+
+States = NDArray[np.int8]
+Places = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class CountedUnits:
+    """Patients, or images.
+
+    Attributes:
+        states: int8 ``(n, classes)``: 1 present, 0 absent, -1 not annotated.
+        places: Attribute -> ``(n,)``, the index of each unit's value.
+    """
+
+    states: States
+    places: Mapping[str, Places]
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+
+@dataclass(frozen=True)
+class CountedData:
+    """What a hospital counts.
+
+    Attributes:
+        values: Attribute that the hospital's table states -> its values, in order.
+        patients, images: The units. A patient has the value of the first image: of the earliest year, then in the
+            order of the table. A class is present in a patient if one image shows it, else absent if one image says so.
+        patient_rows: A text about each patient, by which two sheets are compared; it never leaves the program.
+    """
+
+    class_names: tuple[str, ...]
+    values: Mapping[str, tuple[str, ...]]
+    patients: CountedUnits
+    images: CountedUnits
+    patient_rows: tuple[bytes, ...]
+
+    @property
+    def missing_tables(self) -> tuple[str, ...]:
+        """Return the tables that need an attribute which the hospital's table does not state."""
+        lacking = [name for name in ATTRIBUTES if name not in self.values]
+        return tuple(table for name in lacking for table in (name, *([f"class_by_{name}"] if name in CROSSED else [])))
+
+
+def count_data_of_images(parts: Sequence[ImageSet], *, with_intensity: bool) -> CountedData:
+    """Return the patients and images of a hospital.
+
+    Args:
+        parts: The parts of the data, which have the same classes.
+        with_intensity: True to read all pictures for the table of mean grey values.
+    """
+    attributes = concatenate_attributes([part.attributes or ImageAttributes.make_unstated(len(part)) for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    places, values = _find_attribute_values(attributes)
+    if with_intensity:
+        means = np.concatenate([compute_mean_grey_values(part) for part in parts])
+        places["intensity"] = np.minimum(means // 32, len(INTENSITY_BINS) - 1).astype(np.intp)
+        values["intensity"] = INTENSITY_BINS
+    states = np.where(np.isnan(labels), -1, labels).astype(np.int8)
+    year = np.where(attributes.year == UNKNOWN_NUMBER, np.iinfo(np.int16).max, attributes.year)
+    order = np.lexsort((np.arange(len(year)), year))  # the last key is the first to sort by
+    names, owners = np.unique(np.concatenate([part.patients for part in parts]), return_inverse=True)
+    patient_states = np.full((len(names), states.shape[1]), -1, np.int8)
+    np.maximum.at(patient_states, owners, states)
+    first = {name: _find_first_values(place, owners[order], order, name) for name, place in places.items()}
+    patients = CountedUnits(patient_states, first)
+    rows = _describe_patients(names, owners, CountedUnits(states, places))
+    return CountedData(parts[0].class_names, values, patients, CountedUnits(states, places), rows)
+
+
+def _find_attribute_values(attributes: ImageAttributes) -> tuple[dict[str, Places], dict[str, tuple[str, ...]]]:
+    """Return attribute -> ``(n,)`` index of each image's value, and attribute -> values, for the stated attributes."""
+    places, values = dict[str, Places](), dict[str, tuple[str, ...]]()
+    if "sex" in attributes.columns:
+        sexes = {name: place for place, name in enumerate(SEXES)}
+        unstated = len(SEXES) - 1
+        places["sex"] = np.array([sexes.get(word, unstated) for word in attributes.sex.tolist()], np.intp)
+        values["sex"] = SEXES
+    if "age" in attributes.columns:
+        age = attributes.age_at_image.astype(np.intp)
+        places["age"] = np.where(age == UNKNOWN_NUMBER, len(AGE_BANDS) - 1, np.minimum(age // 10, 9))
+        values["age"] = AGE_BANDS
+    if "year" in attributes.columns:
+        year = attributes.year.astype(np.intp)
+        years = FIXED_VALUES["year"]
+        counted = np.clip(year, FIRST_COUNTED_YEAR - 1, LAST_COUNTED_YEAR) - FIRST_COUNTED_YEAR + 1
+        places["year"] = np.where(year == UNKNOWN_NUMBER, len(years) - 1, counted)
+        values["year"] = years
+    if "device" in attributes.columns:
+        devices = np.where(attributes.device == "", NOT_STATED, attributes.device)
+        names, index = np.unique(devices, return_inverse=True)
+        places["device"] = index.astype(np.intp)
+        values["device"] = tuple(names.tolist())
+    return places, values
+
+
+def _find_first_values(place: Places, owners: Places, order: Places, name: str) -> Places:
+    """Return for each patient the value of the first image; a sex that only a later image states counts.
+
+    Args:
+        place: ``(n,)`` index of each image's value.
+        owners: Patient of each image, in the order of ``order``.
+        order: The images, the first of each patient before the others.
+    """
+    if name == "sex":  # stated ones first: a sort that keeps the order
+        stated_first = np.argsort(place[order] == len(SEXES) - 1, kind="stable")
+        order, owners = order[stated_first], owners[stated_first]
+    _, positions = np.unique(owners, return_index=True)
+    return place[order[positions]]
+
+
+def _describe_patients(names: NDArray[np.str_], owners: Places, images: CountedUnits) -> tuple[bytes, ...]:
+    """Return a text for each patient that changes with any of the patient's images in the tables."""
+    columns = [images.states.astype(np.int64), *(place[:, None] for _, place in sorted(images.places.items()))]
+    table = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    contents = [list[bytes]() for _ in names]
+    for owner, row in zip(owners.tolist(), table, strict=True):
+        contents[owner].append(row.tobytes())
+    return tuple(
+        hashlib.sha256(str(name).encode() + b"\0" + b"".join(sorted(content))).digest()
+        for name, content in zip(names.tolist(), contents, strict=True)
+    )
+
+
+def compute_mean_grey_values(images: ImageSet) -> NDArray[np.float64]:
+    """Return ``(n,)`` the mean of each picture's values, 0 to 255."""
+    rows = np.arange(len(images)) if images.places is None else images.places
+    different, index = np.unique(rows, return_inverse=True)
+    means = np.zeros(len(different))
+    for start in range(0, len(different), PICTURES_AT_A_TIME):
+        part = different[start : start + PICTURES_AT_A_TIME]
+        pictures: NDArray[Any] = images.stored[part]
+        means[start : start + len(part)] = pictures.reshape(len(part), -1).mean(axis=1, dtype=np.float64)
+    return means[index]
+
+
+def name_combinations(states: States, class_names: tuple[str, ...]) -> NDArray[np.str_]:
+    """Return ``(n,)`` the classes that each unit shows, as one text.
+
+    Args:
+        states: int8 ``(n, classes)``.
+        class_names: The classes of the columns.
+    """
+    names = [TOGETHER.join(name for name, one in zip(class_names, row, strict=True) if one == 1) for row in states]
+    return np.array([name or NO_CLASS for name in names], np.str_)
+
+
+def count_cells(units: CountedUnits, data: CountedData, combined: tuple[str, ...]) -> dict[CellKey, int]:
+    """Count all cells of all tables; cells without any unit are 0, except for combinations and devices.
+
+    Args:
+        units: The patients or the images of ``data``.
+        combined: The classes of the table of combinations.
+    """
+    cells = dict[CellKey, int]()
+    for column, name in enumerate(data.class_names):
+        for state, number in STATE_NUMBERS.items():
+            is_state = units.states[:, column] == number
+            cells[CLASS, name, state, ""] = int(is_state.sum())
+            for attribute in CROSSED:
+                if attribute in data.values:
+                    values = data.values[attribute]
+                    counts = np.bincount(units.places[attribute][is_state], minlength=len(values))
+                    for value, count in zip(values, counts.tolist(), strict=True):
+                        cells[f"class_by_{attribute}", name, state, value] = count
+    for name, values in data.values.items():
+        counts = np.bincount(units.places[name], minlength=len(values))
+        for value, count in zip(values, counts.tolist(), strict=True):
+            cells[name, "", ALL, value] = count
+    columns = [data.class_names.index(name) for name in combined]
+    names, counts = np.unique(name_combinations(units.states[:, columns], combined), return_counts=True)
+    for value, count in zip(names.tolist(), counts.tolist(), strict=True):
+        cells[COMBINATIONS, "", ALL, value] = count
+    return cells

@@ -1,0 +1,109 @@
+"""The rules of a site's policy for questions: requests that train nothing, and have no plan.
+
+A question is a record of its own. Its entry in :data:`QUESTIONS` says by which rules a hospital takes it, and by which
+its answer may leave. The gate reads nothing else about it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import RecordDict
+
+from polyclinic.client.gate.policy_rules import PolicyVerdict
+from polyclinic.client.site.policy import SitePolicy
+from polyclinic.common.counts import UNKNOWN, parse_count_question
+from polyclinic.common.errors import WireError
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.counts import CountReply, CountRequest
+
+Rules = Iterator[tuple[str, str]]
+"""The name of each rule, with the reason why a record breaks it; empty if it does not."""
+
+
+@dataclass(frozen=True)
+class QuestionKind:
+    """A kind of question that a hospital answers.
+
+    Attributes:
+        request, answer: The record classes.
+        check_request: Yields the rules for the request.
+        check_answer: Yields the rules for the answer, given policy, request and answer.
+    """
+
+    request: type[Any]
+    answer: type[Any]
+    check_request: Callable[[SitePolicy, Any], Rules]
+    check_answer: Callable[[SitePolicy, Any, Any], Rules]
+
+
+def check_count_request(policy: SitePolicy, request: CountRequest) -> Rules:
+    """Yield the rules for a request to count."""
+    try:
+        question = parse_count_question(request.question)
+    except ValueError as error:
+        yield "question.form", str(error)
+        return
+    allowed = [table for table in question.asked_tables if table in policy.counts]
+    none = "it has none of the tables that the question asks for"
+    if not policy.counts:
+        none = "it is empty"
+        if policy.level == "private":
+            none += ' (level = "private" sets it): a count costs counts_epsilon, and this hospital has not listed any'
+    yield "policy.counts", "" if allowed else none
+
+
+def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountReply) -> Rules:
+    """Yield the rules for the answer to a request to count."""
+    asked = parse_count_question(request.question).asked_tables
+    foreign = sorted(set(reply.allowed) - set(policy.counts))
+    yield "policy.counts", f"it does not have {', '.join(foreign)}" if foreign else ""
+    unasked = sorted(set(reply.tables) - set(asked))
+    yield "question.tables", f"it does not ask for {', '.join(unasked)}" if unasked else ""
+    is_noisy = reply.noise > 0
+    bare = policy.epsilon is not None and bool(reply.tables) and not is_noisy
+    yield "policy.epsilon", "the counts would leave without noise" if bare else ""
+    beside = is_noisy and bool(reply.images)
+    yield "policy.epsilon", "numbers of images would leave beside noisy numbers of patients" if beside else ""
+    open_counts = policy.masked_only and bool(reply.tables) and not is_noisy
+    yield "policy.masked_only", "the counts would leave without masks" if open_counts else ""
+    if is_noisy:
+        return
+    least, base = policy.smallest_count, policy.round_counts_to
+    few = any(
+        patients < least for state, patients in zip(reply.states, reply.patients, strict=True) if state != UNKNOWN
+    )
+    yield "policy.smallest_count", f"it is {least}, and a count is of fewer patients" if few else ""
+    exact = any(number % base for number in (*reply.patients, *reply.images))
+    yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
+
+
+QUESTIONS: Mapping[str, QuestionKind] = {
+    "CountRequest": QuestionKind(CountRequest, CountReply, check_count_request, check_count_answer),
+}
+"""Record class of the request -> its kind."""
+
+
+def decide_on_question(policy: SitePolicy, record_name: str, content: RecordDict) -> PolicyVerdict:
+    """Return the policy's verdict on a question: that of the first rule that it breaks."""
+    kind = QUESTIONS[record_name]
+    try:
+        request = decode_record(content, kind.request)
+    except WireError as error:
+        return PolicyVerdict("wire", str(error).removesuffix("."))
+    return _find_broken_rule(kind.check_request(policy, request))
+
+
+def decide_if_answer_may_leave(policy: SitePolicy, record_name: str, content: RecordDict, answer: Any) -> PolicyVerdict:
+    """Return the policy's verdict on the answer to a question.
+
+    Args:
+        content: The question.
+    """
+    kind = QUESTIONS[record_name]
+    return _find_broken_rule(kind.check_answer(policy, decode_record(content, kind.request), answer))
+
+
+def _find_broken_rule(rules: Rules) -> PolicyVerdict:
+    broken = (PolicyVerdict(rule, reason) for rule, reason in rules if reason)
+    return next(broken, PolicyVerdict("policy"))

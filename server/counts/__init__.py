@@ -1,0 +1,1 @@
+"""``flwr-server count`` and ``flwr-sim count``: ask for counts, pool the answers, show them."""

@@ -1,0 +1,52 @@
+"""Ask hospitals to count: one question, and a masked sum of those that tell only sums."""
+
+from datetime import UTC, datetime
+
+from polyclinic.common.counts import MASKED_ROW_NUMBERS, CountQuestion
+from polyclinic.common.wire.counts import COUNT_ROUND, CountReply, CountRequest
+from polyclinic.common.wire.fleet_protocol import COUNT
+from polyclinic.server.counts.pool import CountResult, MaskedSum, SiteCounts, read_masked_rows
+from polyclinic.server.questions.exchange import (
+    MaskedQuestionQueries,
+    QuestionAnswers,
+    QuestionExchange,
+    make_question_run,
+)
+from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
+    MaskedSummation,
+    MaskedSumRequest,
+    MaskingFailed,
+)
+from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
+
+RUN = "count"
+"""Beginning of the run's name of a question."""
+
+
+def ask_for_counts(exchange: QuestionExchange, question: CountQuestion) -> CountResult:
+    """Ask the connected hospitals, and pool their answers."""
+    request = CountRequest(make_question_run(RUN), question.model_dump_json())
+    answers = exchange.ask_connected_sites(request, COUNT, CountReply)
+    sites = {name: SiteCounts.from_reply(reply, question) for name, reply in answers.answers.items()}
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    masked = _unmask_sum(exchange, request.run, answers)
+    return CountResult(question, request.run, time, sites, answers.silent, masked)
+
+
+def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[CountReply]) -> MaskedSum:
+    """Return the sum of the hospitals that tell only a sum; empty if there is none."""
+    rows = {name: reply.masked_rows for name, reply in answers.answers.items() if reply.masked_rows}
+    if not rows:
+        return MaskedSum()
+    names = tuple(sorted({row for of_site in rows.values() for row in of_site}))
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=MASKED_ROW_NUMBERS - 1)
+    queries = MaskedQuestionQueries(exchange, run, answers.nodes, {})
+    try:
+        request = MaskedSumRequest(run, COUNT_ROUND, rows, names, layout, float(ONE))
+        unmasked = MaskedSummation(request, queries).unmask_sum()
+    except MaskingFailed as error:
+        reasons = "; ".join(f"{site}: {why}" for site, why in sorted(queries.absent.items()))
+        return MaskedSum(fault=f"{error} {reasons}".strip())
+    numbers = unmasked.vector.reshape(len(names), MASKED_ROW_NUMBERS).astype(int)
+    told = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
+    return read_masked_rows(told, unmasked.rows, unmasked.survivors)

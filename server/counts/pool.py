@@ -1,0 +1,265 @@
+"""Pool the hospitals' counts: a sum is exact only where no hospital hid its part, else it is a lower bound."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from polyclinic.common.counts import (
+    CLASS,
+    COMBINATIONS,
+    FIXED_VALUES,
+    NO_CLASS,
+    PRESENT,
+    STATES,
+    TABLES,
+    TOGETHER,
+    CountQuestion,
+    count_numbers_of_value,
+    get_attribute,
+    list_row_values,
+    list_states,
+    split_row_name,
+)
+from polyclinic.common.vocabulary import group_words_by_class
+from polyclinic.common.wire.counts import CountReply
+
+INTERVAL = 1.959964
+"""Standard deviations on each side of a noisy count in its 95 % interval."""
+CellKey = tuple[str, str, str, str]
+"""Table, class of the study, state and value."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of patients and of images, as far as it is told.
+
+    Attributes:
+        patients, images: The numbers; None if nothing is told. Beside noise there are no images.
+        is_bound: True if the numbers are lower bounds, because a part is hidden.
+        deviation: Standard deviation of the noise on the patients.
+    """
+
+    patients: int | None = None
+    images: int | None = None
+    is_bound: bool = False
+    deviation: float = 0.0
+
+    @property
+    def interval(self) -> tuple[int, int] | None:
+        """Return the 95 % interval of a noisy number of patients, not below 0; None without noise."""
+        if not self.deviation or self.patients is None:
+            return None
+        reach = INTERVAL * self.deviation
+        return max(math.floor(self.patients - reach), 0), max(math.ceil(self.patients + reach), 0)
+
+
+HIDDEN = Count(is_bound=True)
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """The counts that hospitals told only in a sum.
+
+    Attributes:
+        sites: The hospitals in the sum.
+        cells: Count -> sum; ``hidden`` counts the hospitals that hid their part.
+        fault: Why there is no sum; empty if there is one.
+    """
+
+    sites: tuple[str, ...] = ()
+    cells: Mapping[CellKey, Count] = field(default_factory=dict)
+    hidden: Mapping[CellKey, int] = field(default_factory=dict)
+    fault: str = ""
+
+
+def read_masked_rows(
+    rows: Mapping[str, Sequence[int]], sites_of_row: Mapping[str, Sequence[str]], sites: Sequence[str]
+) -> MaskedSum:
+    """Return the sum that the unmasked rows contain.
+
+    Args:
+        rows: Name of a row -> its numbers.
+        sites_of_row: Name of a row -> the hospitals in it.
+        sites: All hospitals in the sum.
+    """
+    cells, hidden = dict[CellKey, Count](), dict[CellKey, int]()
+    for name, numbers in rows.items():
+        table, class_name = split_row_name(name)
+        width = count_numbers_of_value(table)
+        for place, value in enumerate(list_row_values(table)):
+            part = [int(number) for number in numbers[place * width : (place + 1) * width]]
+            for number, state in enumerate(list_states(table)):
+                key = (table, class_name, state, value)
+                hidden[key] = part[-1]
+                if part[-1] < len(sites_of_row[name]):
+                    cells[key] = Count(part[2 * number], part[2 * number + 1], is_bound=part[-1] > 0)
+    return MaskedSum(tuple(sites), cells, hidden)
+
+
+@dataclass(frozen=True)
+class SiteCounts:
+    """One hospital's answer, by the study's classes.
+
+    Attributes:
+        words: Class of the study -> the hospital's words for it.
+    """
+
+    reply: CountReply
+    words: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def from_reply(cls, reply: CountReply, question: CountQuestion) -> "SiteCounts":
+        return cls(reply, group_words_by_class(reply.class_names, question.vocabulary or {}))
+
+    @property
+    def is_masked(self) -> bool:
+        """True if the hospital's counts leave only in a sum."""
+        return bool(self.reply.masked_rows)
+
+    @cached_property
+    def cells(self) -> dict[CellKey, Count]:
+        """The told counts. Of a class for which the hospital has several words, each word's numbers stay apart."""
+        reply, cells = self.reply, dict[CellKey, Count]()
+        study_names = {word: name for name, words in self.words.items() for word in words}
+        for (table, word, state, value), place in reply.cells.items():
+            images = reply.images[place] if reply.images else None
+            count = Count(reply.patients[place], images, deviation=reply.noise)
+            if table == COMBINATIONS:
+                classes = set(value.split(TOGETHER)) - {NO_CLASS}
+                value = TOGETHER.join(sorted({study_names.get(name, name) for name in classes})) or NO_CLASS
+            name = study_names.get(word, word)
+            if word and len(self.words[name]) > 1:
+                continue
+            key = (table, name, state, value)
+            cells[key] = add_counts([cells[key], count]) if key in cells else count
+        return cells
+
+    @cached_property
+    def totals(self) -> tuple[int, int] | None:
+        """The numbers of all patients and images, if the states of a class say them."""
+        for name in self.words:
+            parts = [self.cells.get((CLASS, name, state, "")) for state in STATES]
+            if all(part is not None and part.patients is not None and part.images is not None for part in parts):
+                patients = sum(part.patients or 0 for part in parts if part)
+                return patients, sum(part.images or 0 for part in parts if part)
+        return None
+
+    def get_count(self, key: CellKey) -> Count | None:
+        """Return a count: told, hidden, or 0 where the others are all; None if it is no matter of this hospital."""
+        table, name, state, _ = key
+        if table not in self.reply.allowed or (name and name not in self.words):
+            return None
+        if key in self.cells:
+            return self.cells[key]
+        return Count(0, 0) if self._is_line_complete(table, name, state) else HIDDEN
+
+    def _is_line_complete(self, table: str, name: str, state: str) -> bool:
+        """Return True if the told values of a line are all patients and images of it."""
+        line = [count for (of, by, at, _), count in self.cells.items() if (of, by, at) == (table, name, state)]
+        whole = self.cells.get((CLASS, name, state, "")) if name else None
+        total = self.totals if not name else (whole.patients, whole.images) if whole else None
+        if total is None or self.reply.noise or table == CLASS:
+            return False
+        return (sum(count.patients or 0 for count in line), sum(count.images or 0 for count in line)) == total
+
+
+def add_counts(parts: Iterable[Count]) -> Count:
+    """Return the sum of counts, of which hidden ones make the sum a lower bound."""
+    every = list(parts)
+    told = [part for part in every if part.patients is not None]
+    if not told:
+        return HIDDEN
+    images = [part.images for part in told if part.images is not None]
+    return Count(
+        sum(part.patients or 0 for part in told),
+        sum(images) if images else None,
+        is_bound=len(told) < len(every) or any(part.is_bound for part in told),
+        deviation=math.sqrt(sum(part.deviation**2 for part in told)),
+    )
+
+
+@dataclass(frozen=True)
+class CountResult:
+    """The answers to a question.
+
+    Attributes:
+        run: Name of the run of the question.
+        time: When it was asked, ISO format.
+        sites: Hospital -> its counts.
+        silent: Hospital -> why it told nothing.
+        masked: The sum of the hospitals that tell only a sum.
+    """
+
+    question: CountQuestion
+    run: str
+    time: str
+    sites: Mapping[str, SiteCounts]
+    silent: Mapping[str, str]
+    masked: MaskedSum = field(default_factory=MaskedSum)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of the study, of all answers."""
+        return tuple(sorted({name for site in self.sites.values() for name in site.words}))
+
+    @cached_property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that at least one hospital answers."""
+        told = {table for site in self.sites.values() for table in site.reply.allowed}
+        return tuple(table for table in TABLES if table in told)
+
+    def list_values(self, table: str) -> tuple[str, ...]:
+        """Return the values of a table with at least one told count, in order."""
+        if table == CLASS:
+            return ("",)
+        told = {key[3] for key in self._told_keys if key[0] == table}
+        fixed = FIXED_VALUES.get(get_attribute(table), ())
+        return (*(value for value in fixed if value in told), *sorted(told - set(fixed)))
+
+    @cached_property
+    def _told_keys(self) -> set[CellKey]:
+        keys = {key for site in self.sites.values() for key in site.cells}
+        return keys | self.masked.cells.keys()
+
+    def list_lines(self, table: str) -> list[tuple[str, str]]:
+        """Return class and value of each line of a table."""
+        values = self.list_values(table)
+        names = self.classes if PRESENT in list_states(table) else ("",)
+        return [(name, value) for name in names for value in values]
+
+    def list_keys(self, table: str) -> list[CellKey]:
+        """Return the counts of a table, in order."""
+        return [(table, name, state, value) for name, value in self.list_lines(table) for state in list_states(table)]
+
+    def get_site_count(self, site: str, key: CellKey) -> Count | None:
+        """Return one hospital's count; None if it does not concern the hospital, or it tells it only in a sum."""
+        counts = self.sites[site]
+        return None if counts.is_masked else counts.get_count(key)
+
+    def pool_count(self, key: CellKey) -> Count:
+        """Return the sum over all hospitals that the count concerns."""
+        parts = [count for site in self.sites if (count := self.get_site_count(site, key)) is not None]
+        if any(site.is_masked and site.get_count(key) is not None for site in self.sites.values()):
+            parts.append(self.masked.cells.get(key, HIDDEN))
+        return add_counts(parts) if parts else HIDDEN
+
+    def describe_site(self, site: str) -> str:
+        """Return in words what a hospital told, and how."""
+        reply = self.sites[site].reply
+        texts = [f"level {reply.level}, as of {reply.as_of}"]
+        if reply.masked_rows:
+            is_in_sum = site in self.masked.sites
+            texts.append("in the sum under masks only" if is_in_sum else "under masks, and in no sum")
+        if reply.noise:
+            texts.append(f"patients with noise of standard deviation {reply.noise:.1f}")
+        elif reply.smallest_count:
+            texts.append(f"counts of fewer than {reply.smallest_count} patients hidden")
+        if reply.refused:
+            texts.append(f"does not allow {', '.join(reply.refused)}")
+        if reply.missing:
+            texts.append(f"has no column for {', '.join(reply.missing)}")
+        several = [name for name, words in self.sites[site].words.items() if len(words) > 1]
+        if several:
+            texts.append(f"has several words for {', '.join(several)}, whose counts cannot be added")
+        return "; ".join(texts)

@@ -1,0 +1,1 @@
+"""Questions to hospitals: requests that train nothing, each answered once."""

@@ -1,0 +1,117 @@
+"""The record of a hospital: each run from the audit log and the stored plans, after a check of the chain."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyclinic.client.approval.record import COLUMNS, read_hospital_record
+from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
+from polyclinic.common.security.audit import FILE, AuditLog
+from tests.client.rounds import changed_plan, plan
+from tests.network.real import flwr_client
+
+SITE_TOML = """name = "north"
+
+[data]
+kind = "folder"
+images = "images"
+labels = "labels.csv"
+image_column = "image"
+label_columns = ["b"]
+"""
+PLAN = changed_plan(plan(), run={"name": "=Lung findings", "purpose": "What do we miss?"})
+TEXT = RequestText("training", PLAN.model_dump_json())
+APPROVAL = {"approver": "Dr. A. Weber", "key": "SHA256:abc", "until": "2027-06-30T22:00:00+00:00", "decision": "00"}
+IMAGES = {"train": 40, "validation": 16, "test": 15, "unreadable": 2}
+
+
+def entry(record: str, direction: str, server_round: int = 0, **more: Any) -> dict[str, Any]:
+    facts = {"run": "ab12cd34", "round": server_round, "direction": direction, "record": record, "decision": "allow"}
+    return facts | {"bytes": 100, "sha256": f"{server_round}{record}"} | more
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A hospital that took part in one run of two rounds and refused another."""
+    folder = tmp_path / "north"
+    state = folder / "state"
+    state.mkdir(parents=True)
+    (folder / "site.toml").write_text(SITE_TOML, encoding="utf-8")
+    facts = RequestFacts(kind="training", time="2026-01-01T00:00:00+00:00", coordinator="trial", authority="ab" * 32)
+    PlanStore(state).store_text(TEXT, facts)
+    call = {"name": "=Lung findings", "plan": TEXT.sha256, "images": IMAGES, "approval": APPROVAL}
+    audit = AuditLog(state)
+    for line in (
+        {"event": "start", "version": "0.2.0"},
+        entry("RollCall", "in", decision="deny", rule="approval.missing", name="=Lung findings", plan=TEXT.sha256),
+        {"event": "patients", "opted_out": 3, "opted_out_unmatched": 0},
+        entry("RollCall", "in", **call),
+        entry("RollCallAnswer", "out", fields=[["run", None, 4], ["train_samples", None, 8], ["positives", None, 0]]),
+        entry("TrainRequest", "in", 1, approval=APPROVAL),
+        entry("TrainReply", "out", 1, epsilon=0.5, bytes=1000, fields=[["update/trunk", [3], 12]]),
+        entry("TrainRequest", "in", 2, approval=APPROVAL),
+        entry("TrainReply", "out", 2, epsilon=0.75, bytes=1000, fields=[["update/trunk", [3], 12]]),
+        entry("EvaluateRequest", "in", 2, bytes=700),
+        entry("EvaluateReply", "out", 2, decision="deny", rule="policy.test_metrics", reason="it is false"),
+        entry("RollCall", "in", decision="deny", rule="policy.methods", run="other", name="Bone age"),
+        entry("Error", "out", run="other", kind="declined", bytes=50),
+    ):
+        audit.append(**line)
+    return folder
+
+
+def test_a_run_has_its_study_its_images_what_left_and_who_approved_it(folder: Path) -> None:
+    record = read_hospital_record(folder / "state")
+    run, other = record.runs
+    assert record.faults == ()
+    assert (run.title, run.purpose, run.coordinator) == ("=Lung findings", "What do we miss?", "trial")
+    assert (run.plan, run.images, run.patients_opted_out) == (TEXT.sha256, IMAGES, 3)
+    assert (run.rounds, run.epsilon, run.approvals) == ([1, 2], 0.75, [APPROVAL])
+    assert (run.received_bytes, run.sent_bytes) == (100 + 100 + 100 + 700, 100 + 1000 + 1000)
+    assert {name: (left.count, left.bytes, left.fields) for name, left in run.left.items()} == {
+        "RollCallAnswer": (1, 100, ["train_samples"]),
+        "TrainReply": (2, 2000, ["update"]),
+    }
+    assert (run.model["record"], run.model["sha256"]) == ("EvaluateRequest", "2EvaluateRequest")
+    assert run.refused == {"approval.missing": 1, "policy.test_metrics": 1}
+    assert (other.title, other.rounds, other.refused, other.images) == ("Bone age", [], {"policy.methods": 1}, {})
+
+
+def test_a_study_is_found_by_a_part_of_its_title(folder: Path) -> None:
+    assert [run.title for run in read_hospital_record(folder / "state", "BONE").runs] == ["Bone age"]
+
+
+def test_the_record_is_a_table_of_80_columns_json_and_csv(folder: Path, tmp_path: Path) -> None:
+    shown = flwr_client("record", folder, "--csv", tmp_path / "record.csv")
+    assert shown.code == 0
+    assert "unbroken" in shown.out.splitlines()[0]
+    assert max(map(len, shown.out.splitlines()[1:])) <= 80, shown.out
+    runs = json.loads(flwr_client("record", folder, "--json").out)["runs"]
+    assert [run["run"] for run in runs] == ["ab12cd34", "other"]
+    with (tmp_path / "record.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert rows[0]["title"] == "'=Lung findings"  # no formula for a spreadsheet
+    assert (rows[0]["rounds"], rows[0]["approved_by"], rows[0]["train_images"]) == ("2", "Dr. A. Weber", "40")
+
+
+def test_the_text_of_a_plan_is_printed_as_it_came(folder: Path) -> None:
+    shown = flwr_client("record", folder, "--plan", TEXT.sha256[:8])
+    assert shown.out == f"{TEXT.text}\n"
+
+
+def test_a_changed_audit_log_is_said_first_and_by_the_exit_code(folder: Path) -> None:
+    path = folder / "state" / FILE
+    path.write_bytes(path.read_bytes().replace(b'"epsilon": 0.75', b'"epsilon": 0.25'))
+    shown = flwr_client("record", folder)
+    assert shown.code == 1
+    assert shown.out.startswith("The audit log is NOT whole: 1 fault")
+
+
+def test_a_hospital_that_did_nothing_has_no_run(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(SITE_TOML, encoding="utf-8")
+    shown = flwr_client("record", tmp_path)
+    assert (shown.code, shown.out.splitlines()[-1]) == (0, "No run yet.")
