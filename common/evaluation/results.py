@@ -9,6 +9,7 @@ from rich.text import Text
 
 from polyclinic.common.evaluation.evaluation import Evaluation, ScoredData
 from polyclinic.common.evaluation.figures import TOGETHER, ClassFigures, FigureRow, ModelComparison
+from polyclinic.common.evaluation.models import UNFIXED
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
@@ -76,7 +77,7 @@ def list_limitations(evaluation: Evaluation) -> Iterator[str]:
 
 def _lacks_fixed_threshold(evaluation: Evaluation, model: str) -> bool:
     rows = [row for row in evaluation.figures.rows if row.model == model]
-    return any(point.rule.startswith("0.5") for row in rows for point in row.figures.points)
+    return any(point.rule == UNFIXED.rule for row in rows for point in row.figures.points)
 
 
 def describe_coverage(evaluation: Evaluation, data: ScoredData) -> str:
@@ -123,7 +124,9 @@ def format_for_terminal(evaluation: Evaluation) -> Group:
 
 
 def _make_figure_table(rows: list[FigureRow], title: str) -> FittedTable:
-    headings = ("class", "model", "AUROC", "95 % interval", "average precision", "sensi- tivity", "speci- ficity")
+    several = len({row.model for row in rows}) > 1
+    first = "class, model" if several else "class"
+    headings = (first, "AUROC", "95 % interval", "average precision", "sensi- tivity", "speci- ficity")
     cells = []
     for row in rows:
         figures = row.figures
@@ -131,17 +134,16 @@ def _make_figure_table(rows: list[FigureRow], title: str) -> FittedTable:
         numbers = (figures.average_precision, point.sensitivity, point.specificity)
         auroc = format_number(figures.auroc), format_interval(figures.auroc_interval)
         counts = str(figures.positives), str(figures.negatives)
-        cells.append((row.class_name, row.model, *auroc, *map(format_number, numbers), *counts))
+        name = f"{row.class_name}, {row.model}" if several else row.class_name
+        cells.append((name, *auroc, *map(format_number, numbers), *counts))
     return FittedTable(title, (*headings, "with", "without"), tuple(cells)).drop_empty_columns()
 
 
 def _make_comparison_table(compared: list[ModelComparison]) -> FittedTable:
-    headings = ("class", "AUROC of", "minus that of", "difference", "95 % interval", "p", "p (Holm)")
+    headings = ("class: AUROC of one model − another", "difference", "95 % interval", "p", "p (Holm)")
     cells = [
         (
-            each.class_name,
-            each.first,
-            each.second,
+            f"{each.class_name}: {each.first} − {each.second}",
             format_signed(each.difference.value),
             " to ".join(map(format_signed, each.difference.interval)),
             format_p(each.p_value),
