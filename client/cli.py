@@ -26,6 +26,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyclinic.client.cli_approval import approvers_app, plans_app, print_record
+from polyclinic.client.cli_delivery import (
+    predict_own_images,
+    print_deliveries,
+    recalibrate_model,
+    receive_package,
+    withdraw_from_federation,
+)
 from polyclinic.client.cli_service import service_app
 from polyclinic.client.cli_slurm import slurm_app
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
@@ -58,6 +65,11 @@ app.add_typer(service_app, name="service")
 app.add_typer(plans_app, name="plans")
 app.add_typer(approvers_app, name="approvers")
 app.command("record")(print_record)
+app.command("receive")(receive_package)
+app.command("delivered")(print_deliveries)
+app.command("predict")(predict_own_images)
+app.command("recalibrate")(recalibrate_model)
+app.command("withdraw")(withdraw_from_federation)
 app.add_typer(slurm_app, name="slurm")
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)

@@ -89,10 +89,10 @@ def _predict_from_paths(
     folder: Path, network: SplitNetwork, files: Sequence[str | Path]
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Predict pictures in files; a picture that is unreadable has NaN."""
+    from polyclinic.common.prediction.files import predict_from_files
     from polyclinic.server.export.prediction import (
         choose_model_image_format,
         describe_other_file_reading,
-        predict_from_files,
     )
 
     if sentence := describe_other_file_reading(folder):

@@ -310,8 +310,8 @@ class FinishedRun:
         Raises:
             BadInput: If no image is found or readable, or the run has no global model.
         """
+        from polyclinic.common.prediction.files import select_learned_classes
         from polyclinic.prediction import UnlearnedClassWarning, predict_images
-        from polyclinic.server.export.prediction import select_learned_classes
         from polyclinic.server.runs.unlearned import describe_unlearned_classes, read_unlearned_classes
 
         network, pandas = self._load_network(), import_pandas()

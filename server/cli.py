@@ -380,6 +380,53 @@ def count_at_hospitals(
     raise SystemExit(1 if result.silent else 0)
 
 
+@app.command("deliver")
+def deliver_run_to_hospitals(
+    folder: Folder,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for NAME.delivery of each hospital, to send by hand.")
+    ] = None,
+    send: Annotated[bool, typer.Option("--send", help="Send each connected hospital its package.")] = False,
+    deadline_s: Annotated[float, typer.Option("--deadline", min=1, help="Seconds for the hospitals to answer.")] = 600,
+) -> None:
+    """Hand a finished run out: for each hospital that took part, a signed package of model, card and its own report.
+
+    Example: flwr-server deliver trial runs/first --out packages
+
+    Example: flwr-server deliver trial runs/first --send
+
+    The hospital opens NAME.delivery with flwr-client receive. Exit code 0 if each hospital of the run has a package, 1
+    if not.
+    """
+    from polyclinic.common.system.files import find_output_folder_faults
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+
+    coordinator = read_coordinator_folder(folder)
+    faults = find_output_folder_faults(out) if out is not None else []
+    if out is None and not send:
+        faults.append(Fault("--out", "is missing.", "Name a new folder for the packages: --out FOLDER. Or --send."))
+    raise_faults(faults)
+    from polyclinic.server.delivery.packages import make_run_packages, write_run_packages
+
+    packages = make_run_packages(coordinator, run)
+    failed = dict(packages.left_out)
+    for path in write_run_packages(packages, out) if out is not None else ():
+        console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+    if send:
+        from polyclinic.server.delivery.send import send_packages
+        from polyclinic.server.deployment.questions import open_network_questions
+
+        with open_network_questions(coordinator, list(packages.deliveries), deadline_s) as exchange:
+            outcome = send_packages(exchange, packages.deliveries)
+        failed |= {site: reason for site, reason in outcome.items() if reason}
+        for site in sorted(outcome.keys() - failed.keys()):
+            console.print(f"{site} has stored its package.", soft_wrap=True, highlight=False, markup=False)
+    for site, reason in sorted(failed.items()):
+        console.print(f"{site} has no package: {reason}", soft_wrap=True, highlight=False, markup=False)
+    raise SystemExit(1 if failed else 0)
+
+
 @app.command("runs")
 def print_run_history(folder: Folder, as_json: AsJson = False) -> None:
     """List the runs of this coordinator: start, completed rounds, how each ended, and its folder.
@@ -444,6 +491,10 @@ def remove_hospital(
         list[Path] | None,
         typer.Option("--run", metavar="RUN", help="Folder of a run that was moved, or that is not in the history."),
     ] = None,
+    withdrawal: Annotated[
+        Path | None,
+        typer.Option("--withdrawal", metavar="FILE", help="NAME.withdrawal, the hospital's own signed statement."),
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -460,6 +511,12 @@ def remove_hospital(
     from polyclinic.server.coordinator import admission
 
     admitted = admission.read_admitted_site(coordinator, site)
+    signed = None
+    if withdrawal is not None:
+        from polyclinic.server.coordinator.withdrawals import read_withdrawal
+
+        signed = read_withdrawal(coordinator, admitted, withdrawal)
+        reason = reason or signed.statement.reason
     if not admitted.revoked:
         if not yes:
             _ask_for_confirmation(f"{site} is to leave for ever? Its key is refused from now on.")
@@ -467,6 +524,13 @@ def remove_hospital(
     from polyclinic.server.deployment.removal import format_traces, list_traces_of_site
 
     traces = list_traces_of_site(coordinator, admitted, reason, runs or [])
+    if signed is not None:
+        from polyclinic.server.coordinator.withdrawals import store_withdrawal
+
+        kept = store_withdrawal(coordinator, site, signed)
+        if not as_json:
+            said = f"{site} signed on {signed.statement.time[:10]} that it leaves; the statement stays in {kept}."
+            console.print(said, soft_wrap=True, highlight=False, markup=False)
     if as_json:
         print(format_as_json_text(asdict(traces)))
     else:

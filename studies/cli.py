@@ -448,7 +448,7 @@ def export_trained_model(
     form = parse_export_format(to)
     refuse_wrong_model_paths(folder, check, out or choose_default_export_path(folder, form))  # before torch is imported
     if check is not None and check.suffix != ".toml":
-        from polyclinic.server.export.pictures import refuse_data_without_pictures
+        from polyclinic.common.prediction.pictures import refuse_data_without_pictures
 
         refuse_data_without_pictures(check)
     from polyclinic.server.outbound_hosts import ask_for_data
@@ -507,8 +507,8 @@ def predict_images(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
+    from polyclinic.common.prediction.pictures import refuse_data_without_pictures
     from polyclinic.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
-    from polyclinic.server.export.pictures import refuse_data_without_pictures
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)

@@ -18,6 +18,7 @@ from rich.text import Text
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
+from polyclinic.common.security.delivery import DELIVERY_RUN
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
 from polyclinic.common.system.terminal import fold_long_words
 
@@ -142,6 +143,8 @@ def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
         run.last = str(entry.get("time", ""))
         if name.startswith(CONTRACT_RUN):
             run.kind = "comparison"
+        if name.startswith(DELIVERY_RUN):
+            run.kind = "delivery"
         if entry.get("decision") != "allow":
             rule = str(entry.get("rule", ""))
             run.refused[rule] = run.refused.get(rule, 0) + 1

@@ -9,6 +9,7 @@ from polyclinic.client.connection.authority import refuse_other_authority
 from polyclinic.client.connection.exit_codes import CoordinatorUnreachable
 from polyclinic.client.connection.tls import check_coordinator_certificate
 from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_with_faults
+from polyclinic.client.site.withdrawn import refuse_withdrawn_site
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import is_file_locked
 from polyclinic.common.system.preflight import (
@@ -29,10 +30,11 @@ def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
             job's process may run.
 
     Raises:
-        BadInput: With every fault.
+        BadInput: With every fault, or if this site has left its federation.
         ConnectionNotAccepted: If this site cannot accept the coordinator's certificate, or knows another authority.
     """
     settings, _ = read_site_with_faults(folder)  # faults of class names are reported with those of the data
+    refuse_withdrawn_site(folder, settings.state_folder)
     if not has_job and is_client_running(settings.state_folder):
         raise BadInput([make_already_running_fault(settings.state_folder)])
     faults = list[Fault]()

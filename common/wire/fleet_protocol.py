@@ -29,6 +29,8 @@ ROLL_CALL, REFUSAL, QUESTION = "query.roll_call", "query.refusal", "query.questi
 """Types of the messages with the records ``RollCall``, ``Refusal`` and ``Question``, of Flower's kind ``query``."""
 COUNT = "query.count"
 """Type of the messages with the record ``CountRequest``."""
+DELIVERY = "query.delivery"
+"""Type of the messages with the record ``DeliveryRequest``."""
 CHUNK_BYTES = 4 * 2**20
 """Largest part of an array that travels as one object. The SuperLink has one or two of them in memory for each hospital
 that sends or receives: with 16 MiB it took 740 MB instead of 320 for twelve hospitals with a ResNet-18, and a twentieth

@@ -51,6 +51,7 @@ from polyclinic.common.wire.bounds import (
     Text,
 )
 from polyclinic.common.wire.counts import CountRecord
+from polyclinic.common.wire.delivery import DeliveryRequest
 from polyclinic.common.wire.release_name import LONGEST_RELEASE, parse_release_name
 from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
@@ -328,7 +329,7 @@ class Question:
 
 @dataclass(frozen=True)
 class RefusalNoted:
-    """A site's answer to a :class:`Refusal` or a :class:`Question`, which only confirms receipt."""
+    """A site's answer to a :class:`Refusal`, a :class:`Question` or a package, which only confirms receipt."""
 
     run: RunNameText
     site: Text
@@ -622,6 +623,7 @@ Record = (
     | BenefitRequest
     | BenefitReply
     | CountRecord
+    | DeliveryRequest
     | MaskingRecord
 )
 """Any record that coordinator and hospital exchange."""

@@ -7,7 +7,7 @@ Content of the folder:
     sites/NAME.toml     an admitted or revoked site
     kits/NAME.kit       connection kit for a hospital
     state/              the SuperLink's database and control socket, locks, state of the current run
-    removed/NAME.json   what was found when a site left
+    removed/NAME.json   what was found when a site left; NAME.withdrawal: its signed statement
     logs/superlink.log
 """
 
@@ -56,6 +56,17 @@ def normalize_host(host: str) -> str:
     return host
 
 
+class RetentionSettings(TomlSection):
+    """How long the coordinator keeps what nobody needs after a run: ``[retention]``.
+
+    Attributes:
+        working_files_days: Days after the end of a run that is done for which its ``updates/`` and ``checkpoints/``
+            stay; None to keep them.
+    """
+
+    working_files_days: int | None = Field(None, ge=1)
+
+
 class CoordinatorTomlContent(TomlSection):
     """The keys of ``coordinator.toml``.
 
@@ -71,6 +82,7 @@ class CoordinatorTomlContent(TomlSection):
     listen: str = "0.0.0.0"
     port: int = Port
     connections: int = Field(default=1000, ge=16, le=100_000)
+    retention: RetentionSettings = RetentionSettings()
 
     _name = field_validator("name")(check_site_name)
 
@@ -159,7 +171,9 @@ def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str
 def write_coordinator_toml(folder: Path, file: CoordinatorTomlContent) -> CoordinatorFolder:
     """Write ``coordinator.toml``; return the folder with the new content."""
     lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
-    lines += [f"{key} = {to_toml_text(value)}" for key, value in file.model_dump().items()]
+    lines += [f"{key} = {to_toml_text(value)}" for key, value in file.model_dump(exclude={"retention"}).items()]
+    if (days := file.retention.working_files_days) is not None:
+        lines += ["", "[retention]", f"working_files_days = {days}"]
     write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
     return CoordinatorFolder(folder, file)
 

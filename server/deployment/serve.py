@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.system.plain_text import quote_for_shell
@@ -19,6 +20,7 @@ from polyclinic.server.deployment.superlink.process import START_TIMEOUT_S, Supe
 from polyclinic.server.deployment.superlink.registrations import RegisteredSite
 from polyclinic.server.deployment.timers import find_timer_order_faults, list_timer_settings
 from polyclinic.server.runs.live_status import describe_site_sign_off
+from polyclinic.server.runs.retention import DAY_S, describe_removal, remove_old_working_files
 
 POLL_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
@@ -62,6 +64,7 @@ def _keep_superlink_running(
 ) -> None:
     """Loop for ever: restart a SuperLink that ended, synchronize registrations, report changed connections."""
     before, problem = dict[str, bool](), ""
+    retention = _DailyRetention(coordinator, tell)
     write_site_connections(coordinator.state_path, before)
     while True:
         if (code := link.get_exit_code()) is not None:
@@ -92,8 +95,27 @@ def _keep_superlink_running(
                 tell(f"{site} is gone: it gives no sign of life, and did not sign off")
         if now != before:
             write_site_connections(coordinator.state_path, now)
+        retention.apply_if_due()
         before = now
         time.sleep(POLL_S)
+
+
+@dataclass
+class _DailyRetention:
+    """Removes the working files of old runs once a day, if ``coordinator.toml`` says after how many days."""
+
+    coordinator: CoordinatorFolder
+    tell: Tell
+    _due: float = 0.0
+
+    def apply_if_due(self) -> None:
+        """Remove them at the first call, and then once a day."""
+        days = self.coordinator.file.retention.working_files_days
+        if days is None or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + DAY_S
+        for removed in remove_old_working_files(self.coordinator.state_path, days, time.time()):
+            self.tell(describe_removal(removed, days))
 
 
 def synchronize_site_registrations(

@@ -21,6 +21,7 @@ from polyclinic.common.models.network import SplitNetwork, logits_to_probabiliti
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
 from polyclinic.common.models.trained import merge_low_rank_factors
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.common.system.files import (
     find_output_file_faults,
     make_temporary_path,
@@ -32,7 +33,6 @@ from polyclinic.common.vocabulary import list_definitions
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset
-from polyclinic.server.export.pictures import read_unlabelled_pictures
 from polyclinic.server.export.prediction import choose_model_image_format
 from polyclinic.server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
 from polyclinic.server.reporting.model_card import CARD, render_model_card

@@ -1,6 +1,5 @@
 """``flwr-sim predict``: write a model's probabilities as a csv file that is safe to open in a spreadsheet."""
 
-from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,15 @@ from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
+from polyclinic.common.prediction.files import (
+    make_trained_image_format,
+    predict_from_files,
+    select_learned_classes,
+)
+from polyclinic.common.prediction.pictures import UnlabelledPictures
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
 from polyclinic.data.base.decoded_size import LARGEST_MB
-from polyclinic.data.base.pixel_form import RENDERING_KEYS, PixelForm
 from polyclinic.data.base.spec import (
     AS_IN_FILE,
     Axis,
@@ -34,7 +38,6 @@ from polyclinic.data.base.spec import (
 from polyclinic.data.images.pixels import ImageTensors
 from polyclinic.data.images.reading import DecodedImageFormat, resize_images
 from polyclinic.data.sources.plugin import LabelledImages
-from polyclinic.server.export.pictures import UnlabelledPictures, make_unreadable_images_fault, read_unlabelled_pictures
 from polyclinic.server.runs.reader import read_run
 from polyclinic.server.runs.unlearned import read_unlearned_classes
 
@@ -74,7 +77,7 @@ def choose_model_image_format(
         rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.
     """
     if (form := read_model_description(folder).pixels) is not None:
-        return _make_trained_image_format(form, rendering, _read_run_data_settings(folder).largest_mb)
+        return make_trained_image_format(form, rendering, _read_run_data_settings(folder).largest_mb)
     shown = _read_run_data_settings(folder)
     options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
     bit_depth = rendering.bit_depth if rendering else None
@@ -86,22 +89,6 @@ def choose_model_image_format(
         value_range=None if bit_depth else shown.value_range,
     )
     return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
-
-
-def _make_trained_image_format(
-    form: PixelForm, rendering: PictureRenderingOptions | None, largest_mb: int
-) -> DecodedImageFormat:
-    """Return the format of the images that a model was trained on, with rendering by command-line options."""
-    options = form.rendering_options
-    for key in RENDERING_KEYS:
-        value = getattr(rendering or AS_IN_FILE, key)
-        if value != getattr(AS_IN_FILE, key):
-            options = replace(options, **{key: value})
-    if rendering is not None and rendering.bit_depth is not None:
-        options = replace(options, value_range=None)  # each of the two says which value is white
-    # The images of a network's own shape alone may be of two sides; files are brought to a square.
-    side = max(form.height, form.width)
-    return DecodedImageFormat(side, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))
 
 
 def predict_to_csv(
@@ -129,33 +116,6 @@ def predict_to_csv(
     # Only for this account: names of files often hold names or numbers of patients.
     write_atomically(destination, format_rows_as_csv([header, *read, *unread]), private=True)
     return pictures
-
-
-def select_learned_classes(class_names: Sequence[str], unlearned: Collection[str]) -> list[str]:
-    """Return the classes that a model has learned, in its order.
-
-    Raises:
-        BadInput: If it has learned none.
-    """
-    learned = [name for name in class_names if name not in unlearned]
-    if not learned:
-        raise BadInput([Fault("the model", "has learned none of its classes.", "Its report says why.")])
-    return learned
-
-
-def predict_from_files(
-    network: SplitNetwork, data: Path, form: DecodedImageFormat
-) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
-    """Read images from files; return the images and their probabilities, ``(n, classes)``.
-
-    Raises:
-        BadInput: If the data holds no image, or all images are unreadable.
-    """
-    pictures = read_unlabelled_pictures(data, form)
-    if not pictures.names:
-        name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
-        raise_faults([make_unreadable_images_fault(data, name, reason)])
-    return pictures, compute_picture_probabilities(network, pictures.images)
 
 
 def predict_from_dataset(folder: Path, network: SplitNetwork, given: LabelledImages) -> NDArray[np.float32]:

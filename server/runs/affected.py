@@ -39,7 +39,7 @@ class AffectedRun:
         """Return in words how the site's images came into the model."""
         ways = []
         if self.rounds:
-            ways.append(f"trained in {_describe_rounds(self.rounds)}")
+            ways.append(f"trained in {describe_rounds(self.rounds)}")
         if self.began_from:
             ways.append(f"began with the model of {self.began_from}")
         return "; ".join(ways)
@@ -136,7 +136,7 @@ def _read_run_record(folder: Path) -> _RunRecord:
     return _RunRecord(folder, str(draft.fields.get("name", "")), tuple(draft.sites), sites_by_round, None)
 
 
-def _describe_rounds(rounds: Sequence[int]) -> str:
+def describe_rounds(rounds: Sequence[int]) -> str:
     """Return rounds in words, such as "rounds 1 to 4, 7"."""
     spans = list[list[int]]()
     for number in rounds:

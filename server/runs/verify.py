@@ -45,6 +45,7 @@ from polyclinic.server.runs.receipt import (
     make_run_receipt,
     read_run_receipt,
 )
+from polyclinic.server.runs.retention import find_retention_day
 from polyclinic.strategies.aggregation.bounds import Lengths, clip_long_updates
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.engine.aggregator import (
@@ -105,6 +106,10 @@ def verify_run(path: Path, keys: TrustedKeys = MappingProxyType({})) -> Verifica
         return report
     if reason := explain_unrepeatable_rounds(receipt, experiment):
         report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
+        return report
+    if day := find_retention_day(path.parent, UPDATES):
+        said = f"sums: not added up again, for {UPDATES}/ was removed by retention on {day}; their hashes are checked"
+        report.unknown.append(said)
         return report
     try:
         for replayed in AggregationReplay.make_initial_replay(path.parent, receipt, experiment).repeat_aggregations():

@@ -23,13 +23,13 @@ from PIL import Image
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.weights import convert_checkpoint
+from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
 from polyclinic.data.images.headers import read_dicom_headers
 from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.store import decode_pictures
 from polyclinic.data.load import load_dataset
 from polyclinic.data.tables.csv import read_csv_table
-from polyclinic.server.export.pictures import read_unlabelled_pictures
 
 MIB = 1 << 20
 GIGABYTES = 2900

@@ -35,6 +35,7 @@ from polyclinic.common.models.saved import load_model, save_model
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.models.weights import convert_checkpoint
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
+from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.common.security.identity import (
     check_public_key,
     read_admission_request,
@@ -83,7 +84,6 @@ from polyclinic.server.coordinator.authority import (
 from polyclinic.server.coordinator.folder import FILE as COORDINATOR_FILE
 from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, read_coordinator_folder
 from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
-from polyclinic.server.export.pictures import read_unlabelled_pictures
 from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.strategies.engine.exchange import decode_reply

@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from polyclinic.common.models.saved import read_model_description
+from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.images.reading import DecodedImageFormat
-from polyclinic.server.export.pictures import read_unlabelled_pictures
 from polyclinic.server.federation.set_up import write_run_pages
 from tests.data.dicom_files import dicom
 from tests.federations import SMALL_RUN, temporary_folder

@@ -68,6 +68,7 @@ SENTENCES = {
     "stopped": "the run stopped: {reason}",
     "refused": "the run was refused: {reason}",
     "done": "the run is done; model {model_sha256}",
+    "working_files_removed": "{folders} were removed, {days} days after the end of the run (retention)",
 }
 """Every event that the coordinator and the simulation write, with its sentence."""
 

@@ -1,0 +1,1 @@
+"""Packages of finished runs that the coordinator hands out: the hospital's side."""

@@ -1,0 +1,195 @@
+"""``flwr-client recalibrate``: fit a model's probabilities to this hospital, and use the fit in ``predict``.
+
+Platt scaling (Platt, Advances in Large Margin Classifiers, 1999) replaces a probability p of a class by
+``sigmoid(slope * logit(p) + offset)``; temperature scaling (Guo et al., ICML 2017) has no offset. Both are fitted on
+the site's validation part alone, by the logistic loss. The test part says what came of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+from scipy.optimize import minimize
+
+from polyclinic.client.delivery.model import UsableModel
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.metrics.calibration import compute_calibration
+from polyclinic.common.system.files import write_atomically
+
+CALIBRATION = "calibration.json"
+FEWEST_IMAGES = 20
+"""Fewest validation images that show a class, and fewest that do not: with fewer, two parameters fit chance."""
+_CLOSEST = 1e-6
+"""Probabilities are kept this far from 0 and 1, whose logits are infinite."""
+ScalingMethod = Literal["platt", "temperature"]
+Floats = NDArray[np.floating]
+
+
+class ClassCalibration(BaseModel):
+    """The fit of one class.
+
+    Attributes:
+        slope, offset: The parameters; 1 and 0 leave a probability as it is.
+        positives, negatives: Validation images that show the class, and that do not.
+        reason: Why the class is left as it is; empty for a fit.
+        error_before, error_after: Expected calibration error on the test part; None without test images.
+        test_positives, test_negatives: Test images that show the class, and that do not.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slope: float = 1.0
+    offset: float = 0.0
+    positives: int
+    negatives: int
+    reason: str = ""
+    error_before: float | None = None
+    error_after: float | None = None
+    test_positives: int = 0
+    test_negatives: int = 0
+
+    @property
+    def is_fitted(self) -> bool:
+        return not self.reason
+
+
+class SiteCalibration(BaseModel):
+    """The content of ``calibration.json``.
+
+    Attributes:
+        model_sha256: The model that it belongs to.
+        time: UTC time (ISO 8601).
+        classes: Class that the model has learned -> its fit.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1] = 1
+    model_sha256: str
+    method: ScalingMethod
+    time: str
+    classes: dict[str, ClassCalibration]
+
+
+def fit_scaling(scores: Floats, labels: Floats, method: ScalingMethod) -> tuple[float, float]:
+    """Return slope and offset that minimise the logistic loss.
+
+    Args:
+        scores: Probabilities ``(n,)``.
+        labels: 1 or 0, ``(n,)``; both occur.
+    """
+    logits = compute_logits(scores)
+
+    def compute_loss(parameters: Floats) -> tuple[float, Floats]:
+        slope, offset = parameters[0], parameters[1] if method == "platt" else 0.0
+        scaled = slope * logits + offset
+        loss = np.mean(np.logaddexp(0.0, scaled) - labels * scaled)
+        residual = _sigmoid(scaled) - labels
+        gradient = np.array([np.mean(residual * logits), np.mean(residual)])
+        return float(loss), gradient[: len(parameters)]
+
+    start = np.array([1.0, 0.0])[: 2 if method == "platt" else 1]
+    result = minimize(compute_loss, start, jac=True, method="BFGS")
+    slope = float(result.x[0])
+    return slope, float(result.x[1]) if method == "platt" else 0.0
+
+
+def calibrate_class(
+    validation: tuple[Floats, Floats], test: tuple[Floats, Floats], method: ScalingMethod
+) -> ClassCalibration:
+    """Fit one class on validation images, and measure it on test images.
+
+    Args:
+        validation, test: Probabilities and labels ``(n,)``, NaN for an unknown label.
+    """
+    scores, labels = _select_labelled(*validation)
+    test_scores, test_labels = _select_labelled(*test)
+    counts = {
+        "positives": int(np.sum(labels == 1)),
+        "negatives": int(np.sum(labels == 0)),
+        "test_positives": int(np.sum(test_labels == 1)),
+        "test_negatives": int(np.sum(test_labels == 0)),
+    }
+    before = compute_calibration(test_scores, test_labels)
+    error_before = None if before is None else before.expected_error
+    fewest = min(counts["positives"], counts["negatives"])
+    reason, slope, offset = "", 1.0, 0.0
+    if fewest < FEWEST_IMAGES:
+        kind = "show" if counts["positives"] == fewest else "do not show"
+        reason = f"{fewest} validation images {kind} it, and a fit needs {FEWEST_IMAGES}"
+    else:
+        slope, offset = fit_scaling(scores, labels, method)
+        if slope <= 0:
+            reason = "the fit would turn the order of the images round: here the model does not tell this class"
+            slope, offset = 1.0, 0.0
+    after = compute_calibration(scale_probabilities(test_scores, slope, offset), test_labels)
+    return ClassCalibration(
+        slope=slope,
+        offset=offset,
+        reason=reason,
+        error_before=error_before,
+        error_after=None if after is None else after.expected_error,
+        **counts,
+    )
+
+
+def scale_probabilities(scores: Floats, slope: float, offset: float) -> NDArray[np.float64]:
+    """Return the probabilities after scaling; slope 1 and offset 0 leave them as they are."""
+    if (slope, offset) == (1.0, 0.0):
+        return np.asarray(scores, np.float64)
+    return _sigmoid(slope * compute_logits(scores) + offset)
+
+
+def calibrate_probabilities(
+    probabilities: Floats, class_names: Sequence[str], calibration: SiteCalibration
+) -> NDArray[np.float64]:
+    """Return the probabilities ``(n, classes)`` after the scaling of each class."""
+    fits: Mapping[str, ClassCalibration] = calibration.classes
+    columns = [
+        scale_probabilities(probabilities[:, column], fits[name].slope, fits[name].offset)
+        for column, name in enumerate(class_names)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def compute_logits(scores: Floats) -> NDArray[np.float64]:
+    """Return the logits of probabilities, of 0 and 1 as well."""
+    inside = np.clip(np.asarray(scores, np.float64), _CLOSEST, 1 - _CLOSEST)
+    return np.asarray(np.log(inside) - np.log1p(-inside), np.float64)
+
+
+def write_calibration(model: UsableModel, calibration: SiteCalibration) -> None:
+    """Write the calibration beside the model."""
+    content = calibration.model_dump_json(indent=1) + "\n"
+    write_atomically(model.folder / CALIBRATION, content.encode(), private=True)
+
+
+def read_calibration(model: UsableModel) -> SiteCalibration:
+    """Read the calibration of a model.
+
+    Raises:
+        BadInput: If there is none, or it is of another model.
+    """
+    path = model.folder / CALIBRATION
+    remedy = "Make it with flwr-client recalibrate, or leave --calibrated out."
+    try:
+        calibration = SiteCalibration.model_validate_json(path.read_bytes())
+    except OSError:
+        raise BadInput([Fault("--calibrated", f"there is no {CALIBRATION} in {model.folder}.", remedy)]) from None
+    except ValidationError:
+        raise BadInput([Fault(str(path), "is not what flwr-client recalibrate wrote.", remedy)]) from None
+    is_whole = set(calibration.classes) == set(model.learned_classes)
+    if calibration.model_sha256 != model.description.model_sha256 or not is_whole:
+        raise BadInput([Fault(str(path), "is of another model.", remedy)])
+    return calibration
+
+
+def _select_labelled(scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
+    known = ~np.isnan(labels)
+    return scores[known], labels[known]
+
+
+def _sigmoid(values: Floats) -> NDArray[np.float64]:
+    return np.asarray(np.exp(-np.logaddexp(0.0, -values)), np.float64)

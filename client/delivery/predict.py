@@ -1,0 +1,114 @@
+"""``flwr-client predict``: the probabilities of a model for a hospital's own files. Nothing leaves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.client.delivery.calibration import CALIBRATION, calibrate_probabilities, read_calibration
+from polyclinic.client.delivery.model import UsableModel
+from polyclinic.common.errors import raise_faults
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.prediction.files import make_trained_image_format, predict_from_files
+from polyclinic.common.system.csv_text import format_rows_as_csv
+from polyclinic.common.system.files import find_output_folder_faults, make_private_folder, write_atomically
+from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.data.base.spec import PictureRenderingOptions
+from polyclinic.data.images.reading import DecodedImageFormat
+
+CSV, JSON = "predictions.csv", "predictions.json"
+
+
+@dataclass(frozen=True)
+class SitePredictions:
+    """The probabilities of a model for a hospital's files.
+
+    Attributes:
+        model: The model.
+        source: The file or folder of the images.
+        class_names: The classes that the model has learned, one for each column.
+        names: Name of each image, relative to ``source`` if that is a folder.
+        probabilities: ``(n, classes)``.
+        unreadable: Name of each unreadable image -> reason.
+        others: Names of files in the folder that are no pictures.
+        calibrated: Classes whose probabilities were recalibrated at this site.
+    """
+
+    model: UsableModel
+    source: Path
+    class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    probabilities: NDArray[np.float64]
+    unreadable: Mapping[str, str]
+    others: tuple[str, ...]
+    calibrated: tuple[str, ...] = ()
+
+    def find_file(self, name: str) -> Path:
+        """Return the file of an image."""
+        return self.source / name if self.source.is_dir() else self.source
+
+
+def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: bool, device: str) -> SitePredictions:
+    """Compute the probabilities of all images, and write them as csv and JSON into a new folder.
+
+    Args:
+        images: A picture, a DICOM file, a folder of them, or an npz file.
+        out: A new folder, which only this account can open: names of files often hold names or numbers of patients.
+        calibrated: Recalibrate by ``calibration.json`` beside the model.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        BadInput: If no image can be read, the folder exists, or there is no calibration of this model.
+    """
+    raise_faults(find_output_folder_faults(out))
+    calibration = read_calibration(model) if calibrated else None
+    network, classes = load_model(model.folder), tuple(model.learned_classes)
+    pictures, scores = predict_from_files(network, images, _choose_image_format(model), device)
+    probabilities = scores[:, [network.class_names.index(name) for name in classes]].astype(np.float64)
+    fitted = tuple(name for name in classes if calibration and calibration.classes[name].is_fitted)
+    if calibration:
+        probabilities = calibrate_probabilities(probabilities, classes, calibration)
+    predictions = SitePredictions(
+        model, images, classes, pictures.names, probabilities, pictures.unreadable, pictures.others, fitted
+    )
+    make_private_folder(out)
+    write_atomically(out / CSV, _format_csv(predictions), private=True)
+    write_atomically(out / JSON, _format_json(predictions).encode(), private=True)
+    return predictions
+
+
+def _choose_image_format(model: UsableModel) -> DecodedImageFormat:
+    """Return how files become images: as those of the training, if the model says how that was."""
+    if (form := model.description.pixels) is not None:
+        return make_trained_image_format(form)
+    spec = model.description.model
+    return DecodedImageFormat(spec.image_size, spec.channels == 3, "pad", PictureRenderingOptions())
+
+
+def _format_csv(predictions: SitePredictions) -> bytes:
+    header = ["image", *predictions.class_names, "unreadable"]
+    rows = zip(predictions.names, predictions.probabilities, strict=True)
+    read = [[name, *row.tolist(), None] for name, row in rows]
+    empty = [None] * len(predictions.class_names)
+    unread = [[name, *empty, why] for name, why in predictions.unreadable.items()]
+    return format_rows_as_csv([header, *read, *unread])
+
+
+def _format_json(predictions: SitePredictions) -> str:
+    model = predictions.model
+    content = {
+        "run": model.run,
+        "title": model.title,
+        "model_sha256": model.description.model_sha256,
+        "calibrated": list(predictions.calibrated),
+        "calibration": CALIBRATION if predictions.calibrated else "",
+        "unlearned": dict(model.unlearned),
+        "images": {
+            name: dict(zip(predictions.class_names, row.tolist(), strict=True))
+            for name, row in zip(predictions.names, predictions.probabilities, strict=True)
+        },
+        "unreadable": dict(predictions.unreadable),
+    }
+    return format_as_json_text(content, indent=1) + "\n"

@@ -1,0 +1,41 @@
+"""The file ``state/withdrawn.json``: this site has left its federation, and ``flwr-client start`` refuses to run."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.system.plain_text import quote_for_shell
+
+FILE = "withdrawn.json"
+
+
+class WithdrawnMark(BaseModel):
+    """When this site left, and why."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    time: str
+    reason: str = ""
+
+
+def read_withdrawn_mark(state: Path) -> WithdrawnMark | None:
+    """Return when this site left; None if it takes part. A damaged file counts: somebody wrote it."""
+    try:
+        return WithdrawnMark.model_validate_json((state / FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError):
+        return WithdrawnMark(time="an unknown day")
+
+
+def refuse_withdrawn_site(folder: Path, state: Path) -> None:
+    """Refuse to work for a coordinator after ``flwr-client withdraw``.
+
+    Raises:
+        BadInput: If this site has left.
+    """
+    if (mark := read_withdrawn_mark(state)) is not None:
+        remedy = f"To take part again: flwr-client withdraw {quote_for_shell(folder)} --undo"
+        problem = f"has left its federation on {mark.time[:10]}: nothing is trained here any more."
+        raise BadInput([Fault(str(folder), problem, remedy)])

@@ -1,0 +1,121 @@
+"""A hospital's signed statement that it leaves a federation: the file ``NAME.withdrawal``.
+
+It is one line of JSON and its signature by the key with which the site was admitted. The coordinator keeps it beside
+its list of the runs that hold something of the hospital.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polyclinic.common.security.signatures import SIGNED_WITH, SignedStatement
+from polyclinic.common.system.plain_text import make_printable_line
+
+ENDING = ".withdrawal"
+MOST_BYTES = 1_000_000
+MOST_RUNS = 2_000
+_PREFIX = b"polyclinic withdrawal\n"
+"""Keeps a signature of a withdrawal from being shown as a signature of something else."""
+
+
+class WithdrawalFault(ValueError):
+    """Raised for a statement that is altered, or not by this site, with the reason as text."""
+
+
+class RunOfSite(BaseModel):
+    """A run in which a site took part, by its own record.
+
+    Attributes:
+        rounds: Number of rounds whose update left the site.
+        first, last: UTC times of the first and the last record.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str = Field(max_length=100)
+    title: str = Field(max_length=500)
+    rounds: int = Field(ge=0)
+    first: str = Field(max_length=40)
+    last: str = Field(max_length=40)
+
+
+class WithdrawalStatement(BaseModel):
+    """What a site signs when it leaves.
+
+    Attributes:
+        coordinator: Name of the coordinator, by the site's kit.
+        authority: SHA-256 of the public key of the coordinator's authority, so that the statement is for it alone.
+        time: UTC time (ISO 8601).
+        reason: Why, in the hospital's words; may be empty.
+        runs: The runs in which it took part.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1] = 1
+    site: str = Field(max_length=200)
+    coordinator: str = Field(max_length=200)
+    authority: str = Field(pattern="^[0-9a-f]{64}$")
+    time: str = Field(max_length=40)
+    reason: str = Field("", max_length=500)
+    runs: tuple[RunOfSite, ...] = Field((), max_length=MOST_RUNS)
+
+
+class _SignedWithdrawal(SignedStatement):
+    statement: str = Field(max_length=MOST_BYTES)
+
+
+def sign_withdrawal(statement: WithdrawalStatement, key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the content of ``NAME.withdrawal``."""
+    text = json.dumps(statement.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    signature = key.sign(_PREFIX + text.encode(), SIGNED_WITH).hex()
+    return _SignedWithdrawal(statement=text, signature=signature).model_dump_json(indent=1).encode() + b"\n"
+
+
+def verify_withdrawal(content: bytes, site: str, public_keys: Sequence[str], authority: str) -> WithdrawalStatement:
+    """Verify a site's statement.
+
+    Args:
+        site: Name of the admitted site.
+        public_keys: Its admitted keys, the present one and earlier ones, as OpenSSH lines.
+        authority: SHA-256 of the public key of the coordinator's authority.
+
+    Raises:
+        WithdrawalFault: If a byte was changed, another key signed it, or it is for another site or coordinator.
+    """
+    if len(content) > MOST_BYTES:
+        raise WithdrawalFault("it is too large")
+    try:
+        signed = _SignedWithdrawal.model_validate_json(content)
+    except ValidationError:
+        raise WithdrawalFault("it is not what flwr-client withdraw wrote") from None
+    if not any(_is_signed_by(signed, line) for line in public_keys):
+        raise WithdrawalFault("no admitted key of this site signed it, or it was changed")
+    try:
+        statement = WithdrawalStatement.model_validate_json(signed.statement)
+    except ValidationError:
+        raise WithdrawalFault("it is not in the form of this release") from None
+    if statement.site != site:
+        raise WithdrawalFault(f'it is of the site "{make_printable_line(statement.site)}"')
+    if statement.authority != authority:
+        raise WithdrawalFault("it is for another coordinator")
+    return statement
+
+
+def _is_signed_by(signed: SignedStatement, public_key: str) -> bool:
+    try:
+        key = load_ssh_public_key(public_key.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(bytes.fromhex(signed.signature), _PREFIX + signed.statement.encode(), SIGNED_WITH)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

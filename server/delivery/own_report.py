@@ -1,0 +1,125 @@
+"""A hospital's own report of a run: the federated model against its own model, when it took part, and what left it.
+
+The page has figures of this hospital alone.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyclinic.common.metrics.benefit import MODELS, WORDS, FederationBenefit
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.server.reporting import run_claims
+from polyclinic.server.reporting.page import write_template_page
+from polyclinic.server.runs.affected import describe_rounds
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.receipt import RunReceipt
+
+TEMPLATE = "own_report.html.j2"
+MOST_ABSENCES = 20
+"""Most reasons why a site was missing that the page lists."""
+NO_COMPARISON = (
+    "The run did not compare the federated model with one that this hospital trains alone: "
+    "evaluation.compare_local was off."
+)
+REPLY_WORDS: Mapping[str, str] = {
+    "RollCallAnswer": "answer to the roll call: name, classes, numbers of images and patients",
+    "TrainReply": "update of the model, with training figures",
+    "EvaluateReply": "figures of the model on this hospital's images",
+    "BenefitReply": "comparison of the federated model with this hospital's own",
+}
+"""Record class that hospitals sign -> its content in words."""
+AT_HOME = (
+    "Figures by class did not leave this hospital, or there are none. flwr-client evaluate scores the model on this "
+    "hospital's own images, and nothing leaves."
+)
+
+
+@dataclass(frozen=True)
+class SentRecords:
+    """The signed replies of one kind that came from a hospital.
+
+    Attributes:
+        record: Name of the record class, as in the hospital's own audit log.
+        what: The same in words.
+        count: Number of them; ``accepted`` of them counted.
+    """
+
+    record: str
+    what: str
+    count: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class with the AUROC of each model on the hospital's own test images; None where there is none."""
+
+    name: str
+    aurocs: tuple[float | None, ...]
+    positives: int | None
+
+
+def list_sent_records(receipt: RunReceipt, site: str) -> list[SentRecords]:
+    """Return what came from a hospital, by kind, as far as hospitals sign it."""
+    replies = [reply for reply in receipt.replies if reply.site == site]
+    counts = Counter(reply.record for reply in replies)
+    accepted = Counter(reply.record for reply in replies if reply.counts)
+    return [SentRecords(name, REPLY_WORDS.get(name, ""), counts[name], accepted[name]) for name in counts]
+
+
+def list_class_rows(run: RunFolderContent, site: str, benefit: FederationBenefit | None) -> list[ClassRow]:
+    """Return a row for each class of a hospital that has a figure; without a comparison, of the federated model."""
+    result = run.summary.per_site.get(site)
+    tested = result.per_class if result else {}
+    positives = {name: metrics.positives for name, metrics in tested.items()}
+    if benefit is not None:
+        names = benefit.compared_classes
+        return [ClassRow(n, tuple(benefit.auroc[model][n] for model in MODELS), positives.get(n)) for n in names]
+    rows = (ClassRow(name, (metrics.auroc,), metrics.positives) for name, metrics in tested.items())
+    return [row for row in rows if row.aurocs != (None,)]
+
+
+def write_own_report(
+    destination: Path, run: RunFolderContent, receipt: RunReceipt, site: str, coordinator: str, time: str
+) -> Path:
+    """Write a hospital's own report of a run.
+
+    Args:
+        coordinator: Name of the coordinator.
+        time: UTC time of the package (ISO 8601).
+    """
+    summary = run.summary
+    choices = {choice.site: choice for choice in run_claims.describe_site_benefits(run)}
+    choice = choices.get(site)
+    benefit = choice.benefit if choice else None
+    rounds = [line.round for line in receipt.rounds if site in line.sites]
+    used = [number for number in rounds if number <= receipt.result_round]
+    absences = [absence for absence in receipt.absences if absence.site == site]
+    own = summary.sites.get(site)
+    return write_template_page(
+        TEMPLATE,
+        destination,
+        private=True,
+        site=site,
+        title=summary.name or receipt.run,
+        receipt=receipt,
+        summary=summary,
+        coordinator=coordinator,
+        time=time[:16].replace("T", " "),
+        comparison=choice.sentence if choice else NO_COMPARISON,
+        benefit=benefit,
+        models=[WORDS[model] for model in MODELS] if benefit else [WORDS["federated"]],
+        rows=list_class_rows(run, site, benefit),
+        mean=summary.per_site[site].mean_auroc if site in summary.per_site else None,
+        at_home=AT_HOME,
+        trained=f"in {describe_rounds(rounds)} of {len(receipt.rounds)}" if rounds else "in no round",
+        used=describe_rounds(used) if used else "no round",
+        absences=absences[:MOST_ABSENCES],
+        more_absences=len(absences) - MOST_ABSENCES,
+        sent=list_sent_records(receipt, site),
+        own=own,
+        own_classes=format_count_with_noun(len(own.classes), "class", "classes") if own else "",
+        unlearned=summary.unlearned,
+    )

@@ -1,0 +1,147 @@
+"""Make the signed packages of a finished run: ``flwr-server deliver``."""
+
+import datetime as dt
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.models.saved import read_model_description
+from polyclinic.common.security.delivery import (
+    CARD,
+    DESCRIPTION,
+    ENDING,
+    MODEL,
+    RECEIPT,
+    REPORT,
+    Delivery,
+    DeliveryManifest,
+    describe_files,
+    pack_delivery,
+    sign_delivery,
+)
+from polyclinic.common.security.identity import is_same_public_key
+from polyclinic.common.system.files import make_private_folder, write_atomically
+from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.server.coordinator.admission import AdmittedSite, read_all_admitted_sites
+from polyclinic.server.coordinator.authority import ensure_valid_signing_key
+from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.delivery.own_report import write_own_report
+from polyclinic.server.reporting.model_card import render_model_card
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.receipt import RunReceipt, read_run_receipt
+
+REVOKED = "it is revoked"
+NOT_ADMITTED = "this coordinator has not admitted it"
+OTHER_KEY = "this coordinator has admitted another key under its name than the receipt names"
+
+
+@dataclass(frozen=True)
+class RunPackages:
+    """The packages of a run.
+
+    Attributes:
+        deliveries: Site -> its package.
+        left_out: Site that took part -> why it gets none.
+    """
+
+    deliveries: Mapping[str, Delivery]
+    left_out: Mapping[str, str]
+
+
+def make_run_packages(coordinator: CoordinatorFolder, folder: Path) -> RunPackages:
+    """Make and sign a package for each hospital that took part in a finished run.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        BadInput: If the run is not finished, has no model, is of no hospital of this coordinator, or a file in the
+            folder is not the one that its receipt names.
+    """
+    run, receipt = read_run(folder), read_run_receipt(folder / RECEIPT)
+    deliverable, left_out = _select_sites(receipt, read_all_admitted_sites(coordinator))
+    if not deliverable:
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in sorted(left_out.items())) or "it has no hospital"
+        remedy = "Name the folder of a run that flwr-server run wrote with this coordinator's folder."
+        raise BadInput([Fault(str(folder), f"has no hospital that can get a package ({reasons}).", remedy)])
+    shared = _read_model_files(folder, receipt)
+    key, certificate = ensure_valid_signing_key(coordinator)
+    time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    deliveries = dict[str, Delivery]()
+    with tempfile.TemporaryDirectory() as scratch:
+        for site in deliverable:
+            page = write_own_report(Path(scratch) / REPORT, run, receipt, site, coordinator.file.name, time)
+            contents = {**shared, REPORT: page.read_bytes()}
+            manifest = DeliveryManifest(
+                run=receipt.run,
+                name=receipt.name,
+                site=site,
+                coordinator=coordinator.file.name,
+                time=time,
+                model_sha256=receipt.model_sha256,
+                files=describe_files(contents),
+            )
+            deliveries[site] = sign_delivery(manifest, contents, key, certificate)
+    return RunPackages(deliveries, left_out)
+
+
+def write_run_packages(packages: RunPackages, out: Path) -> list[Path]:
+    """Write each package to ``NAME.delivery`` in a new folder; return the paths."""
+    make_private_folder(out)
+    paths = []
+    for site, delivery in packages.deliveries.items():
+        path = join_plain_name(out, PlainName(site), ENDING)
+        write_atomically(path, pack_delivery(delivery), private=True)
+        paths.append(path)
+    return paths
+
+
+def _select_sites(receipt: RunReceipt, admitted: Mapping[str, AdmittedSite]) -> tuple[list[str], dict[str, str]]:
+    """Return the sites of a receipt that get a package, and the others with the reason."""
+    deliverable, left_out = list[str](), dict[str, str]()
+    for name, taking_part in sorted(receipt.sites.items()):
+        site = admitted.get(name)
+        if site is None:
+            left_out[name] = NOT_ADMITTED
+        elif site.revoked:
+            left_out[name] = REVOKED
+        elif not _has_key(site, (taking_part.public_key, *taking_part.old_public_keys)):
+            left_out[name] = OTHER_KEY  # the package of one hospital must not go to another of the same name
+        else:
+            deliverable.append(name)
+    return deliverable, left_out
+
+
+def _has_key(site: AdmittedSite, stated: tuple[str, ...]) -> bool:
+    own = (site.public_key, *site.old_keys)
+    return any(is_same_public_key(line, key) for line in stated if line for key in own)
+
+
+def _read_model_files(folder: Path, receipt: RunReceipt) -> dict[str, bytes]:
+    """Return the files that all packages share, after a check that they are those of the receipt.
+
+    Raises:
+        BadInput: If one is missing, or of another model: the signature would vouch for it.
+    """
+    saved = read_model_description(folder)
+    card = render_model_card(folder)  # refuses a summary of another model
+    contents, faults = dict[str, bytes](), list[Fault]()
+    for name in (MODEL, DESCRIPTION, RECEIPT):
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            faults.append(Fault(str(folder / name), f"cannot be read: {error.strerror}.", "Name a finished run."))
+    raise_faults(faults)
+    remedy = "Nothing was signed. flwr-server verify says what was changed in this folder."
+    if saved.model_sha256 != receipt.model_sha256:
+        problem = f"is of the model {saved.model_sha256}, and {RECEIPT} of {receipt.model_sha256}."
+        faults.append(Fault(str(folder / DESCRIPTION), problem, remedy))
+    actual = hashlib.sha256(contents[MODEL]).hexdigest()
+    if actual != saved.safetensors_sha256:
+        problem = f"has SHA-256 {actual}, and {DESCRIPTION} names {saved.safetensors_sha256}."
+        faults.append(Fault(str(folder / MODEL), problem, remedy))
+    raise_faults(faults)
+    return {**contents, CARD: card.encode()}

@@ -1,0 +1,99 @@
+"""Remove the working files of old runs, ``updates/`` and ``checkpoints/``, after the days of ``coordinator.toml``.
+
+They hold exact updates of hospitals and models of single rounds, and nobody needs them once a run is done and verified.
+The result, the figures, the audit and the receipt stay.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from polyclinic.common.errors import BadInput
+from polyclinic.server.runs.audit_log import UPDATES
+from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.live_status import read_run_history
+
+WORKING_FOLDERS = (UPDATES, "checkpoints")
+EVENT = "working_files_removed"
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class RemovedWorkingFiles:
+    """The working files of one run, as they were removed.
+
+    Attributes:
+        folders: Names of the folders that were removed.
+    """
+
+    run_folder: Path
+    folders: tuple[str, ...]
+
+
+def remove_old_working_files(state: Path, days: int, now: float) -> list[RemovedWorkingFiles]:
+    """Remove the working files of the runs in a coordinator's history that are done and old enough.
+
+    Args:
+        state: The coordinator's state folder, which has the history.
+        days: Days after the end of a run for which its working files stay.
+        now: Unix time.
+    """
+    removed = list[RemovedWorkingFiles]()
+    for run in _select_old_runs(read_run_history(state), now - days * DAY_S):
+        try:
+            folders = _remove_working_files(run, days)
+        except (BadInput, OSError):  # a run is at work in the folder again, or a file cannot be removed: tomorrow
+            continue
+        if folders:
+            removed.append(RemovedWorkingFiles(run, folders))
+    return removed
+
+
+def find_retention_day(run_folder: Path, name: str) -> str:
+    """Return the UTC day on which a run's folder of this name was removed by retention; empty if it was not."""
+    if (run_folder / name).exists():
+        return ""
+    try:
+        events = RunFolder(run_folder).read_run_events()
+    except (OSError, ValueError):
+        return ""
+    days = [str(event["time"])[:10] for event in events if event.get("event") == EVENT and name in event["folders"]]
+    return days[-1] if days else ""
+
+
+def _select_old_runs(history: Iterable[Mapping[str, Any]], latest_end: float) -> list[Path]:
+    """Return the folders whose last run is done, and ended before a Unix time."""
+    last = {str(run["run_folder"]): run for run in history}  # a folder can have had several runs
+    return [
+        Path(folder)
+        for folder, run in last.items()
+        if run["there"] and run["state"] == "done" and run["ended"] is not None and run["ended"] < latest_end
+    ]
+
+
+def _remove_working_files(run_folder: Path, days: int) -> tuple[str, ...]:
+    """Remove a run's working files under its lock; return the names of the folders that were there.
+
+    Raises:
+        BadInput: If a process works in the folder.
+    """
+    folder = RunFolder(run_folder)
+    with folder.lock_run_folder():
+        names = tuple(name for name in WORKING_FOLDERS if (run_folder / name).is_dir())
+        if not folder.is_run_finished or not names:
+            return ()
+        # First the line: verify must not take a half removed folder for one that somebody changed.
+        folder.append_event(EVENT, folders=list(names), days=days)
+        for name in names:
+            shutil.rmtree(run_folder / name)
+    return names
+
+
+def describe_removal(removed: RemovedWorkingFiles, days: int) -> str:
+    """Return a line for the log."""
+    folders = " and ".join(f"{name}/" for name in removed.folders)
+    day = datetime.now(UTC).date().isoformat()
+    return f"{removed.run_folder}: {folders} removed on {day}, {days} days after the end (retention)"
