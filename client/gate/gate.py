@@ -193,9 +193,7 @@ class GatedMessage:
         """
         try:
             incoming = IncomingRequest(self._site, self._message.content)
-            work, verdict = incoming.decide_and_record_plan()
-            if work is None and verdict.is_allowed and self._record_name in QUESTIONS:
-                verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
+            work, verdict = self._decide_on_request(incoming)
         except Exception as error:
             kind = type(error).__name__
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
@@ -226,6 +224,14 @@ class GatedMessage:
         if not verdict.is_allowed:
             return self._decline_and_record(f"does not send this: {verdict}")
         return reply
+
+    def _decide_on_request(self, incoming: IncomingRequest) -> tuple[RequestedWork | None, PolicyVerdict]:
+        """Return the requested work, and the verdict; nobody has to approve a question that the policy declines."""
+        if self._record_name in QUESTIONS:
+            verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
+            if not verdict.is_allowed:
+                return None, verdict
+        return incoming.decide_and_record_plan()
 
     def _decide_on_reply(self, work: RequestedWork | None, reply: Message) -> PolicyVerdict:
         """Return the policy's verdict on the record as it would leave; one that the wire does not know is refused."""

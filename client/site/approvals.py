@@ -49,8 +49,8 @@ ASKS_NOTHING = frozenset({"Refusal", "Question"})
 """Records for a site's staff, which ask for no work."""
 PARTS_OF_ROUND = frozenset({"KeysRequest", "SharesRequest", "MaskedRequest", "RevealRequest"})
 """Records without a text of their own: stages of secure aggregation, in a run whose text came before."""
-RUNS = "approved-runs"
-"""Folder with a small file for each run that was approved: by which text."""
+RUNS, EARLIER_RUNS = "approved-runs", "approved-runs.json"
+"""Folder with a small file for each run that was approved: by which text. No release had all of them in one file."""
 LONGEST_NAME = 100
 DISCLOSURE_KEYS = (
     *("level", "parts", "statistics", "maximum_update_norm", "training_figures", "test_metrics", "test_each_round"),
@@ -110,7 +110,7 @@ class SiteApprovals:
         self._folder, self._state, self._site = folder, state, site
         self._disclosure = select_disclosure_policy(policy)
         self._awaited: dict[str, str] = {}  # hash -> kind of the texts that wait, since the program started
-        self._runs = RunEntryFolder(state / RUNS, state / f"{RUNS}.json")
+        self._runs = RunEntryFolder(state / RUNS, state / EARLIER_RUNS)
         self.store = PlanStore(state)
 
     def decide_on_request(self, fields: Mapping[str, Any], site: "Site") -> ApprovalVerdict:

@@ -269,6 +269,12 @@ def test_a_stage_of_secure_aggregation_needs_the_approval_of_its_run(approved: H
     before = send(approved.site, f"query.{STAGES[KeysRequest]}", keys)
     assert before.error.code == AWAITS_APPROVAL
     assert not called(approved.site, PLAN).has_error()
+    approvals = approved.site.approvals  # as after a restart of the program
+    assert approvals is not None
+    fields = {"wire.record": "KeysRequest", "run": "run"}
+    assert approvals.decide_on_request(fields, approved.site).facts["approver"] == WEBER
+    assert approvals.decide_on_request(fields | {"run": "another"}, approved.site).rule == "approval.missing"
+    assert approvals.decide_on_request(fields | {"wire.record": "SurveyRequest"}, approved.site).rule == "approval.kind"
     approved.weber.deny(approved.folder, approved.plans[0])
     assert send(approved.site, f"query.{STAGES[KeysRequest]}", keys).error.code == DECLINED
 
