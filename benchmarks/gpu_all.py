@@ -461,7 +461,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             name, *left = left
             remaining = began + arguments.budget - time.monotonic()
             seconds = remaining * SHARES[name] / (SHARES[name] + sum(SHARES[later] for later in left))
-            lines = run_part(name, arguments.device, seconds) if seconds > LEAST_PART_S else iter(())
+            lines: Iterator[Line] = iter([{"skipped": f"its share of the budget is {seconds:.1f} s"}])
+            if seconds > LEAST_PART_S:
+                lines = run_part(name, arguments.device, seconds)
             for line in lines:
                 elapsed = round(time.monotonic() - began, 1)
                 text = json.dumps({"part": name, **line, "at_s": elapsed, **machine})

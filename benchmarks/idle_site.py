@@ -37,8 +37,8 @@ from polyclinic.common.wire.records import (
     TrainRequest,
 )
 
-CHANGED = 1000
-"""Every so many numbers one is new."""
+BASE: dict[int, Any] = {}
+"""Size -> random numbers, of which each round's update is a multiple; one copy for all sites of the process."""
 ONE_SITE = threading.Lock()
 """A process answers for one site after another: each builds the first model, and threads share torch's generator."""
 
@@ -52,13 +52,11 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
             return gate(message, context, answer)
 
     app = ClientApp(mods=[answer_alone])
-    base: dict[int, Any] = {}
 
     def noise(like: Any) -> Any:
-        if like.size not in base:
-            base[like.size] = random.random(like.size, np.float32) * np.float32(1e-6)
-        base[like.size][::CHANGED] = np.float32(random.random() * 1e-6)
-        return base[like.size].reshape(like.shape)
+        if like.size not in BASE:
+            BASE[like.size] = random.random(like.size, np.float32) * np.float32(1e-6)
+        return (BASE[like.size] * np.float32(1 + random.random())).reshape(like.shape)
 
     @app.query("roll_call")
     def _(message: Message, context: Context) -> Message:

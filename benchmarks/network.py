@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -53,8 +54,8 @@ ARCHITECTURES = {
 }
 USUAL = "tiny,resnet18"
 MODEL_GB = {"tiny": 0.0, "resnet18": 0.045, "vit_b": 0.344, "vit_l": 1.214}
-COPIES_AT_SITE, OTHER_COPIES = 4, 12
-"""Copies of a model that a site holds here, and that all else holds: a machine without so much memory would swap."""
+COPIES_AT_SITE, OTHER_COPIES = 7, 16
+"""Copies of a model that a site holds here at most, and that all else holds: measured with vit_b at three sites."""
 PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
 STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
 """Where a stock SuperNode connects: by gRPC up to Flower 1.39, by HTTP since."""
@@ -443,6 +444,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what was started, too
     console, models = Console(width=200), arguments.models.split(",")
     refuse_too_little_memory(models, arguments.sites)
     contenders = ["raw", "ours", *(["stock"] if arguments.stock_rounds else [])]

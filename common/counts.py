@@ -138,7 +138,7 @@ class CountQuestionFile(CountQuestion):
     """
 
     sites: tuple[str, ...] = ()
-    deadline_s: float = Field(120.0, gt=0, le=86_400)
+    deadline_s: float = Field(600.0, gt=0, le=86_400)
 
     @property
     def sent_part(self) -> CountQuestion:

@@ -588,7 +588,7 @@ def evaluate_model(
     """
     from polyclinic.common.evaluation.foreign import is_foreign_model_path
 
-    if len(paths) != 2 or by or every or is_foreign_model_path(paths[0]):
+    if len(paths) != 2 or by or every or any(map(is_foreign_model_path, paths)):
         csv_options = {"--classes": classes, "--images": images}
         csv_options |= {"--image-column": image_column, "--patient-column": patient_column}
         asked = SeveralModels(tuple(paths), tuple(by or ()), tuple(trust or ()), every, out)

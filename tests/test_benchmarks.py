@@ -4,7 +4,9 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,3 +128,31 @@ def test_a_row_of_which_a_run_is_missing_is_not_drawn(backdoors: ModuleType) -> 
     key = backdoors.TrialKey(backdoors.TWO_OF_5, "median", "as trained", 1, "stripe")
     del trials[key]
     assert {(cell.attackers, cell.rule) for cell in backdoors.collect_cells(trials)} == {(1, "clip 3.0")}
+
+
+def gpu_lines(out: Path, *options: str) -> list[dict[str, Any]]:
+    """What benchmarks/gpu_all.py writes on a CPU."""
+    command = [sys.executable, "benchmarks/gpu_all.py", "--device", "cpu", "--out", str(out), *options]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_part_of_the_gpu_benchmark_stops_when_its_share_of_the_budget_is_over(tmp_path: Path) -> None:
+    began = time.monotonic()
+    lines = gpu_lines(tmp_path / "gpu.jsonl", "--budget", "4", "--only", "rounds,copies")
+    assert time.monotonic() - began < 30  # the budget, and the time that programs take to start
+    assert [(line["part"], "stopped" in line, "skipped" in line) for line in lines[-2:]] == [
+        ("rounds", True, False),
+        ("copies", False, True),
+    ]
+    assert {(line["device"], line["torch"]) for line in lines} == {("cpu", version("torch"))}
+
+
+@pytest.mark.long
+def test_each_part_of_the_gpu_benchmark_measures_something_on_a_cpu(tmp_path: Path) -> None:
+    lines = gpu_lines(tmp_path / "gpu.jsonl", "--budget", "600")
+    assert [line for line in lines if "failed" in line or "stopped" in line] == []
+    assert {line["part"] for line in lines} == {"rounds", "model", "copies", "workers", "batches", "graphs"}
+    contenders = [line["contender"] for line in lines if "sha256" in line and line["part"] == "rounds"]
+    assert contenders == ["bare", "resident", "inline"]
+    assert len({line["sha256"] for line in lines if line["part"] == "rounds"}) == 1

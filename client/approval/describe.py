@@ -12,11 +12,13 @@ from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.gate.policy_rules import RequestedWork
 from polyclinic.client.preview.data_dictionary import MEANING, STATISTICS
 from polyclinic.client.site.authority_record import read_authority_record
-from polyclinic.client.site.plans import TRAINING, StoredText
+from polyclinic.client.site.plans import COUNT, TRAINING, PlanStore, StoredText
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.errors import BadInput
+from polyclinic.common.counts import MENU, parse_count_question
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -37,6 +39,7 @@ PLAIN_WORDS: Mapping[tuple[str, str], str] = {
     ("RollCallAnswer", "pixels"): "How this hospital's images become pixels: colour or grey, size, window",
     ("RollCallAnswer", "positives"): "How many training images show each class",
     ("RollCallAnswer", "negatives"): "How many training images do not show each class",
+    ("RollCallAnswer", "shown"): "Whether any training image shows each class",
     ("TrainReply", "train_samples"): "The number of training images",
     ("TrainReply", "train_loss"): "The model's mean error (loss) on the training images",
     ("TrainReply", "update"): "The change of the network's numbers by training here",
@@ -66,13 +69,31 @@ class PlanSection:
 def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
     """Return the description of a stored text; a text of a kind that this release does not know is shown as it came."""
     describe = DESCRIPTIONS.get(stored.facts.kind)
+    sections = [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
     if describe is not None:
         try:
-            return describe(stored, settings)
+            sections = describe(stored, settings)
         except (PlanRefused, BadInput) as error:
             problem = f"This release cannot read it: {make_printable_line(str(error))}"
-            return [PlanSection("Problem", (problem,)), _show_text(stored)]
-    return [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
+            sections = [PlanSection("Problem", (problem,)), _show_text(stored)]
+    decisions = tuple(_describe_decisions(stored, settings))
+    return [*sections, PlanSection("Decided so far; the last one counts", decisions)] if decisions else sections
+
+
+def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
+    """Yield a line for each decision on a text, oldest first, as its file says it."""
+    for path in PlanStore(settings.state_folder).list_decisions(stored.sha256):
+        try:
+            decision, _ = parse_decision(path.read_bytes())
+        except (OSError, DecisionFault) as error:
+            yield f"{path.name}: {error}"
+            continue
+        if decision.is_approval:
+            what = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
+            because = f"; purpose: {decision.purpose}" if decision.purpose else ""
+        else:
+            what, because = f"denied by {decision.approver}", f"; reason: {decision.reason}"
+        yield make_printable_line(f"{decision.time[:10]}: {what}{because}", 1200)
 
 
 def _show_text(stored: StoredText) -> PlanSection:
@@ -213,6 +234,7 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
 
     counts = method.declared_payload.label_counts and policy.label_counts
     leave_out(not counts, "RollCallAnswer", "positives", "negatives")
+    leave_out(not (policy.label_counts and figures_leave), "RollCallAnswer", "shown")
     leave_out(not trains, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
     leave_out(not tests_rounds, "TrainReply", "test_images", "test_correct")
     leave_out(not work.required_update_groups or masked, "TrainReply", "update")
@@ -244,6 +266,41 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     }
 
 
+# ---------------------------------------------------------------------- a question for counts
+
+
+def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
+    """Return the description of a question for counts.
+
+    Raises:
+        BadInput: If the text is no question.
+    """
+    try:
+        question = parse_count_question(stored.text)
+    except ValueError as error:
+        raise BadInput([Fault("question", str(error))]) from None
+    policy = settings.file.policy
+    counted = [MENU[table] for table in question.asked_tables if table in policy.counts]
+    refused = [MENU[table] for table in question.asked_tables if table not in policy.counts]
+    classes = ", ".join(map(make_printable_line, question.classes)) or "all that this hospital annotates"
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    if policy.epsilon is not None:
+        protection.append(f"Noise is added to each number; it costs each patient {policy.counts_epsilon:g} of epsilon")
+        protection[-1] += ", once for all questions."
+    elif policy.masked_only:
+        protection.append(f"The numbers leave only in a sum over at least {policy.smallest_cohort} hospitals.")
+    if policy.epsilon is None and policy.smallest_count:
+        protection.append(f"A number of fewer than {policy.smallest_count} patients is hidden, and what reveals it.")
+    return [
+        PlanSection("The question", (f"Title: {make_printable_line(question.title) or 'none given'}",)),
+        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+        PlanSection("What is counted: images and patients", (*counted, f"Classes: {classes}")),
+        *([PlanSection("What is not counted, by this hospital's policy", tuple(refused))] if refused else []),
+        PlanSection("How what leaves is protected", tuple(protection)),
+        PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)),
+    ]
+
+
 Description = Callable[[StoredText, SiteSettings], list[PlanSection]]
-DESCRIPTIONS: Mapping[str, Description] = {TRAINING: describe_training_plan}
+DESCRIPTIONS: Mapping[str, Description] = {TRAINING: describe_training_plan, COUNT: describe_count_question}
 """Kind of a text -> its description."""

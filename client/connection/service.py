@@ -66,6 +66,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines, quote_for_shell
+from polyclinic.common.system.resources import release_free_memory
 from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
@@ -148,6 +149,7 @@ class HospitalMessageLoop:
     _current_run: int = 0  # the run whose message is being answered
     _ended_run: int = 0  # a run that ended meanwhile
     _first: tuple[str, int, float] | None = None  # run, number and time of the first round in this process
+    _is_memory_of_work_kept: bool = False  # by malloc, of messages that were answered
 
     def __post_init__(self) -> None:
         def record_refusal(refusal: Refusal) -> None:
@@ -198,7 +200,7 @@ class HospitalMessageLoop:
                 time.sleep(FIRST_RETRY_S)
             except PlanApproved:
                 # The coordinator asks a site again that connects as a new process.
-                self._process = secrets.token_hex(8)
+                self._process, self.status.last_error = secrets.token_hex(8), ""
                 self.tell("a plan was approved here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two: the coordinator answers a call that is about no run or message as if it were.
@@ -310,6 +312,10 @@ class HospitalMessageLoop:
             received = link.receive_message(WAIT_S)
             self.status.last_contact = time.time()
             if received is None:
+                if self._is_memory_of_work_kept:
+                    # Not after each message: a round that follows at once needs the same memory again.
+                    release_free_memory()
+                    self._is_memory_of_work_kept = False
                 self._end_if_idle()
                 self._ask_to_be_asked_again()
                 if time.monotonic() - began < WAIT_S / 2:
@@ -320,7 +326,7 @@ class HospitalMessageLoop:
                 self._refuse_unread_message(link, received, SET_ASIDE, "it ended this site's program before")
             else:
                 self._answer_message(link, received)
-            wait_s, self._last_work = POLL_S, time.monotonic()
+            wait_s, self._last_work, self._is_memory_of_work_kept = POLL_S, time.monotonic(), True
 
     def _ask_to_be_asked_again(self) -> None:
         """Have the coordinator ask again about a plan that was approved here after this site refused it.

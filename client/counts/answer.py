@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from polyclinic.client.counts.noise import UNNOISED
 from polyclinic.client.counts.sheet import CountSheet, get_count_sheet
 from polyclinic.client.site.disclosure import round_count_down
+from polyclinic.client.site.plans import COUNT, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.secure_aggregation import HeldUpdate, HeldUpdateStore, open_masked_round_store
 from polyclinic.common.counts import (
@@ -40,6 +41,8 @@ def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSto
         ValueError: If the question is none.
     """
     question, policy = parse_count_question(request.question), site.policy
+    if site.durable:
+        store_request_text(site, RequestText(COUNT, request.question))
     sheet = get_count_sheet(site, request.run)
     groups = group_words_by_class(site.declaration.canonical_names, question.vocabulary or {})
     asked = {name: words for name, words in groups.items() if not question.classes or name in question.classes}

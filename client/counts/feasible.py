@@ -56,8 +56,8 @@ class FeasibleCounts:
 
     def find_unsafe_targets(self, width: int) -> list[Hashable]:
         """Return the targets without two solutions that differ by ``width`` or more."""
-        if not self.targets:
-            return []
+        if not self.targets or not len(self.truth):
+            return list(self.targets)
         names, deadline = list(self.targets), time.monotonic() + SYSTEM_SECONDS
         sums = _make_matrix([(unknowns, np.ones(len(unknowns))) for unknowns in self.targets.values()], len(self.truth))
         lows = sums @ self.truth

@@ -152,8 +152,12 @@ class SheetProtection:
             unsafe = self._audit.find_unsafe_values(attribute)
             if not unsafe:
                 return
+            before = len(self.told)
             for column in sorted(unsafe):
                 self._hide_beside(attribute, column)
+            if len(self.told) == before:  # nothing beside them is left to hide
+                whole = table if any(column[0] == table for column in self.told) else attribute
+                self.told = {column for column in self.told if column[0] != whole}
 
     def _hide_classes_by_value(self, attribute: str) -> None:
         """Hide a table of classes by values if the numbers of hidden classes follow from it."""

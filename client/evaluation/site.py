@@ -11,6 +11,7 @@ from polyclinic.common.evaluation.foreign import ModelFile
 from polyclinic.common.evaluation.groups import Grouping
 from polyclinic.common.evaluation.models import open_models
 from polyclinic.common.evaluation.reading import make_data_to_score
+from polyclinic.common.patients.opt_out import LeftOutPatients
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.base.spec import DataSpec
@@ -46,8 +47,10 @@ def evaluate_at_site(
 
     def load(spec: DataSpec) -> ImageSet:
         images, left_out = _load_images(settings, spec, every=every, tell=tell)
-        if left_out:
-            about["left out"] = f"{format_count_with_noun(left_out, 'patient')} who opted out left out."
+        if left_out.count:
+            about["left out"] = f"{format_count_with_noun(left_out.count, 'patient')} who opted out left out."
+        if warning := left_out.warn_about_unmatched():
+            about["unmatched"] = warning
         return images
 
     data = make_data_to_score(
@@ -64,9 +67,9 @@ def evaluate_at_site(
 
 def _load_images(
     settings: SiteSettings, spec: DataSpec, *, every: bool, tell: Callable[[str], None]
-) -> tuple[ImageSet, int]:
-    """Return the images to score, read by these settings, and the number of patients who opted out."""
+) -> tuple[ImageSet, LeftOutPatients]:
+    """Return the images to score, read by these settings, and what is said of patients who opted out."""
     file = settings.file.model_copy(update={"data": spec})
     site, left_out, _ = load_site_data(replace(settings, file=file), tell).make_present_site()
     images = concatenate_image_sets([site.train, site.validation, site.test]) if every else site.test
-    return images, left_out.count
+    return images, left_out

@@ -193,9 +193,7 @@ class GatedMessage:
         """
         try:
             incoming = IncomingRequest(self._site, self._message.content)
-            work, verdict = incoming.decide_and_record_plan()
-            if work is None and verdict.is_allowed and self._record_name in QUESTIONS:
-                verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
+            work, verdict = self._decide_on_request(incoming)
         except Exception as error:
             kind = type(error).__name__
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
@@ -221,27 +219,33 @@ class GatedMessage:
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
-        # The policy decides on the records as they would leave; a record that the wire does not know is refused.
-        try:
-            record = decode_record(reply.content, ANSWERS[self._record_name])
-        except (WireError, KeyError) as error:
-            verdict = PolicyVerdict("wire", str(error).removesuffix("."))
-        else:
-            if isinstance(record, MaskingAnswer):
-                verdict = PolicyVerdict("secure aggregation")  # the update was checked when it was held
-            elif self._record_name in QUESTIONS:
-                content = self._message.content
-                verdict = decide_if_answer_may_leave(self._site.policy, self._record_name, content, record)
-            elif work is None:
-                verdict = PolicyVerdict(
-                    "no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this"
-                )
-            else:
-                verdict = decide_if_reply_may_leave(self._site.policy, work, record)
+        verdict = self._decide_on_reply(work, reply)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.is_allowed:
             return self._decline_and_record(f"does not send this: {verdict}")
         return reply
+
+    def _decide_on_request(self, incoming: IncomingRequest) -> tuple[RequestedWork | None, PolicyVerdict]:
+        """Return the requested work, and the verdict; nobody has to approve a question that the policy declines."""
+        if self._record_name in QUESTIONS:
+            verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
+            if not verdict.is_allowed:
+                return None, verdict
+        return incoming.decide_and_record_plan()
+
+    def _decide_on_reply(self, work: RequestedWork | None, reply: Message) -> PolicyVerdict:
+        """Return the policy's verdict on the record as it would leave; one that the wire does not know is refused."""
+        try:
+            record = decode_record(reply.content, ANSWERS[self._record_name])
+        except (WireError, KeyError) as error:
+            return PolicyVerdict("wire", str(error).removesuffix("."))
+        if isinstance(record, MaskingAnswer):
+            return PolicyVerdict("secure aggregation")  # the update was checked when it was held
+        if self._record_name in QUESTIONS:
+            return decide_if_answer_may_leave(self._site.policy, self._record_name, self._message.content, record)
+        if work is None:
+            return PolicyVerdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
+        return decide_if_reply_may_leave(self._site.policy, work, record)
 
     def _collect_audit_facts(self, work: RequestedWork | None, verdict: PolicyVerdict) -> dict[str, Any]:
         """Return what the audit line has beside the record: the run's title, the hash of its plan, and the images.

@@ -103,8 +103,6 @@ class IncomingRequest:
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._compute_seconds_left_by_policy() == 0:
                 verdict = self.make_time_limit_verdict()
-            elif self.approval is not None:
-                self._record = self._runs.record_approved_text(run, self.approval.sha256)
         # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
         # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
@@ -124,8 +122,7 @@ class IncomingRequest:
 
     def _decide_by_approval(self, approvals: "SiteApprovals") -> PolicyVerdict:
         """Return the verdict of the people who approve requests at this site."""
-        text_of_run = self._record.text if self._record else ""
-        self.approval = approvals.decide_on_request(self._fields, self._site, text_of_run)
+        self.approval = approvals.decide_on_request(self._fields, self._site)
         return PolicyVerdict(self.approval.rule, self.approval.reason)
 
     @contextmanager
@@ -241,15 +238,10 @@ RUNS, EARLIER_RUNS = "runs", "runs.json"
 
 @dataclass(frozen=True)
 class SiteRunRecord:
-    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it.
-
-    Attributes:
-        text: SHA-256 of the last text of the plan that was approved; empty where nobody approves plans.
-    """
+    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it."""
 
     plan: str
     seconds: float = 0.0
-    text: str = ""
 
 
 class SiteRunRecords:
@@ -262,9 +254,7 @@ class SiteRunRecords:
         """Return the record of a run; None for a new run, or for a damaged record, so that any plan is accepted."""
         entry = self._entries.read_entry(run)
         try:
-            if entry is None:
-                return None
-            return SiteRunRecord(str(entry["plan"]), float(entry["seconds"]), str(entry.get("text", "")))
+            return None if entry is None else SiteRunRecord(str(entry["plan"]), float(entry["seconds"]))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -278,18 +268,8 @@ class SiteRunRecords:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds))
 
-    def record_approved_text(self, run: str, text: str) -> SiteRunRecord | None:
-        """Store the hash of the text by which a run was approved; return the record, None if the run has none."""
-        record = self.find_run_record(run)
-        if record is None or record.text == text:
-            return record
-        return self._write_record(run, replace(record, text=text))
-
     def _write_record(self, run: str, record: SiteRunRecord) -> SiteRunRecord:
-        entry = asdict(record)
-        if not record.text:
-            del entry["text"]
-        self._entries.write_entry(run, entry)
+        self._entries.write_entry(run, asdict(record))
         return record
 
 

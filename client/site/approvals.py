@@ -25,6 +25,7 @@ from polyclinic.client.site.plans import (
     read_request_text,
     store_request_text,
 )
+from polyclinic.client.site.run_entries import RunEntryFolder
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.plan_decisions import (
@@ -35,6 +36,7 @@ from polyclinic.common.security.plan_decisions import (
     parse_decision,
     verify_decision,
 )
+from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import is_plain_text, join_first_and_count
 
 if TYPE_CHECKING:
@@ -47,12 +49,14 @@ ASKS_NOTHING = frozenset({"Refusal", "Question"})
 """Records for a site's staff, which ask for no work."""
 PARTS_OF_ROUND = frozenset({"KeysRequest", "SharesRequest", "MaskedRequest", "RevealRequest"})
 """Records without a text of their own: stages of secure aggregation, in a run whose text came before."""
+RUNS, EARLIER_RUNS = "approved-runs", "approved-runs.json"
+"""Folder with a small file for each run that was approved: by which text. No release had all of them in one file."""
 LONGEST_NAME = 100
 DISCLOSURE_KEYS = (
     *("level", "parts", "statistics", "maximum_update_norm", "training_figures", "test_metrics", "test_each_round"),
     *("label_counts", "score_histograms", "smallest_count", "round_counts_to", "train_hidden_classes"),
     *("masked_only", "smallest_cohort", "rows_alone", "honest_sites", "metrics"),
-    *("epsilon", "delta", "privacy_unit", "metrics_outside_privacy"),
+    *("epsilon", "delta", "privacy_unit", "metrics_outside_privacy", "counts", "counts_epsilon"),
 )
 """Keys of the policy that decide what leaves. An approval holds while they have the values that the approver saw."""
 
@@ -106,22 +110,23 @@ class SiteApprovals:
         self._folder, self._state, self._site = folder, state, site
         self._disclosure = select_disclosure_policy(policy)
         self._awaited: dict[str, str] = {}  # hash -> kind of the texts that wait, since the program started
+        self._runs = RunEntryFolder(state / RUNS, state / EARLIER_RUNS)
         self.store = PlanStore(state)
 
-    def decide_on_request(self, fields: Mapping[str, Any], site: "Site", text_of_run: str) -> ApprovalVerdict:
+    def decide_on_request(self, fields: Mapping[str, Any], site: "Site") -> ApprovalVerdict:
         """Return the verdict on a request, and store its text if it is new.
 
         Args:
             fields: The small fields of the request's record.
-            text_of_run: Hash of the last approved text of the request's run; empty if there is none.
         """
-        record = str(fields.get("wire.record"))
+        record, run = str(fields.get("wire.record")), str(fields.get("run", ""))
         if record in ASKS_NOTHING:
             return ApprovalVerdict("approval")
         if record in PARTS_OF_ROUND:
-            if not text_of_run:
-                return ApprovalVerdict(MISSING, "no plan of this run was approved")
-            return self.find_verdict("training", text_of_run)
+            approved = self._runs.read_entry(run)
+            if approved is None:
+                return ApprovalVerdict(MISSING, "nothing of this run was approved")
+            return self.find_verdict(str(approved.get("kind")), str(approved.get("text")))
         request = read_request_text(fields)
         if request is None:
             return ApprovalVerdict("approval.kind", f"nobody can approve a {record} in this release")
@@ -131,7 +136,15 @@ class SiteApprovals:
         store_request_text(site, request)
         if verdict.reason:
             self._awaited[request.sha256] = request.kind
+        else:
+            self._record_approved_run(run, {"kind": request.kind, "text": str(request.sha256)})
         return verdict
+
+    def _record_approved_run(self, run: str, approved: dict[str, str]) -> None:
+        """Store by which text a run was approved, for its requests that have no text of their own."""
+        # The handler of the request refuses a run with another name.
+        if RunName.pattern.fullmatch(run) and self._runs.read_entry(run) != approved:
+            self._runs.write_entry(run, approved)
 
     def find_newly_approved_texts(self) -> list[str]:
         """Return the hashes of texts that were refused for want of an approval and are approved now, each once."""

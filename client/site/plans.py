@@ -34,12 +34,13 @@ MOST_TEXTS = 1000
 """Texts without a decision that are kept, the newest ones."""
 MOST_TEXT_BYTES = 128_000
 """Bytes of one text; ``policy.maximum_plan_kb`` allows a plan half of it. So all of them take 128 MB at most."""
-TRAINING = "training"
+TRAINING, COUNT = "training", "count"
 TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "RollCall": (TRAINING, "plan"),
     "TrainRequest": (TRAINING, "plan"),
     "EvaluateRequest": (TRAINING, "plan"),
     "BenefitRequest": (TRAINING, "plan"),
+    "CountRequest": (COUNT, "question"),
 }
 """Record class of a request -> the kind of its text, and the field that holds it. A new kind of request that people
 approve is a line here and a description in :data:`polyclinic.client.approval.describe.DESCRIPTIONS`."""
@@ -54,7 +55,7 @@ class RequestText:
     """The text by which a request asks a site to work, such as a run's plan as JSON.
 
     Attributes:
-        kind: ``training``.
+        kind: ``training`` of a run's plan, or ``count`` of a question for counts.
     """
 
     kind: str
@@ -114,18 +115,22 @@ class StoredText:
 
     @property
     def title(self) -> str:
-        """The run's title by its plan, made safe to print; empty if it has none."""
-        return self._read_word_of_run("name")
+        """The title of the run or question by its text, made safe to print; empty if it has none."""
+        return self._read_word("title") if self.facts.kind == COUNT else self._read_word("run", "name")
 
     @property
     def purpose(self) -> str:
         """The study's purpose by its plan, made safe to print; empty if it has none."""
-        return self._read_word_of_run("purpose")
+        return self._read_word("run", "purpose")
 
-    def _read_word_of_run(self, key: str) -> str:
+    def _read_word(self, *keys: str) -> str:
+        """Return the value at this place of the text's JSON, made safe to print; empty if there is none."""
         try:
-            return make_printable_line(str(json.loads(self.text)["run"].get(key, "")))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            value = json.loads(self.text)
+            for key in keys:
+                value = value.get(key, "")
+            return make_printable_line(str(value))
+        except (ValueError, AttributeError, RecursionError):
             return ""
 
 

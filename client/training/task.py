@@ -5,9 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
@@ -275,7 +273,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
-    source = find_message_memory(received.trunk)
+    source = received.trunk.base if isinstance(received.trunk.base, bytes) else None
     is_trunk_there = source is not None and source is trunk_in_network
     trunk = None if is_trunk_there else received.trunk
     write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
@@ -310,21 +308,14 @@ class NetworkCache:
         by_rows: Class names of the head rows -> network.
         frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.
         memory_format: Memory format of the convolutions.
-        trunk_source: The memory of the message whose trunk is in the network, if only evaluation followed. In a
-            simulation in one process all sites evaluate the very same memory, and one copy serves all.
+        trunk_source: The bytes of the message whose trunk is in the network, if only evaluation followed. In a
+            simulation in one process all sites evaluate the very same bytes, and one copy serves all.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
     frozen_sha256: str = ""
     memory_format: MemoryFormat = "channels_last"
-    trunk_source: object = None
-
-
-def find_message_memory(values: NDArray[np.float32]) -> object:
-    """Return the object whose whole memory these numbers of a message are; None if there is no such object."""
-    base = values.base
-    memory = base.obj if isinstance(base, memoryview) else None
-    return memory if isinstance(memory, np.ndarray) and memory.nbytes == values.nbytes else None
+    trunk_source: bytes | None = None
 
 
 @lru_cache(maxsize=1)

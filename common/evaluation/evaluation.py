@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.evaluation.figures import EvaluationFigures, ScoredImages, compute_evaluation_figures
 from polyclinic.common.evaluation.groups import UNSTATED, Grouping
 from polyclinic.common.evaluation.models import ModelToScore, Scores, find_missing_classes_fault
@@ -200,17 +200,12 @@ def join_vocabularies(models: Sequence[ModelToScore]) -> Vocabulary:
         for name, entry in model.vocabulary.items():
             known = joined.get(name, VocabularyEntry())
             synonyms = tuple(dict.fromkeys((*known.synonyms, *entry.synonyms)))
-            joined[name] = replace_synonyms(entry, synonyms)
+            joined[name] = entry.model_copy(update={"synonyms": synonyms})
     try:
         return check_vocabulary(joined) if joined else {}
     except ValueError as error:
         remedy = "The models mean different classes by one word: leave one of them out, or correct its vocabulary."
         raise BadInput([Fault("[vocabulary] of the models", f"{error}.", remedy)]) from None
-
-
-def replace_synonyms(entry: VocabularyEntry, synonyms: tuple[str, ...]) -> VocabularyEntry:
-    """Return an entry of a vocabulary with other synonyms."""
-    return entry.model_copy(update={"synonyms": synonyms})
 
 
 def _name_classes(model: ModelToScore, vocabulary: Vocabulary) -> tuple[str, ...]:
@@ -226,17 +221,6 @@ def _name_classes(model: ModelToScore, vocabulary: Vocabulary) -> tuple[str, ...
         problem = f"has two outputs that mean {quote_names(twice)} by the vocabulary of the models."
         raise BadInput([Fault(model.name, problem, "Leave one of them out of classes, by an empty name.")])
     return names
-
-
-def refuse_missing_column(column: str, columns: Sequence[str], where: str) -> None:
-    """Raise a fault if a label table has no column of a name.
-
-    Raises:
-        BadInput: With the columns that there are.
-    """
-    if column not in columns:
-        problem = f"{where} has no such column. Columns: {quote_names(columns)}."
-        raise BadInput([Fault(f"--by {column}", problem, suggest_nearest_name(column, columns))])
 
 
 def split_by_source(data: DataToScore) -> list[DataToScore]:

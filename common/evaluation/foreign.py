@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.models.zoo.spec import Sha256, Task
+from polyclinic.common.models.zoo.spec import Sha256, Task, find_model_folder_faults
 from polyclinic.common.system.files import make_missing_input_fault, open_input_file
 from polyclinic.common.system.packages import find_missing_package_faults
 from polyclinic.common.system.plain_text import quote_for_shell
@@ -193,6 +193,7 @@ def find_model_file(path: Path, trusted: frozenset[Path]) -> ModelFile:
         BadInput: With every fault.
     """
     if path.is_dir():
+        raise_faults(find_model_folder_faults(path))
         return ModelFile(path)
     if not path.is_file():
         raise BadInput([make_missing_input_fault(path)])

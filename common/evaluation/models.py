@@ -52,7 +52,8 @@ class FixedThreshold:
     threshold: float
 
 
-UNFIXED = FixedThreshold("0.5, because none was fixed", 0.5)
+UNFIXED = FixedThreshold("none fixed", 0.5)
+"""Stands for the threshold of a class for which nobody fixed one."""
 
 
 @dataclass(frozen=True)

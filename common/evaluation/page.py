@@ -21,7 +21,7 @@ from polyclinic.common.reporting.figure import ROW, draw_figure, make_marker_ent
 from polyclinic.common.reporting.page import write_html_page
 from polyclinic.common.reporting.plot import Axis, Plot
 from polyclinic.common.reporting.svg import DOTTED, RULE, choose_series_styles
-from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.files import remove_outputs_on_failure, write_atomically
 
 PAGE, JSON, FIGURES, COMPARISONS = "evaluation.html", "evaluation.json", "figures.csv", "comparisons.csv"
 TEMPLATES = Path(__file__).parent
@@ -37,15 +37,19 @@ def write_evaluation_folder(evaluation: Evaluation, folder: Path, title: str, *,
         title: Heading of the page.
         private: Let only the owner read the files, because they are of one hospital's images.
     """
-    write_atomically(folder / JSON, f"{json.dumps(make_json(evaluation), indent=1)}\n".encode(), private=private)
-    write_atomically(folder / FIGURES, make_figures_csv(evaluation), private=private)
-    if evaluation.figures.comparisons:
+    with remove_outputs_on_failure(folder):
+        write_atomically(folder / JSON, f"{json.dumps(make_json(evaluation), indent=1)}\n".encode(), private=private)
+        write_atomically(folder / FIGURES, make_figures_csv(evaluation), private=private)
         write_atomically(folder / COMPARISONS, make_comparisons_csv(evaluation), private=private)
+        return _write_page(evaluation, folder / PAGE, title, private=private)
+
+
+def _write_page(evaluation: Evaluation, path: Path, title: str, *, private: bool) -> Path:
     figures = evaluation.figures
     main = list_main_data(evaluation)
     return write_html_page(
         "evaluation.html.j2",
-        folder / PAGE,
+        path,
         (TEMPLATES,),
         private=private,
         title=title,
@@ -83,7 +87,7 @@ def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None
         return None
     styles = dict(zip(models, choose_series_styles(len(models)), strict=True))
     step = 1 / (len(models) + 1)
-    plot = Plot(x=Axis("AUROC", grid=True), y=Axis())
+    plot = Plot(x=Axis("AUROC", limits=(0, 1), grid=True), y=Axis())
     plot.y.label_rows(classes)
     plot.add_vertical_rule(0.5, RULE, dash=DOTTED)
     for row in rows:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.evaluation.evaluation import DataToScore, refuse_missing_column
+from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
+from polyclinic.common.evaluation.evaluation import DataToScore
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import PixelForm, read_as_trained
 from polyclinic.data.base.spec import DataSpec, PictureTableSpec
@@ -61,7 +61,9 @@ def read_cells_of_images(spec: DataSpec, base: Path, images: ImageSet, column: s
         problem = "names a column of a label table, and this data has none."
         raise BadInput([Fault(f"--by {column}", problem, "Leave it out.")])
     table = read_csv_table(base / spec.labels, spec.labels, spec.largest_mb)
-    refuse_missing_column(column, list(table), spec.labels)
+    if column not in table:
+        problem = f"{spec.labels} has no such column. Columns: {quote_names(table)}."
+        raise BadInput([Fault(f"--by {column}", problem, suggest_nearest_name(column, table))])
     cells = table.get_column(column)
     places = np.searchsorted(cells.lines, images.lines)  # lines ascend
     return cells.expand_to_row_cells()[places]

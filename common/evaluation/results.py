@@ -1,6 +1,6 @@
 """Results of an evaluation for a terminal, as JSON and as csv."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.text import Text
 
 from polyclinic.common.evaluation.evaluation import Evaluation, ScoredData
-from polyclinic.common.evaluation.figures import TOGETHER, ClassFigures, Coverage, FigureRow, ModelComparison
+from polyclinic.common.evaluation.figures import TOGETHER, ClassFigures, FigureRow, ModelComparison
+from polyclinic.common.evaluation.models import UNFIXED
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
@@ -45,17 +46,22 @@ def list_limitations(evaluation: Evaluation) -> Iterator[str]:
         if model.unlearned:
             reasons = [f"“{name}” ({reason})" for name, reason in model.unlearned.items()]
             yield f"{model.name} has not learned {join_as_english_list(reasons)}: no figures."
-    yield from filter(None, (describe_coverage(each) for each in figures.coverage))
-    for data in list_main_data(evaluation):
+    yield from filter(None, (describe_coverage(evaluation, data) for data in evaluation.data))
+    for place in list_main_data(evaluation):
         few = [
             f"“{row.class_name}” ({row.figures.positives} with, {row.figures.negatives} without)"
             for row in figures.rows
-            if row.data == data and not row.column and row.figures.rests_on_few
+            if row.data == place and not row.column and row.figures.rests_on_few
         ]
         if few:
-            where = f" in {data}" if len(evaluation.data) > 1 else ""
+            where = f" in {place}" if len(evaluation.data) > 1 else ""
             listed = join_as_english_list(list(dict.fromkeys(few)))
             yield f"Fewer than {FEWEST_POSITIVES} images with or without the finding{where}: {listed}."
+    for each in evaluation.data:
+        with_figures = {(row.model, row.class_name) for row in figures.rows if row.data == each.name}
+        tested = [(cover.model, name) for cover in figures.coverage if cover.data == each.name for name in cover.tested]
+        if unlabelled := list(dict.fromkeys(name for model, name in tested if (model, name) not in with_figures)):
+            yield f"{each.name} has no image with a known label of {_quote_classes(unlabelled)}: no figures."
     unfixed = [model.name for model in evaluation.models if _lacks_fixed_threshold(evaluation, model.name)]
     if unfixed:
         yield (
@@ -71,21 +77,26 @@ def list_limitations(evaluation: Evaluation) -> Iterator[str]:
 
 def _lacks_fixed_threshold(evaluation: Evaluation, model: str) -> bool:
     rows = [row for row in evaluation.figures.rows if row.model == model]
-    return any(point.rule.startswith("0.5") for row in rows for point in row.figures.points)
+    return any(point.rule == UNFIXED.rule for row in rows for point in row.figures.points)
 
 
-def describe_coverage(coverage: Coverage) -> str:
-    """Return a sentence on the classes that a model or a data set lacks; empty if they have the same."""
+def describe_coverage(evaluation: Evaluation, data: ScoredData) -> str:
+    """Return a sentence on the classes without figures on a data set; empty if there are none."""
+    of_data = [each for each in evaluation.figures.coverage if each.data == data.name]
+    unannotated = list(dict.fromkeys(name for each in of_data for name in each.not_annotated))
     parts = []
-    if coverage.not_annotated:
-        names = join_as_english_list([f"“{name}”" for name in coverage.not_annotated])
-        parts.append(f"does not annotate {names} of {coverage.model}")
-    if coverage.not_in_model:
-        names = join_as_english_list([f"“{name}”" for name in coverage.not_in_model])
-        parts.append(f"annotates {names}, which {coverage.model} lacks")
+    if unannotated:
+        parts.append(f"does not annotate {_quote_classes(unannotated)}")
+    for each in of_data:
+        if each.not_in_model:
+            parts.append(f"annotates {_quote_classes(each.not_in_model)}, which {each.model} lacks")
     if not parts:
         return ""
-    return f"{coverage.data} {' and '.join(parts)}: no figures, and never counted as absent."
+    return f"{data.name} {', and '.join(parts)}: no figures, and none of these counts as absent."
+
+
+def _quote_classes(names: Sequence[str]) -> str:
+    return join_as_english_list([f"“{name}”" for name in names])
 
 
 def format_p(value: float | None) -> str:
@@ -113,7 +124,9 @@ def format_for_terminal(evaluation: Evaluation) -> Group:
 
 
 def _make_figure_table(rows: list[FigureRow], title: str) -> FittedTable:
-    headings = ("class", "model", "AUROC", "95 % interval", "average precision", "sensi- tivity", "speci- ficity")
+    several = len({row.model for row in rows}) > 1
+    first = "class, model" if several else "class"
+    headings = (first, "AUROC", "95 % interval", "average precision", "sensi- tivity", "speci- ficity")
     cells = []
     for row in rows:
         figures = row.figures
@@ -121,17 +134,16 @@ def _make_figure_table(rows: list[FigureRow], title: str) -> FittedTable:
         numbers = (figures.average_precision, point.sensitivity, point.specificity)
         auroc = format_number(figures.auroc), format_interval(figures.auroc_interval)
         counts = str(figures.positives), str(figures.negatives)
-        cells.append((row.class_name, row.model, *auroc, *map(format_number, numbers), *counts))
+        name = f"{row.class_name}, {row.model}" if several else row.class_name
+        cells.append((name, *auroc, *map(format_number, numbers), *counts))
     return FittedTable(title, (*headings, "with", "without"), tuple(cells)).drop_empty_columns()
 
 
 def _make_comparison_table(compared: list[ModelComparison]) -> FittedTable:
-    headings = ("class", "AUROC of", "minus that of", "difference", "95 % interval", "p", "p (Holm)")
+    headings = ("class: AUROC of one model − another", "difference", "95 % interval", "p", "p (Holm)")
     cells = [
         (
-            each.class_name,
-            each.first,
-            each.second,
+            f"{each.class_name}: {each.first} − {each.second}",
             format_signed(each.difference.value),
             " to ".join(map(format_signed, each.difference.interval)),
             format_p(each.p_value),

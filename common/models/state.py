@@ -261,7 +261,11 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
     if not tensors:
         return np.zeros(0, dtype=np.float32)
     sizes = list(map(Tensor.numel, tensors.values()))
-    joined = torch.empty(sum(sizes), device=next(iter(tensors.values())).device)
+    device = next(iter(tensors.values())).device
+    if device.type == "cpu":
+        joined = torch.from_numpy(np.empty(sum(sizes), np.float32))  # in large pages, which torch does not ask for
+    else:
+        joined = torch.empty(sum(sizes), device=device)
     for part, tensor in zip(torch.split(joined, sizes), tensors.values(), strict=True):
         part.view(tensor.shape).copy_(tensor.detach())
     flat: Array = joined.cpu().numpy()

@@ -84,7 +84,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 def read_small_fields(content: RecordDict) -> dict[str, Any]:
     """Return the fields of a record except its large arrays, without validation; empty if it is no record of ours."""
     record = content.get(FIELDS)
-    return dict(record) if isinstance(record, ConfigRecord) else {}
+    return dict(record.items()) if isinstance(record, ConfigRecord) else {}
 
 
 def _make_canonical_first_line(content: RecordDict) -> tuple[bytes, list[bytes]]:

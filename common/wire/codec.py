@@ -153,7 +153,8 @@ class _ModelGroupsField:
     ) -> None:
         if (trunk := value.trunk) is not None:
             if id(trunk) not in written:
-                written[id(trunk)] = (trunk, _make_trunk_array(trunk, value.form))
+                array = Array(dtype=value.form, shape=trunk.shape, stype=RAW, data=pack_numbers(trunk, value.form))
+                written[id(trunk)] = (trunk, array)
             content[name] = trunk_record = ArrayRecord()  # which would copy an array that it is made from
             trunk_record[_TRUNK] = written[id(trunk)][1]
         if value.norm is not None:
@@ -197,14 +198,6 @@ class _ModelGroupsField:
             return ModelGroups(unpack_numbers(array.data, array.shape[0], form), norm, head, form)
         except ValueError as error:
             raise WireError(f"{where}: {error}.") from error
-
-
-def _make_trunk_array(trunk: NDArray[np.float32], form: Form) -> Array:
-    """Return a trunk as Flower's array; float32 numbers are not copied, so the trunk must not change any more."""
-    array = Array(dtype=form, shape=trunk.shape, stype=RAW, data=b"")
-    data: Any = view_numbers(trunk) if form == "float32" else pack_numbers(trunk, form)
-    array.data = data
-    return array
 
 
 class _NamedArraysField:
@@ -387,12 +380,7 @@ def pack_numbers(values: Float32, form: Form) -> bytes:
     return np.ascontiguousarray(values, "<f4").tobytes()
 
 
-def view_numbers(values: Float32) -> memoryview:
-    """Return the bytes of :func:`pack_numbers` in the format float32, read-only and without a copy."""
-    return np.ascontiguousarray(values, "<f4").view(np.uint8).data.toreadonly()
-
-
-def unpack_numbers(data: bytes | memoryview, n: int, form: Form) -> Float32:
+def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:
     """Return ``n`` float32 numbers from the bytes of :func:`pack_numbers`.
 
     Raises:

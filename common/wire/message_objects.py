@@ -221,6 +221,13 @@ def split_array_into_chunks(array: Array) -> Sequence[_Chunk]:
     return chunks
 
 
+def forget_array_chunks(content: RecordDict) -> None:
+    """Delete the chunks that encoding has left at a message's arrays: as many bytes as the arrays have themselves."""
+    for record in content.array_records.values():
+        for array in record.values():
+            vars(array).pop(_CHUNKS, None)
+
+
 def _encode_chunk(part: memoryview) -> _Chunk:
     content = b"".join((_make_head("ArrayChunk", (), len(part)), _DIVIDER, part))
     return _Chunk(hashlib.sha256(content).hexdigest(), content)

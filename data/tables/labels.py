@@ -610,7 +610,7 @@ def parse_attribute_cells(spec: LabelColumnsSpec, columns: CsvTable) -> tuple[Im
             if value == unstated and not is_blank_cell(cell)
         ]
         if unread:
-            notes.append(f"{name}: not stated counts for {column.describe_cell_lines(unread)}. {remedy}")
+            notes.append(f"{key}: not stated counts for {column.describe_cell_lines(unread)}. {remedy}")
         return [unstated if value == "" else value for value in values], column.places
 
     if spec.sex_column:

@@ -265,7 +265,7 @@ def execute_run(
 
 def write_run_pages(out: Path) -> None:
     """Write the report and the model card of a finished run."""
-    from polyclinic.server.reporting.model_card import write_model_card  # here: a run need not wait for matplotlib
+    from polyclinic.server.reporting.model_card import write_model_card  # here: a run need not wait for the pages
     from polyclinic.server.reporting.run_report import write_run_report
 
     write_run_report(out)

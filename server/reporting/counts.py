@@ -217,7 +217,7 @@ def write_count_files(result: CountResult, out: Path) -> list[Path]:
             hospitals=format_count_with_noun(len(result.sites), "hospital"),
             tables=sections,
         )
-    return [out / name for name in ("counts.html", "counts.csv", "counts.json")]
+    return [out / "counts.html", out / "counts.csv", out / "counts.json"]
 
 
 def _list_headings(table: str) -> list[str]:

@@ -269,8 +269,10 @@ class Coordinator:
             contract = self.sites.call_roll(grid, max(connected, self.participation.min_sites, 1))
             network = build_network(self.plan.model, contract.class_names, self.plan.run.seed)
             self.fix_run_model_layout(make_model_layout(network))
+        as_state_dict = is_state_dict(initial_arrays)
         initial = read_global_model(initial_arrays, self.sites.contract.class_names, self.plan)
         self.state, result = self._resumed or make_initial_state(self.method.site, initial), Result()
+        del initial, initial_arrays  # two models, which would stay in memory for the whole run
         if not self.state.round:
             self._prepare_before_rounds()
         while True:
@@ -288,7 +290,7 @@ class Coordinator:
                 self.state, self.last_validation = repetition.state, self.callbacks.on_state_reset(repetition.state)
                 continue
             break
-        model, as_state_dict = self.result_model, is_state_dict(initial_arrays)
+        model = self.result_model
         result.arrays = make_state_dict_record(model, self.plan) if as_state_dict else make_model_array_record(model)
         return result
 

@@ -13,6 +13,7 @@ from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.score_histograms import BINS
 from polyclinic.common.models.network import Head
 from polyclinic.common.wire.codec import RAW, decode_record, encode_record
+from polyclinic.common.wire.counts import CountReply
 from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
@@ -63,6 +64,10 @@ COMPARED = BenefitReply(
     *((0.625, 0.625, 0.75, 0.6875), (0.5, 0.5, 0.625, 0.5), (0.75, 0.75, 0.875, 0.75)),
     *((0.0, 0.125, 0.0625), (-0.25, -0.125, -0.0625), (0.25, 0.25, 0.125)),
     True,
+)
+COUNTED = CountReply(
+    *("run", "north", "trusted", "2026-11-30", 10, ("b", "a"), ("class", "sex"), ("age",), ("year",)),
+    *(("class", "sex"), ("b", ""), ("present", "all"), ("", "female"), (12, 30), (15, 41)),
 )
 OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)

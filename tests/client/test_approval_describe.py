@@ -108,6 +108,6 @@ def test_plain_words_stand_for_fields_that_there_are() -> None:
 
 
 def test_a_text_of_another_kind_or_no_plan_is_shown_as_it_came() -> None:
-    assert "how many patients have what?" in description("how many patients have what?", kind="count")
+    assert "how many patients have what?" in description("how many patients have what?", kind="survey")
     assert "This release cannot read it" in description("not a plan \x1b[2J")
     assert "\x1b" not in description("not a plan \x1b[2J")

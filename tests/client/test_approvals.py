@@ -3,6 +3,8 @@
 import datetime as dt
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,22 +13,26 @@ import pytest
 from flwr.app import Message
 
 from polyclinic.client.approval.decide import TypedDecision, decide_on_text
-from polyclinic.client.connection.authority import AuthorityRecord
 from polyclinic.client.gate.gate import DECLINED
 from polyclinic.client.site import plans
 from polyclinic.client.site.approvals import SiteApprovals
+from polyclinic.client.site.authority_record import AuthorityRecord
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.config import HospitalPlan
+from polyclinic.common.counts import CountQuestion
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.audit import AuditLog
+from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL, WAITING_FOR_APPROVAL
 from polyclinic.common.wire.records import Refusal, RollCallAnswer
 from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest
 from tests.client.approvals import KHAN, PASSPHRASE, WEBER, Approver, add_approver, stored_plans, typed, write_approvers
 from tests.client.rounds import called, changed_plan, judged, log, plan, record_of, send, site, trained
+from tests.network.real import flwr_client
+from tests.processes import ROOT
 
 PLAN = changed_plan(plan(), run={"name": "Lung findings", "purpose": "Does one model find what we miss?", "rounds": 2})
 SITE_TOML = """name = "north"
@@ -263,8 +269,30 @@ def test_a_stage_of_secure_aggregation_needs_the_approval_of_its_run(approved: H
     before = send(approved.site, f"query.{STAGES[KeysRequest]}", keys)
     assert before.error.code == AWAITS_APPROVAL
     assert not called(approved.site, PLAN).has_error()
+    approvals = approved.site.approvals  # as after a restart of the program
+    assert approvals is not None
+    fields = {"wire.record": "KeysRequest", "run": "run"}
+    assert approvals.decide_on_request(fields, approved.site).facts["approver"] == WEBER
+    assert approvals.decide_on_request(fields | {"run": "another"}, approved.site).rule == "approval.missing"
+    assert approvals.decide_on_request(fields | {"wire.record": "SurveyRequest"}, approved.site).rule == "approval.kind"
     approved.weber.deny(approved.folder, approved.plans[0])
     assert send(approved.site, f"query.{STAGES[KeysRequest]}", keys).error.code == DECLINED
+
+
+def ask_for_counts(at: Site, title: str) -> Message:
+    return send(at, "query.count", CountRequest("count-1", CountQuestion(title=title).model_dump_json()))
+
+
+def test_a_question_for_counts_needs_an_approval_of_its_own(approved: Hospital) -> None:
+    assert refused([ask_for_counts(approved.site, "How many?")])
+    (sha256,) = set(approved.plans) - {approved.decisions[0].parent.name}
+    shown = flwr_client("plans", "show", approved.folder, sha256[:12]).out
+    for words in ("How many?", "images and patients that show each class", "Nothing is trained"):
+        assert words in shown
+    assert approved.weber.approve(approved.folder, sha256[:12]).code == 0
+    assert record_of(ask_for_counts(approved.site, "How many?"), CountReply).tables
+    assert refused([ask_for_counts(approved.site, "How many? ")])
+    assert [line["approval"]["approver"] for line in log(approved.site) if "approval" in line] == [WEBER]
 
 
 def test_a_refusal_is_noted_without_an_approval(hospital: Hospital) -> None:
@@ -353,5 +381,20 @@ def test_a_plan_is_found_by_the_first_digits_of_its_hash(approved: Hospital) -> 
         "at most 2 rounds",
     ):
         assert word in words
+    assert shown["sections"]["Decided so far; the last one counts"][0].endswith("Does one model find what we miss?")
     assert typed("plans", "show", approved.folder, "000000").code == 2
     assert typed("plans", "show", approved.folder, sha256[:3]).code == 2
+
+
+def test_where_approval_is_off_no_module_of_it_is_loaded() -> None:
+    names = (
+        "polyclinic.client.approval",
+        "polyclinic.client.site.approvals",
+        "polyclinic.common.security.plan_decisions",
+    )
+    program = (
+        "import sys, polyclinic.client.cli, polyclinic.client.connection.service, polyclinic.client.site.settings\n"
+    )
+    program += f"print([name for name in sys.modules if name.startswith({names!r})])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

@@ -111,7 +111,7 @@ class Desk:
         self._tree, self._contents = encode_message_objects(message)
         self.name: str = self._tree.object_id
         announced = [make_announcement(message, self.name)]
-        self._waiting = [fleet.PullMessagesResponse(messages_list=announced, message_object_trees=[self._tree])]
+        self.waiting = [fleet.PullMessagesResponse(messages_list=announced, message_object_trees=[self._tree])]
         self._announced: list[Any] = []
         self._objects: dict[str, bytes] = {}
         self.confirmed: list[str] = []
@@ -149,9 +149,9 @@ class Desk:
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.waits += [str(value) for name, value in context.invocation_metadata() if name == WAIT]
-        if not self._waiting:
+        if not self.waiting:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "timestamp")
-        return self._waiting.pop()
+        return self.waiting.pop()
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._perhaps_fail("PullObject", context)
@@ -278,6 +278,22 @@ def test_an_answered_message_is_done_and_the_site_says_why_its_last_reply_was_le
     assert hospital.reply.metadata.reply_to_message_id == hospital.desk.name
     assert (hospital.desk.confirmed, hospital.left) == ([hospital.desk.name], None)
     assert sum("round 4: trunk was expected" in line for line in hospital.lines) == 1
+
+
+def test_a_site_gives_back_the_memory_of_its_work_once_while_it_waits(
+    hospital_of: HospitalOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = list[int]()
+    hospital = hospital_of()
+    monkeypatch.setattr(
+        polyclinic.client.connection.service, "release_free_memory", lambda: released.append(hospital.begun)
+    )
+    monkeypatch.setattr(polyclinic.client.connection.service, "POLL_S", 0.01)
+    nothing = fleet.PullMessagesResponse()
+    hospital.desk.waiting[:0] = [nothing]  # before the first message there is nothing to give back
+    hospital.desk.waiting += [nothing, nothing]
+    assert hospital.start() == ClientExitCode.CLOCK
+    assert released == [1]
 
 
 def test_a_refusal_stands_where_a_site_is_stopped_while_it_leaves(hospital_of: HospitalOf) -> None:

@@ -19,6 +19,7 @@ from polyclinic.common.wire.bounds import (
     list_field_bounds,
 )
 from polyclinic.common.wire.codec import decode_record, encode_record, list_record_field_names
+from polyclinic.common.wire.counts import CountRequest
 from polyclinic.common.wire.records import (
     BenefitRequest,
     EvaluateRequest,
@@ -38,7 +39,7 @@ from polyclinic.common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.words import HOSTILE_TEXTS, raw_in
 
 RECORDS: tuple[Any, ...] = (
@@ -47,6 +48,8 @@ RECORDS: tuple[Any, ...] = (
     Refusal("run", "name", "why"),
     Question("run", "Is it one class?"),
     RefusalNoted("run", "north"),
+    CountRequest("run", "{}"),
+    COUNTED,
     REQUEST,
     EvaluateRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, True),
     REPLY,

@@ -21,6 +21,7 @@ from polyclinic.common.wire.message_objects import (
     count_array_bytes,
     decode_message_objects,
     encode_message_objects,
+    forget_array_chunks,
     split_array_into_chunks,
 )
 from tests.common.flower_messages import ANYTHING, CHUNK, NUMBERS, Record, instruction, message, of_arrays, records
@@ -180,6 +181,16 @@ def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
     assert len(split_array_into_chunks(array)) == 1
     _, contents = encode_message_objects(instruction(None, Error(1, "no")))
     assert len(contents) == 1
+
+
+def test_chunks_that_are_forgotten_leave_the_array_and_are_made_anew() -> None:
+    whole = instruction(of_arrays({"update": {"trunk": np.arange(3 * CHUNK)}}))
+    (array,) = whole.content.array_records["update"].values()
+    before, earlier = vars(array).copy(), objects(whole)
+    assert vars(array).keys() > before.keys()
+    forget_array_chunks(whole.content)
+    assert vars(array) == before
+    assert objects(whole) == earlier
 
 
 def test_parts_that_come_as_views_are_as_good_as_bytes_also_large_ones_of_no_array() -> None:

@@ -98,7 +98,7 @@ from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
 from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, kit_text, request_text
-from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.flower_messages import message, same
 from tests.data.bombs import jpeg_2000, jpeg_ls, run_lengths
 from tests.data.damaged import nifti_files, valid_files
@@ -172,7 +172,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 # ---------------------------------------------------------------------- from the other side
 
-RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED)
+_NOTED = RefusalNoted("run", "north")
+RECORDS = (RollCall("run", "{}"), _NOTED, ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED, COUNTED)
 
 
 def record_seeds() -> list[bytes]:
@@ -380,7 +381,7 @@ def nonces(folder: Path) -> None:
 
 # ---------------------------------------------------------------------- replies, at the coordinator
 
-_ANSWERS = (ANSWER, RefusalNoted("run", "north"), REPLY, SCORES, SPREAD, COMPARED)
+_ANSWERS = (ANSWER, RefusalNoted("run", "north"), REPLY, SCORES, SPREAD, COMPARED, COUNTED)
 
 
 def signed_reply_seeds() -> list[bytes]:

@@ -21,6 +21,18 @@ def import_module(prefix: str, name: str) -> Any:
     return importlib.import_module(prefix + name)
 
 
+def _make_count_records(prefix: str) -> list[Any]:
+    """Return question and answer of a count; none for a release that does not count."""
+    try:
+        counts = import_module(prefix, "common.wire.counts")
+    except ModuleNotFoundError:
+        return []
+    told = (("class", "sex"), ("b", ""), ("present", "all"), ("", "female"), (12, -3), ())
+    tables = ("class", "sex"), ("age",), ("year",)
+    answer = ("run-1", "north", "private", "2026-11-30", 10, ("b", "a"), *tables, *told, 7.5, ("class: b", "sex"))
+    return [counts.CountRequest("run-1", '{"tables": ["class"]}'), counts.CountReply(*answer)]
+
+
 def make_golden_records(prefix: str) -> list[Any]:
     """Return one record of each class that is sent, with a value in each of its fields."""
     wire = import_module(prefix, "common.wire.records")
@@ -50,6 +62,7 @@ def make_golden_records(prefix: str) -> list[Any]:
         wire.Refusal("run-1", "labels", "site north: it has no label."),
         *([wire.Question("run-1", "Is it one class?")] if hasattr(wire, "Question") else []),
         wire.RefusalNoted("run-1", "north"),
+        *_make_count_records(prefix),
         wire.TrainRequest(**asked, statistics=statistics),
         wire.TrainReply(
             **replied,

@@ -28,6 +28,7 @@ from polyclinic.common.wire.message_objects import (
     count_array_bytes,
     decode_message_objects,
     encode_message_objects,
+    forget_array_chunks,
     make_announcement,
 )
 from polyclinic.common.wire.versions import OLDEST_VERSION, write_in_version
@@ -252,6 +253,7 @@ class NetworkGrid(Grid):
             The messages' ids, in their order; an empty id for a message to a site that is no longer registered.
         """
         self._release_messages(self._roll_calls)
+        messages = list(messages)
         announced, contents, versions = list[tuple[Any, Any]](), dict[str, bytes](), self.list_wire_versions()
         for message in messages:
             message.metadata.created_at = self._clock()
@@ -277,6 +279,8 @@ class NetworkGrid(Grid):
             for name in missing:
                 self._files.write_object(name, contents[name])
             accepted, missing = self._control.announce_requests_to_superlink(self._run, announced)
+        for message in messages:
+            forget_array_chunks(message.content)  # the files have them
         ids = [str(tree.object_id) for _, tree in announced]
         return [name if name in accepted else "" for name in ids]
 

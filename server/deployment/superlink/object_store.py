@@ -126,7 +126,7 @@ class ParsedObjectPush:
         return cls(PushObjectRequest.FromString(rest), content)
 
 
-PULL_CACHE_BYTES, PULL_CACHE_S = 64 * 2**20, 30.0
+PULL_CACHE_BYTES, PULL_CACHE_S = 16 * 2**20, 30.0
 _OBJECT_AVAILABLE = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
 
 

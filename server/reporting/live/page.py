@@ -148,8 +148,7 @@ def draw_line_chart(
 ) -> Markup:
     """Draw a line chart with one line per series, its name and its newest value; empty without values.
 
-    The vertical axis has two to five steps. The SVG comes from a template, because matplotlib is too slow for an update
-    every second.
+    The vertical axis has two to five steps.
 
     Args:
         last_round: Last round of the run, where the axis ends.

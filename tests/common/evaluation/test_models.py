@@ -221,6 +221,7 @@ def test_paths_of_models_are_told_from_those_of_images(tmp_path: Path) -> None:
     assert is_model_path(file)
     assert is_model_path(describe(tmp_path / "other.toml", file, CLASSES))
     assert is_model_path(tmp_path)
+    assert "cannot be read" in refused(tmp_path)  # a folder without a model
     (tmp_path / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
     assert not is_model_path(tmp_path / "site.toml")
     assert not is_model_path(tmp_path / "labels.csv")
