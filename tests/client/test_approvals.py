@@ -398,3 +398,10 @@ def test_where_approval_is_off_no_module_of_it_is_loaded() -> None:
     program += f"print([name for name in sys.modules if name.startswith({names!r})])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_of_a_run_that_is_done_needs_no_approval(hospital: Hospital) -> None:
+    approvals = hospital.site.approvals
+    assert approvals is not None
+    fields = {"wire.record": "DeliveryRequest", "run": "delivery-1"}
+    assert not approvals.decide_on_request(fields, hospital.site).reason

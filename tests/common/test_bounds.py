@@ -20,6 +20,7 @@ from polyclinic.common.wire.bounds import (
 )
 from polyclinic.common.wire.codec import decode_record, encode_record, list_record_field_names
 from polyclinic.common.wire.counts import CountRequest
+from polyclinic.common.wire.delivery import make_delivery_request
 from polyclinic.common.wire.records import (
     BenefitRequest,
     EvaluateRequest,
@@ -49,6 +50,7 @@ RECORDS: tuple[Any, ...] = (
     Question("run", "Is it one class?"),
     RefusalNoted("run", "north"),
     CountRequest("run", "{}"),
+    make_delivery_request("run", b"12345"),
     COUNTED,
     REQUEST,
     EvaluateRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, True),

@@ -33,6 +33,15 @@ def _make_count_records(prefix: str) -> list[Any]:
     return [counts.CountRequest("run-1", '{"tables": ["class"]}'), counts.CountReply(*answer)]
 
 
+def _make_delivery_records(prefix: str) -> list[Any]:
+    """Return a package; none for a release that delivers none."""
+    try:
+        delivery = import_module(prefix, "common.wire.delivery")
+    except ModuleNotFoundError:
+        return []
+    return [delivery.make_delivery_request("run-1", b"PK\x05\x06\xff")]
+
+
 def make_golden_records(prefix: str) -> list[Any]:
     """Return one record of each class that is sent, with a value in each of its fields."""
     wire = import_module(prefix, "common.wire.records")
@@ -63,6 +72,7 @@ def make_golden_records(prefix: str) -> list[Any]:
         *([wire.Question("run-1", "Is it one class?")] if hasattr(wire, "Question") else []),
         wire.RefusalNoted("run-1", "north"),
         *_make_count_records(prefix),
+        *_make_delivery_records(prefix),
         wire.TrainRequest(**asked, statistics=statistics),
         wire.TrainReply(
             **replied,
