@@ -91,18 +91,18 @@ def test_a_repeated_question_and_a_new_process_get_the_same_numbers_from_a_priva
 def test_the_old_sheet_answers_until_enough_patients_have_changed(tmp_path: Path) -> None:
     images = made_images(1, 160, CLASSES[:1], named=("sex",))
     first = asked(counting_site(tmp_path, images))
+    showing = images.patients[images.labels[:, 0] == 1]
+    without = np.setdiff1d(images.patients, showing)
 
     def with_changes(patients: int) -> int:
         changed = images.labels.copy()
-        for name in np.unique(images.patients)[:patients]:
-            rows = images.patients == name
-            changed[rows] = 1 - np.nan_to_num(changed[rows])
+        changed[np.isin(images.patients, without[:patients])] = 1
         reply = asked(counting_site(tmp_path, replace(images, labels=changed)))
         place = reply.cells["class", "Effusion", "present", ""]
         return reply.patients[place] - first.patients[first.cells["class", "Effusion", "present", ""]]
 
     assert with_changes(9) == 0
-    assert with_changes(10) != 0
+    assert with_changes(10) == 10
 
 
 def test_noise_is_drawn_once_and_charged_once_and_questions_after_that_are_free(tmp_path: Path) -> None:
