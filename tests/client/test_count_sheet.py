@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from polyclinic.client.counts.noise import add_noise_to_counts
 from polyclinic.client.counts.sheet import FILE, FOLDER
+from polyclinic.client.preview.dry_run import answer_question_for_all_counts
 from polyclinic.client.training.privacy import open_privacy_ledger
 from polyclinic.common.counts import CountQuestion
 from polyclinic.common.vocabulary import VocabularyEntry
+from polyclinic.common.wire.codec import decode_record
+from polyclinic.common.wire.counts import CountReply
 from polyclinic.strategies.privacy.mechanism import compute_epsilon
 from polyclinic.strategies.privacy.noise import make_seeded_noise_source
 from tests.client.counted import CLASSES, asked, counting_site, made_images, random_question, true_cells
@@ -136,6 +139,19 @@ def test_a_hospital_that_is_never_asked_makes_no_sheet_and_pays_nothing(tmp_path
     site = counting_site(tmp_path, made_images(3, 120), level="private", counts=("class",))
     assert open_privacy_ledger(site).entries == ()
     assert not (tmp_path / FOLDER).exists()
+
+
+@pytest.mark.parametrize("level", ["trusted", "private"])
+def test_a_preview_shows_the_counts_and_leaves_nothing_behind(level: str, tmp_path: Path) -> None:
+    site = counting_site(
+        tmp_path, made_images(3, 120, CLASSES[:1], named=("sex",)), level=level, counts=("class", "sex")
+    )
+    (content,), reasons = answer_question_for_all_counts(site)
+    assert decode_record(content, CountReply).allowed == ("class", "sex")
+    assert reasons == []
+    assert list(tmp_path.iterdir()) == []
+    nothing = counting_site(tmp_path, made_images(3, 120), counts=())
+    assert "policy.counts" in answer_question_for_all_counts(nothing)[1][0]
 
 
 def test_noise_has_the_stated_deviation_and_no_bias() -> None:
