@@ -40,7 +40,9 @@ NAMED = ("sex", "age")
 def list_values(truth: Mapping[Cell, object]) -> dict[str, tuple[str, ...]]:
     """The values that a reader knows of: those that occur, and both sexes."""
     values = {name: {key[3] for key in truth if key[0] == name} for name in ATTRIBUTES}
-    values["sex"] |= {"female", "male", "not stated"}
+    values["sex"] |= {"female", "male"}
+    for name in ("sex", "age", "year"):
+        values[name].add("not stated")
     return {name: tuple(sorted(of)) for name, of in values.items()}
 
 
