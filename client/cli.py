@@ -137,6 +137,9 @@ def preview_outgoing_records(
     attack: Annotated[
         bool, typer.Option("--attack", help="Attack this site as a coordinator could; write a page of what was found.")
     ] = False,
+    counts: Annotated[
+        bool, typer.Option("--counts", help="Also show the answer to a question for all counts; it takes minutes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the exact records that would leave in a first round. Trains one epoch here and connects to nobody.
@@ -155,6 +158,7 @@ def preview_outgoing_records(
     raise_faults([] if out is None else find_output_file_faults(out) if attack else find_output_folder_faults(out))
     planned = _read_experiment_file(experiment)
     from polyclinic.client.preview.dry_run import (
+        answer_question_for_all_counts,
         choose_preview_experiment,
         format_record_for_terminal,
         make_first_round_records,
@@ -184,6 +188,9 @@ def preview_outgoing_records(
             _plain(f"{page}: {_PRIVATE_PAGE}")
         return
     records, reasons = make_first_round_records(site, planned)
+    if counts:
+        more, more_reasons = answer_question_for_all_counts(site)
+        records, reasons = [*records, *more], [*reasons, *more_reasons]
     for content in records:
         console.print(format_record_for_terminal(content))
     for reason in reasons:

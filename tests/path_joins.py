@@ -74,6 +74,8 @@ REVIEWED = {
         "client/site/site_file.py: folder / str(data.get('labels'))",
         "client/site/site_file.py: self.folder / self.file.key",
         "client/site/site_file.py: self.folder / self.file.kit",
+        "common/evaluation/foreign.py: self.path.parent / self.described.file",
+        "common/evaluation/reading.py: base / spec.labels",
         "common/config.py: path.parent / parent",
         "data/dicomweb/archive.py: base / spec.ca_file",
         "data/dicomweb/archive.py: base / spec.cache",

@@ -7,11 +7,14 @@ is not, so a count without a proof is treated as computable.
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
+
+if TYPE_CHECKING:  # a start of the program does not need it
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import csr_matrix
 
 SEARCH_SECONDS, SYSTEM_SECONDS = 0.5, 10.0
 """Longest search for one solution, and for all of one system."""
@@ -58,6 +61,8 @@ class FeasibleCounts:
         """Return the targets without two solutions that differ by ``width`` or more."""
         if not self.targets or not len(self.truth):
             return list(self.targets)
+        from scipy.optimize import LinearConstraint
+
         names, deadline = list(self.targets), time.monotonic() + SYSTEM_SECONDS
         sums = _make_matrix([(unknowns, np.ones(len(unknowns))) for unknowns in self.targets.values()], len(self.truth))
         lows = sums @ self.truth
@@ -87,16 +92,20 @@ class FeasibleCounts:
                     lows, highs = np.minimum(lows, sums @ solution), np.maximum(highs, sums @ solution)
         return [name for name, low, high in zip(names, lows, highs, strict=True) if high - low < width]
 
-    def _make_constraints(self) -> list[LinearConstraint]:
+    def _make_constraints(self) -> "list[LinearConstraint]":
+        from scipy.optimize import LinearConstraint
+
         if not self._rows:
             return []
         matrix = _make_matrix(self._rows, len(self.truth))
         return [LinearConstraint(matrix, np.array(self._lows), np.array(self._highs))]
 
     def _search(
-        self, objective: NDArray[np.float64], constraints: Sequence[LinearConstraint]
+        self, objective: NDArray[np.float64], constraints: "Sequence[LinearConstraint]"
     ) -> NDArray[np.int64] | None:
         """Return a solution with a large value of the objective; None if none is found in time."""
+        from scipy.optimize import Bounds, milp
+
         result = milp(
             -objective,
             integrality=np.ones(len(self.truth), np.int64),
@@ -119,8 +128,10 @@ class FeasibleCounts:
         return bool((sums >= np.array(self._lows)).all() and (sums <= np.array(self._highs)).all())
 
 
-def _make_matrix(rows: Sequence[tuple[Indices, NDArray[np.float64]]], width: int) -> csr_matrix:
+def _make_matrix(rows: Sequence[tuple[Indices, NDArray[np.float64]]], width: int) -> "csr_matrix":
     """Return a sparse matrix from the columns and factors of each row."""
+    from scipy.sparse import csr_matrix
+
     lengths = [len(unknowns) for unknowns, _ in rows]
     row_numbers = np.repeat(np.arange(len(rows)), lengths)
     columns = np.concatenate([unknowns for unknowns, _ in rows])

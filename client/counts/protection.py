@@ -16,7 +16,7 @@ import numpy as np
 
 from polyclinic.client.counts.audit import OF_PATIENTS, SheetAudit
 from polyclinic.client.counts.units import CellKey, Column, CountedData, count_cells, name_combinations
-from polyclinic.common.counts import ALL, CLASS, COMBINATIONS, CROSSED, NO_CLASS, TOGETHER
+from polyclinic.common.counts import ALL, CLASS, COMBINATIONS, CROSSED, NO_CLASS, NOT_STATED, TOGETHER
 
 COMBINATIONS_SECONDS = 40.0
 """Longest audit of the table of combinations; a table whose audit takes longer is hidden."""
@@ -88,10 +88,20 @@ class SheetProtection:
         return count_cells(self.data.patients, self.data, ())
 
     def _is_large(self, column: Column) -> bool:
-        """Return True if enough patients show and lack the class of a column, or are in it."""
+        """Return True if enough patients show and lack the class of a column, or are in it.
+
+        That the table states an attribute of every image says nothing about a patient, and may be told.
+        """
         table, name, value = column
+        if value == NOT_STATED and not self._has_unstated(table.removeprefix("class_by_")):
+            return True
         states = OF_PATIENTS if name else (ALL,)
         return all(self._counts[table, name, state, value] >= self.smallest for state in states)
+
+    def _has_unstated(self, attribute: str) -> bool:
+        """Return True if the table does not state an attribute of some image."""
+        place = self.data.values[attribute].index(NOT_STATED)
+        return bool((self.data.images.places[attribute] == place).any())
 
     # ------------------------------------------------------------------ classes and combinations
 

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from polyclinic.client.gate.policy_rules import PolicyVerdict
 from polyclinic.client.site.policy import SitePolicy
-from polyclinic.common.counts import UNKNOWN, parse_count_question
+from polyclinic.common.counts import NOT_STATED, UNKNOWN, parse_count_question
 from polyclinic.common.errors import WireError
 from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
@@ -72,8 +72,11 @@ def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountRe
     if is_noisy:
         return
     least, base = policy.smallest_count, policy.round_counts_to
+    # A missing label says nothing about a patient, nor does it that an attribute is stated everywhere.
     few = any(
-        patients < least for state, patients in zip(reply.states, reply.patients, strict=True) if state != UNKNOWN
+        patients < least
+        for state, value, patients in zip(reply.states, reply.values, reply.patients, strict=True)
+        if state != UNKNOWN and (value != NOT_STATED or patients)
     )
     yield "policy.smallest_count", f"it is {least}, and a count is of fewer patients" if few else ""
     exact = any(number % base for number in (*reply.patients, *reply.images))

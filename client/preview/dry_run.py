@@ -24,7 +24,8 @@ from polyclinic.client.app import make_client_app
 from polyclinic.client.preview.data_dictionary import MEANING, find_field_meaning
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import Experiment, ParticipationSection, make_hospital_plan
-from polyclinic.common.errors import raise_faults
+from polyclinic.common.counts import CountQuestion
+from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import (
     add_frozen_hash_to_spec,
@@ -40,8 +41,10 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
-from polyclinic.common.wire.codec import count_payload_bytes, unpack_counts
-from polyclinic.common.wire.flower_messages import replace_metadata
+from polyclinic.common.wire.codec import count_payload_bytes, encode_record, unpack_counts
+from polyclinic.common.wire.counts import CountRequest
+from polyclinic.common.wire.fleet_protocol import COUNT
+from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import TooFewSites
 from polyclinic.strategies.engine.state import FederationState
@@ -153,6 +156,23 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
             coordinator.state = FederationState(0, read_model_state(network))
             grid.send_and_receive(coordinator.configure_train(1, grid))
             coordinator.test_result_model(grid)
+        return grid.records, grid.errors
+
+
+def answer_question_for_all_counts(site: Site) -> tuple[list[RecordDict], list[str]]:
+    """Answer a question for all tables of counts, from a count sheet that is made for this answer alone.
+
+    Returns:
+        The record that leaves the site, or the reason why none does. Nothing is charged: noise is drawn anew later.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, durable=False))
+        request = CountRequest("preview", CountQuestion().model_dump_json())
+        message = make_request(encode_record(request), NODE, COUNT)
+        try:
+            grid.send_and_receive([message])
+        except BadInput as error:
+            grid.errors += [str(fault) for fault in error.faults]
         return grid.records, grid.errors
 
 

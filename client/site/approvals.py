@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MISSING, DENIED = "approval.missing", "approval.denied"
 """Rules of a text on which nobody has decided, and of one that a person has denied."""
 ASKS_NOTHING = frozenset({"Refusal", "Question", "DeliveryRequest"})
-"""Records for a site's staff, which ask for no work: words, and the package of a run that is done."""
+"""Records for a site's staff, which ask for no work on its images; a delivery is a finished run's package."""
 PARTS_OF_ROUND = frozenset({"KeysRequest", "SharesRequest", "MaskedRequest", "RevealRequest"})
 """Records without a text of their own: stages of secure aggregation, in a run whose text came before."""
 RUNS, EARLIER_RUNS = "approved-runs", "approved-runs.json"

@@ -299,6 +299,9 @@ def test_a_refusal_is_noted_without_an_approval(hospital: Hospital) -> None:
     reply = send(hospital.site, "query.refusal", Refusal("run", "labels", "other classes"))
     assert not reply.has_error()
     assert hospital.plans == []
+    approvals = hospital.site.approvals
+    assert approvals is not None
+    assert approvals.decide_on_request({"wire.record": "DeliveryRequest", "run": "run"}, hospital.site).reason == ""
 
 
 def test_where_approval_is_off_a_plan_is_stored_and_runs(hospital: Hospital) -> None:
