@@ -136,7 +136,7 @@ def sign_delivery(
         contents: File -> its bytes; each of :data:`FILES`.
         certificate: Certificate of the signing key, DER.
     """
-    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode() + b"\n"
     signature = ManifestSignature(signature=key.sign(_PREFIX + text, SIGNED_WITH).hex(), certificate=certificate.hex())
     signed = {MANIFEST: text, SIGNATURE: signature.model_dump_json().encode() + b"\n"}
     return Delivery(manifest, {**contents, **signed})

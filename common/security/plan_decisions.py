@@ -270,4 +270,4 @@ def compute_decision_hash(content: bytes) -> str:
 
 
 def _to_canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

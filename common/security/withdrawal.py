@@ -72,7 +72,7 @@ class _SignedWithdrawal(SignedStatement):
 
 def sign_withdrawal(statement: WithdrawalStatement, key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return the content of ``NAME.withdrawal``."""
-    text = json.dumps(statement.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    text = json.dumps(statement.model_dump(mode="json"), sort_keys=True)
     signature = key.sign(_PREFIX + text.encode(), SIGNED_WITH).hex()
     return _SignedWithdrawal(statement=text, signature=signature).model_dump_json(indent=1).encode() + b"\n"
 

@@ -22,11 +22,11 @@ from polyclinic.common.wire.canonical_bytes import hash_record, iterate_canonica
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import TrainReply
 from polyclinic.common.wire.versions import write_in_version
+from polyclinic.server.runs.folder import UPDATES
 from polyclinic.strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.state import FederationState, serialize_federation_state
 
-UPDATES = "updates"
 SITE_FILE_ENDING = ".record"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")
 """The files with a run's figures and the description of its model; some methods have no such model."""

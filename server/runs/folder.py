@@ -27,6 +27,7 @@ from polyclinic.server.runs.reader import RoundFileLine, parse_round_lines, read
 from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
+UPDATES = "updates"
 DEMO_MARK = "demo.txt"
 """File in the folder of a demo, which the next demo may remove."""
 

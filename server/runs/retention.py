@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.common.errors import BadInput
-from polyclinic.server.runs.audit_log import UPDATES
-from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.folder import UPDATES, RunFolder
 from polyclinic.server.runs.live_status import read_run_history
 
 WORKING_FOLDERS = (UPDATES, "checkpoints")
-EVENT = "working_files_removed"
 DAY_S = 86_400.0
 
 
@@ -60,7 +58,11 @@ def find_retention_day(run_folder: Path, name: str) -> str:
         events = RunFolder(run_folder).read_run_events()
     except (OSError, ValueError):
         return ""
-    days = [str(event["time"])[:10] for event in events if event.get("event") == EVENT and name in event["folders"]]
+    days = [
+        str(event["time"])[:10]
+        for event in events
+        if event.get("event") == "working_files_removed" and name in event["folders"]
+    ]
     return days[-1] if days else ""
 
 
@@ -86,7 +88,7 @@ def _remove_working_files(run_folder: Path, days: int) -> tuple[str, ...]:
         if not folder.is_run_finished or not names:
             return ()
         # First the line: verify must not take a half removed folder for one that somebody changed.
-        folder.append_event(EVENT, folders=list(names), days=days)
+        folder.append_event("working_files_removed", folders=list(names), days=days)
         for name in names:
             shutil.rmtree(run_folder / name)
     return names

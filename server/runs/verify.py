@@ -36,7 +36,8 @@ from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.canonical_bytes import hash_record, parse_canonical_record
 from polyclinic.common.wire.codec import R, decode_record
 from polyclinic.common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
-from polyclinic.server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, UPDATES, name_round_updates_folder
+from polyclinic.server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, name_round_updates_folder
+from polyclinic.server.runs.folder import UPDATES
 from polyclinic.server.runs.receipt import (
     FILE,
     ReceiptRound,

@@ -116,10 +116,14 @@ def test_the_coordinators_list_of_classes_counts_more_than_the_order_of_admissio
 @pytest.mark.parametrize(
     ("says", "options", "reason"),
     [
-        ("names=names[:2], class_names=names[:2]", ("run.method=fedavg",), "needs the same classes at every site"),
-        (f"names={MANY}, class_names={MANY}", (), "that no other site annotates"),
         (
-            "names=(*names, 'own'), class_names=(*names, 'own'), "
+            "names=names[:2], class_names=names[:2], shown=''",
+            ("run.method=fedavg",),
+            "needs the same classes at every site",
+        ),
+        (f"names={MANY}, class_names={MANY}, shown=''", (), "that no other site annotates"),
+        (
+            "names=(*names, 'own'), class_names=(*names, 'own'), shown='', "
             "positives=(*answer.positives, -1), negatives=(*answer.negatives, -1)",
             ("run.method=fedsld", "method.heads=own"),
             "needs how many images show each class",

@@ -10,7 +10,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.server.coordinator.folder import FILE, read_coordinator_folder, write_coordinator_toml
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.live_status import HISTORY, CurrentRun, add_to_run_history
-from polyclinic.server.runs.retention import DAY_S, EVENT, find_retention_day, remove_old_working_files
+from polyclinic.server.runs.retention import DAY_S, find_retention_day, remove_old_working_files
 from polyclinic.server.runs.verify import verify_run
 from tests.federations import finished, json_lines
 from tests.network.real import flwr_server
@@ -44,7 +44,11 @@ def test_working_files_go_after_the_days_and_not_before(state: Path, tmp_path: P
     assert (removed.run_folder, removed.folders) == (folder, ("updates", "checkpoints"))
     assert sorted(path.name for path in folder.iterdir()) == ["events.jsonl", "sites", "summary.json"]
     (event,) = json_lines(folder / "events.jsonl")
-    assert (event["event"], event["folders"], event["days"]) == (EVENT, ["updates", "checkpoints"], 60)
+    assert (event["event"], event["folders"], event["days"]) == (
+        "working_files_removed",
+        ["updates", "checkpoints"],
+        60,
+    )
     assert find_retention_day(folder, "updates") == event["time"][:10]
     assert remove_old_working_files(state, 60, ended(state) + 90 * DAY_S) == []
 
@@ -73,7 +77,7 @@ def test_the_verification_says_removed_by_retention_in_place_of_changed(state: P
     assert not report.faults
     assert any("removed by retention on 2" in line for line in report.unknown)
     events = (folder / "events.jsonl").read_text().splitlines()
-    kept = [line for line in events if json.loads(line)["event"] != EVENT]
+    kept = [line for line in events if json.loads(line)["event"] != "working_files_removed"]
     (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in kept))
     assert verify_run(folder).faults  # whoever removes them otherwise is noticed
 
