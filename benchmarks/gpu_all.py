@@ -455,12 +455,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     began, machine = time.monotonic(), describe_machine(arguments.device)
     machine["date"] = datetime.now(UTC).date().isoformat()
-    left = [name for name in PARTS if name in arguments.only.split(",")]
+    waiting = [name for name in PARTS if name in arguments.only.split(",")]
     with arguments.out.open("a", encoding="utf-8") as file:
-        while left:
-            name, *left = left
+        while waiting:
+            name, *waiting = waiting
             remaining = began + arguments.budget - time.monotonic()
-            seconds = remaining * SHARES[name] / (SHARES[name] + sum(SHARES[later] for later in left))
+            seconds = remaining * SHARES[name] / (SHARES[name] + sum(SHARES[later] for later in waiting))
             lines: Iterator[Line] = iter([{"skipped": f"its share of the budget is {seconds:.1f} s"}])
             if seconds > LEAST_PART_S:
                 lines = run_part(name, arguments.device, seconds)

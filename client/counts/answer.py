@@ -45,7 +45,7 @@ def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSto
         store_request_text(site, RequestText(COUNT, request.question))
     sheet = get_count_sheet(site, request.run)
     groups = group_words_by_class(site.declaration.canonical_names, question.vocabulary or {})
-    asked = {name: words for name, words in groups.items() if not question.classes or name in question.classes}
+    words_by_class = {name: words for name, words in groups.items() if not question.classes or name in question.classes}
     unmade: tuple[str, ...] = UNNOISED if sheet.noise else ()
     if policy.masked_only and not sheet.noise:
         unmade = tuple(table for table in question.asked_tables if table not in MASKED_TABLES)
@@ -56,14 +56,14 @@ def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSto
         level=policy.level,
         as_of=sheet.made,
         smallest_count=policy.smallest_count,
-        class_names=tuple(word for words in asked.values() for word in words),
+        class_names=tuple(word for words in words_by_class.values() for word in words),
         allowed=tuple(table for table in permitted if table not in sheet.missing),
         refused=tuple(table for table in question.asked_tables if table not in permitted),
         missing=tuple(table for table in permitted if table in sheet.missing),
         noise=sheet.noise,
     )
     if policy.masked_only and not sheet.noise:
-        return _hold_counts_for_sum(site, request, reply, sheet, asked, masks)
+        return _hold_counts_for_sum(site, request, reply, sheet, words_by_class, masks)
     return _add_cells(site, reply, sheet)
 
 
@@ -90,20 +90,20 @@ def _hold_counts_for_sum(
     request: CountRequest,
     reply: CountReply,
     sheet: CountSheet,
-    asked: dict[str, tuple[str, ...]],
+    words_by_class: dict[str, tuple[str, ...]],
     masks: HeldUpdateStore,
 ) -> CountReply:
     """Hold the counts until they are masked; return the reply with the names of their rows.
 
     Args:
-        asked: Class of the study -> the site's words for it. Numbers of several words cannot be added, because an image
-            may show both; such a class counts as hidden.
+        words_by_class: Class of the study -> the site's words for it. Numbers of several words cannot be added, because
+            an image may show both; such a class counts as hidden.
     """
     masks.drop_held_update(site)
     rows = dict[str, NDArray[np.float32]]()
     for table in reply.allowed:
         is_by_class = table == CLASS or table.startswith("class_by_")
-        for name, words in asked.items() if is_by_class else [("", ("",))]:
+        for name, words in words_by_class.items() if is_by_class else [("", ("",))]:
             word = words[0] if len(words) == 1 else None
             rows[make_row_name(table, name)] = _make_masked_row(site, sheet, table, word)
     if not rows:

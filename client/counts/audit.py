@@ -121,12 +121,13 @@ class SheetAudit:
             values = [self.data.values[attribute][place] for place in self._list_used_values(attribute)]
             hidden = {(table, name, value) for value in values} - self.told
             for together in [UNITS] if attribute == "sex" else [UNITS[:1], UNITS[1:]]:
-                left = hidden
+                unproved = hidden
                 for most in MOVING_ROWS:
-                    if left:
+                    if unproved:
                         rows = {unit: _choose_rows(tallies[unit], self._visible, name, most) for unit in together}
-                        left = _ValueSearch(self, attribute, tallies, rows, left).find_unsafe_columns()
-                unsafe |= left
+                        search = _ValueSearch(self, attribute, tallies, rows, unproved)
+                        unproved = search.find_unsafe_columns()
+                unsafe |= unproved
         return unsafe
 
     # ------------------------------------------------------------------ hidden classes
@@ -389,12 +390,12 @@ class _CombinationSearch:
     def _choose_rows(self, states: NDArray[np.int8]) -> Indices:
         """Return the rows of the hidden combinations, those of one class less or more, and the largest."""
         values = {column[2] for column in self._hidden}
-        own = np.flatnonzero(np.isin(self._every, sorted(values)))
-        distances = (states[:, None, :] != states[None, own, :]).sum(axis=2).min(axis=1, initial=states.shape[1] + 1)
+        places = np.flatnonzero(np.isin(self._every, sorted(values)))
+        distances = (states[:, None, :] != states[None, places, :]).sum(axis=2).min(axis=1, initial=states.shape[1] + 1)
         sizes = self._tallies[""].numbers.sum(axis=1)
         order = np.lexsort((-sizes, distances))
         near, largest = order[: 2 * MOVING_ROWS[-1] // 3], np.argsort(-sizes, kind="stable")
-        chosen = dict.fromkeys([*own.tolist(), *near.tolist(), *largest.tolist()])
+        chosen = dict.fromkeys([*places.tolist(), *near.tolist(), *largest.tolist()])
         return np.sort(np.array(list(chosen)[: MOVING_ROWS[-1]], np.intp))
 
     def find_unsafe_columns(self) -> set[Column]:
@@ -412,10 +413,10 @@ class _CombinationSearch:
                 self._add_column((attribute, "", value), attribute, position)
                 for name in self._audit._visible if attribute in CROSSED else ():
                     self._add_column((f"class_by_{attribute}", name, value), attribute, position)
-        own = self._every[self._rows]
+        combinations = self._every[self._rows]
         sizes = self._tallies[""].numbers.sum(axis=1)
-        for value in np.unique(own).tolist():
-            column, unknowns = (COMBINATIONS, "", value), np.flatnonzero(own == value)
+        for value in np.unique(combinations).tolist():
+            column, unknowns = (COMBINATIONS, "", value), np.flatnonzero(combinations == value)
             if column in self._audit.told:
                 self._system.add_known_sum(unknowns)
                 continue
@@ -424,7 +425,7 @@ class _CombinationSearch:
             if column in self._hidden:
                 self._system.targets[column, ALL, self._unit] = unknowns
         unsafe = self._audit.find_unsafe_columns(self._system)
-        return unsafe | {column for column in self._hidden if column[2] not in set(own.tolist())}
+        return unsafe | {column for column in self._hidden if column[2] not in set(combinations.tolist())}
 
     def _add_column(self, column: Column, attribute: str, position: int) -> None:
         name, tally, values = column[1], self._tallies[attribute], self._values[attribute]
