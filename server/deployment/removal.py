@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from polyclinic.common.system.files import make_private_folder
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import quote_for_shell
-from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.server.coordinator.admission import AdmittedSite
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.runs.affected import SiteTraces, find_traces_of_site, write_removal_record
@@ -42,24 +39,21 @@ def get_removal_record_path(coordinator: CoordinatorFolder, site: str) -> Path:
     return join_plain_name(coordinator.removed_path, PlainName(site), ".json")
 
 
-def format_traces(coordinator: CoordinatorFolder, site: str, traces: SiteTraces) -> RenderableType:
-    """Format the list for the terminal, with what the coordinator can do next."""
-    lines = [Text(f"{site} is revoked: refused within 3 s where flwr-server start runs.")]
+def format_traces(coordinator: CoordinatorFolder, site: str, traces: SiteTraces) -> Text:
+    """Format the list for the terminal, a line for each run, with what the coordinator can do next."""
+    lines = [f"{site} is revoked: refused within 3 s where flwr-server start runs."]
+    for run in traces.affected:
+        model = f"model {run.model_sha256[:12]}" if run.model_sha256 else "the run has not ended"
+        lines.append(f"{run.name}: {site} {run.describe()}; {model}; {run.folder}")
     if traces.affected:
-        table = fold_long_words(Table("run", f"{site} in it", "model", "folder"))
-        for run in traces.affected:
-            table.add_row(*map(Text, (run.name, run.describe(), run.model_sha256[:12] or "not ended", run.folder)))
         words = f"flwr-server run {quote_for_shell(coordinator.folder)} EXPERIMENT --out NEW"
-        lines.append(
-            Text(
-                f"What {site} has contributed stays in these models. To train one again without it, use the same "
-                f"experiment file, without {site} in participation.sites: {words}"
-            )
-        )
-        lines.append(Text("Their folders hold more of it: updates/, checkpoints/. Delete those that nobody needs."))
+        lines += [
+            f"What {site} has contributed stays in these models. To train one again without it, use the same "
+            f"experiment file, without {site} in participation.sites: {words}",
+            "Their folders hold more of it: updates/, checkpoints/. Delete those that nobody needs.",
+        ]
     else:
-        table = None
-        lines.append(Text(f"No run with {site} in its model was found."))
-    lines += [Text(f"{folder}: nobody can say if {site} is in it: {why}") for folder, why in traces.unreadable.items()]
-    lines.append(Text(f"The list stays in {get_removal_record_path(coordinator, site)}."))
-    return Group(lines[0], *([table] if table else []), *lines[1:])
+        lines.append(f"No run with {site} in its model was found.")
+    lines += [f"{folder}: nobody can say if {site} is in it: {why}" for folder, why in traces.unreadable.items()]
+    lines.append(f"The list stays in {get_removal_record_path(coordinator, site)}.")
+    return Text("\n".join(lines))
