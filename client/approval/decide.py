@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.client.site.approvals import DENIED, MISSING, ApprovalVerdict, SiteApprovals, select_disclosure_policy
-from polyclinic.client.site.plans import PlanStore, StoredText, format_utc_now
+from polyclinic.client.site.plans import PlanStore, StoredText
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.security.identity import compute_public_key_fingerprint, is_same_public_key
@@ -16,7 +16,7 @@ from polyclinic.common.security.plan_decisions import (
     sign_decision,
 )
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
-from polyclinic.common.system.plain_text import is_plain_text
+from polyclinic.common.system.plain_text import format_utc_now, is_plain_text
 
 LONGEST_REASON = 500
 YEAR_DAYS = 366
@@ -71,8 +71,8 @@ def find_typed_faults(settings: SiteSettings, typed: TypedDecision, *, approves:
     faults, approvers = list[Fault](), settings.file.approvers
     if typed.approver not in approvers:
         problem = f"{typed.approver or 'nobody'} is not in [approvers] of site.toml"
-        known = f": there is {quote_names(approvers)}." if approvers else ", which has nobody."
-        faults.append(Fault("--as", problem + known, "flwr-client approvers add NAME makes a key and prints the line."))
+        names = f": there is {quote_names(approvers)}." if approvers else ", which has nobody."
+        faults.append(Fault("--as", problem + names, "flwr-client approvers add NAME makes a key and prints the line."))
     for option, text in (("--purpose", typed.purpose), ("--reason", typed.reason)):
         if len(text) > LONGEST_REASON or not is_plain_text(text):
             faults.append(Fault(option, f"must be one line of at most {LONGEST_REASON} characters."))

@@ -6,7 +6,6 @@ by telephone. Later, the file ``state/authority.json`` remembers the authority, 
 """
 
 import contextlib
-import datetime as dt
 from pathlib import Path
 
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
@@ -19,7 +18,7 @@ from polyclinic.common.security.phrase import (
     find_phrase_difference,
 )
 from polyclinic.common.system.files import is_disk_full, write_atomically
-from polyclinic.common.system.plain_text import quote_for_shell
+from polyclinic.common.system.plain_text import format_utc_now, quote_for_shell
 
 
 def record_first_connection(state: Path, kit: SiteConnectionKit) -> None:
@@ -51,7 +50,7 @@ def confirm_authority(settings: SiteSettings, kit: SiteConnectionKit, typed: str
         record = before
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
-    _write_authority_record(state, record.model_copy(update={"confirmed": _format_utc_now()}))
+    _write_authority_record(state, record.model_copy(update={"confirmed": format_utc_now()}))
     with contextlib.suppress(OSError):
         settings.kit_path.touch()  # flwr-client start that waits after the refusal of this kit tries again
     return ""
@@ -114,13 +113,9 @@ def _make_authority_record(kit: SiteConnectionKit) -> AuthorityRecord:
         key_hash=compute_certificate_key_hash(kit.ca_certificate),
         phrase=compute_certificate_phrase(kit.ca_certificate),
         coordinator=kit.coordinator,
-        since=_format_utc_now(),
+        since=format_utc_now(),
     )
 
 
 def _write_authority_record(state: Path, record: AuthorityRecord) -> None:
     write_atomically(state / FILE, record.model_dump_json().encode())
-
-
-def _format_utc_now() -> str:
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,6 +1,5 @@
 """Fit a model's probabilities on the hospital's own validation images. Nothing leaves, and the model stays as it is."""
 
-import datetime as dt
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.scoring import compute_picture_probabilities
-from polyclinic.common.system.plain_text import format_number
+from polyclinic.common.system.plain_text import format_number, format_utc_now
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import read_as_trained
@@ -62,7 +61,7 @@ def recalibrate_at_site(
         name: calibrate_class(select("validation", name), select("test", name), method)
         for name in model.learned_classes
     }
-    time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    time = format_utc_now()
     sha256 = model.description.model_sha256
     calibration = SiteCalibration(model_sha256=sha256, method=method, time=time, classes=fits)
     write_calibration(model, calibration)

@@ -7,7 +7,6 @@ A coordinator can send any number of plans, so their number and size are bounded
 is never removed.
 """
 
-import datetime as dt
 import hashlib
 import json
 import re
@@ -24,7 +23,7 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import write_secret_file
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.plain_names import HashName, PlainName, join_plain_name
-from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.common.system.plain_text import format_utc_now, make_printable_line
 
 if TYPE_CHECKING:
     from polyclinic.client.site.site import Site
@@ -256,8 +255,3 @@ def read_authority(state: Path) -> tuple[str, str]:
     """Return name and key hash of the coordinator that a site connects to; empty texts if it never has."""
     record = read_authority_record(state)
     return ("", "") if record is None else (record.coordinator, record.key_hash)
-
-
-def format_utc_now() -> str:
-    """Return the UTC time in ISO 8601, to the second."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,6 +1,5 @@
 """``flwr-client withdraw``: a hospital leaves its federation, with a signed statement for the coordinator."""
 
-import datetime as dt
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,12 @@ from polyclinic.common.security.phrase import compute_certificate_key_hash
 from polyclinic.common.security.withdrawal import ENDING, MOST_RUNS, RunOfSite, WithdrawalStatement, sign_withdrawal
 from polyclinic.common.system.files import lock_file, open_own_file, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
-from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
+from polyclinic.common.system.plain_text import (
+    format_bytes,
+    format_count_with_noun,
+    format_utc_now,
+    make_printable_line,
+)
 from polyclinic.data.images.store import remove_image_store
 
 IMAGES = ("images-encrypted", "images-plain")
@@ -83,7 +87,7 @@ def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *
         if read_withdrawn_mark(state) is not None:
             problem = "has left before. Its statement is not written again."
             raise BadInput([Fault(str(settings.folder), problem, "To take part again: flwr-client withdraw --undo.")])
-        time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        time = format_utc_now()
         statement = WithdrawalStatement(
             site=settings.file.name,
             coordinator=kit.coordinator,

@@ -5,12 +5,13 @@ characters are rejected. In longer text, such as the reason of a failure, invisi
 ``\u202e``), and text that is too long is cut with a note.
 """
 
+import datetime as dt
 import json
 import math
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,15 +213,30 @@ def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
     return join_as_english_list([*words[:most], f"{rest:,} more"] if rest > 0 else words)
 
 
+def format_utc_now() -> str:
+    """Return the present UTC time in ISO 8601, to the second, as files and messages hold it."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
 def format_rounds(rounds: Iterable[int]) -> str:
     """Format round numbers as a list, with ranges for consecutive numbers: ``"3–5, 9"``."""
-    pieces: list[list[int]] = []
-    for number in sorted(rounds):
-        if pieces and number == pieces[-1][-1] + 1:
-            pieces[-1].append(number)
+    return _join_ranges(rounds, "–")
+
+
+def format_rounds_in_words(rounds: Collection[int]) -> str:
+    """Format round numbers for a sentence: ``"round 3"``, ``"rounds 3 to 5, 9"``."""
+    return f"{'round' if len(rounds) == 1 else 'rounds'} {_join_ranges(rounds, ' to ')}"
+
+
+def _join_ranges(numbers: Iterable[int], between: str) -> str:
+    """Join numbers with commas; of consecutive ones the first and the last stand, with a text between them."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
         else:
-            pieces.append([number])
-    return ", ".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces)
+            ranges.append([number])
+    return ", ".join(str(each[0]) if len(each) == 1 else f"{each[0]}{between}{each[-1]}" for each in ranges)
 
 
 def quote_for_shell(word: object) -> str:

@@ -1,8 +1,7 @@
 """Ask hospitals to count: one question, and a masked sum of those that tell only sums."""
 
-from datetime import UTC, datetime
-
 from polyclinic.common.counts import MASKED_ROW_NUMBERS, CountQuestion
+from polyclinic.common.system.plain_text import format_utc_now
 from polyclinic.common.wire.counts import COUNT_ROUND, CountReply, CountRequest
 from polyclinic.common.wire.fleet_protocol import COUNT
 from polyclinic.server.counts.pool import CountResult, MaskedSum, SiteCounts, read_masked_rows
@@ -28,7 +27,7 @@ def ask_for_counts(exchange: QuestionExchange, question: CountQuestion) -> Count
     request = CountRequest(make_question_run(RUN), question.model_dump_json())
     answers = exchange.ask_connected_sites(request, COUNT, CountReply)
     sites = {name: SiteCounts.from_reply(reply, question) for name, reply in answers.answers.items()}
-    time = datetime.now(UTC).isoformat(timespec="seconds")
+    time = format_utc_now()
     masked = _unmask_sum(exchange, request.run, answers)
     return CountResult(question, request.run, time, sites, answers.silent, masked)
 

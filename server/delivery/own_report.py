@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.metrics.benefit import MODELS, WORDS, FederationBenefit
-from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.plain_text import format_count_with_noun, format_rounds_in_words
 from polyclinic.server.reporting import run_claims
 from polyclinic.server.reporting.page import write_template_page
-from polyclinic.server.runs.affected import describe_rounds
 from polyclinic.server.runs.reader import RunFolderContent
 from polyclinic.server.runs.receipt import RunReceipt
 
@@ -114,8 +113,8 @@ def write_own_report(
         rows=list_class_rows(run, site, benefit),
         mean=summary.per_site[site].mean_auroc if site in summary.per_site else None,
         at_home=AT_HOME,
-        trained=f"in {describe_rounds(rounds)} of {len(receipt.rounds)}" if rounds else "in no round",
-        used=describe_rounds(used) if used else "no round",
+        trained=f"in {format_rounds_in_words(rounds)} of {len(receipt.rounds)}" if rounds else "in no round",
+        used=format_rounds_in_words(used) if used else "no round",
         absences=absences[:MOST_ABSENCES],
         more_absences=len(absences) - MOST_ABSENCES,
         sent=list_sent_records(receipt, site),

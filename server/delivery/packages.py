@@ -1,6 +1,5 @@
 """Make the signed packages of a finished run: ``flwr-server deliver``."""
 
-import datetime as dt
 import hashlib
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from polyclinic.common.security.delivery import (
 from polyclinic.common.security.identity import is_same_public_key
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
+from polyclinic.common.system.plain_text import format_utc_now
 from polyclinic.server.coordinator.admission import AdmittedSite, read_all_admitted_sites
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.coordinator.folder import CoordinatorFolder
@@ -69,7 +69,7 @@ def make_run_packages(coordinator: CoordinatorFolder, folder: Path) -> RunPackag
         raise BadInput([Fault(str(folder), f"has no hospital that can get a package ({reasons}).", remedy)])
     shared = _read_model_files(folder, receipt)
     key, certificate = ensure_valid_signing_key(coordinator)
-    time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    time = format_utc_now()
     deliveries = dict[str, Delivery]()
     with tempfile.TemporaryDirectory() as scratch:
         for site in deliverable:

@@ -1,7 +1,7 @@
 """The runs and models that hold something of one hospital: what ``flwr-server remove`` lists when it leaves."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from polyclinic.common.models.saved import SavedModelDescription, read_model_des
 from polyclinic.common.security.audit import FILE as AUDIT
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.files import write_atomically
+from polyclinic.common.system.plain_text import format_rounds_in_words
 from polyclinic.server.runs.receipt import FILE as RECEIPT
 from polyclinic.server.runs.receipt import ReceiptDraft, read_run_receipt
 
@@ -39,7 +40,7 @@ class AffectedRun:
         """Return in words how the site's images came into the model."""
         ways = []
         if self.rounds:
-            ways.append(f"trained in {describe_rounds(self.rounds)}")
+            ways.append(f"trained in {format_rounds_in_words(self.rounds)}")
         if self.began_from:
             ways.append(f"began with the model of {self.began_from}")
         return "; ".join(ways)
@@ -134,15 +135,3 @@ def _read_run_record(folder: Path) -> _RunRecord:
         raise BadInput([Fault(str(folder / AUDIT), f"cannot be read ({type(error).__name__}): changed.")]) from None
     sites_by_round = {number: draft.rounds[number].sites for number in sorted(draft.rounds)}
     return _RunRecord(folder, str(draft.fields.get("name", "")), tuple(draft.sites), sites_by_round, None)
-
-
-def describe_rounds(rounds: Sequence[int]) -> str:
-    """Return rounds in words, such as "rounds 1 to 4, 7"."""
-    spans = list[list[int]]()
-    for number in rounds:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
-    return f"{'round' if len(rounds) == 1 else 'rounds'} {', '.join(texts)}"
