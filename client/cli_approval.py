@@ -100,11 +100,12 @@ def show_plan(folder: Folder, digits: Hash, as_json: AsJson = False) -> None:
     Example: flwr-client plans show north 3f9a1c22d0b1
     """
     settings, stored = _find_text(folder, digits)
-    from polyclinic.client.approval.decide import describe_state, make_site_approvals
+    from polyclinic.client.approval.decide import describe_state
     from polyclinic.client.approval.describe import describe_text
+    from polyclinic.client.site.approvals import SiteApprovals
 
     sections = describe_text(stored, settings)
-    verdict = make_site_approvals(settings).find_verdict(stored.facts.kind, stored.sha256)
+    verdict = SiteApprovals.from_settings(settings).find_verdict(stored.facts.kind, stored.sha256)
     state = describe_state(verdict)
     if as_json:
         content = {section.heading: list(section.lines) for section in sections}

@@ -4,7 +4,7 @@ import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.client.site.approvals import DENIED, MISSING, ApprovalVerdict, SiteApprovals, select_disclosure_policy
+from polyclinic.client.site.approvals import DENIED, MISSING, ApprovalVerdict, select_disclosure_policy
 from polyclinic.client.site.plans import PlanStore, StoredText
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
@@ -39,11 +39,6 @@ class TypedDecision:
     until: str = ""
     purpose: str = ""
     reason: str = ""
-
-
-def make_site_approvals(settings: SiteSettings) -> SiteApprovals:
-    """Return the object that decides about requests at the site of this folder."""
-    return SiteApprovals(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
 
 
 def find_key_file(settings: SiteSettings, approver: str, given: Path | None = None) -> Path:

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyclinic.client.approval.decide import describe_state, make_site_approvals
-from polyclinic.client.site.approvals import MISSING
+from polyclinic.client.approval.decide import describe_state
+from polyclinic.client.site.approvals import MISSING, SiteApprovals
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.client.site.site_file import SiteSettings
 
@@ -34,7 +34,7 @@ class PlanState:
 
 def list_plan_states(settings: SiteSettings) -> list[PlanState]:
     """Return the stored plans of a site, oldest first."""
-    approvals, states = make_site_approvals(settings), list[PlanState]()
+    approvals, states = SiteApprovals.from_settings(settings), list[PlanState]()
     is_required = settings.file.policy.approval == "required"
     for stored in PlanStore(settings.state_folder).list_texts():
         verdict = approvals.find_verdict(stored.facts.kind, stored.sha256)

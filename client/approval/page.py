@@ -9,9 +9,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from polyclinic.client.approval.decide import describe_state, make_site_approvals
+from polyclinic.client.approval.decide import describe_state
 from polyclinic.client.approval.describe import describe_text
 from polyclinic.client.approval.overview import list_plan_states
+from polyclinic.client.site.approvals import SiteApprovals
 from polyclinic.client.site.plans import StoredText
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.system.plain_text import make_jinja_environment
@@ -48,7 +49,7 @@ def render_plan_page(
         typed: What a person typed into the form before, without the passphrase.
         faults: What is wrong with it.
     """
-    verdict = make_site_approvals(settings).find_verdict(stored.facts.kind, stored.sha256)
+    verdict = SiteApprovals.from_settings(settings).find_verdict(stored.facts.kind, stored.sha256)
     usual = dt.date.today() + dt.timedelta(days=USUAL_DAYS)
     return _render(
         "plan.html.j2",

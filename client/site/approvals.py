@@ -42,6 +42,7 @@ from polyclinic.common.system.plain_text import is_plain_text, join_first_and_co
 if TYPE_CHECKING:
     from polyclinic.client.site.policy import SitePolicy
     from polyclinic.client.site.site import Site
+    from polyclinic.client.site.site_file import SiteSettings
 
 MISSING, DENIED = "approval.missing", "approval.denied"
 """Rules of a text on which nobody has decided, and of one that a person has denied."""
@@ -112,6 +113,11 @@ class SiteApprovals:
         self._awaited: dict[str, str] = {}  # hash -> kind of the texts that wait, since the program started
         self._runs = RunEntryFolder(state / RUNS, state / EARLIER_RUNS)
         self.store = PlanStore(state)
+
+    @classmethod
+    def from_settings(cls, settings: "SiteSettings") -> "SiteApprovals":
+        """Return the object that decides about requests at the site of this folder."""
+        return cls(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
 
     def decide_on_request(self, fields: Mapping[str, Any], site: "Site") -> ApprovalVerdict:
         """Return the verdict on a request, and store its text if it is new.

@@ -244,7 +244,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
 def _make_site_approvals(settings: SiteSettings) -> "SiteApprovals":
     from polyclinic.client.site.approvals import SiteApprovals  # not loaded where nobody approves
 
-    return SiteApprovals(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
+    return SiteApprovals.from_settings(settings)
 
 
 def prepare_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> DecodedImageStore:
