@@ -493,7 +493,7 @@ def find_app_bundle_fault(content: bytes, fab_hash: str) -> str:
         return f"the app bundle has {len(content)} bytes; one that carries no code has a few hundred"
     try:
         names = set(zipfile.ZipFile(BytesIO(content)).namelist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError) as error:
         return f"the app bundle cannot be read: {error}"
     if extra := sorted(names - BUNDLE_MAY_HOLD):
         return f"the app bundle carries {', '.join(extra[:5])}; this site runs only what its own image holds"

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -47,6 +48,8 @@ _PREFIX = b"polyclinic delivery\n"
 """Keeps a signature of a package from being shown as a signature of something else."""
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip file can state."""
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
+"""Exceptions of zipfile for bytes that are damaged or cut off."""
 
 
 class DeliveryFault(ValueError):
@@ -209,5 +212,7 @@ def unpack_delivery(content: bytes) -> dict[str, bytes]:
             if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
                 raise DeliveryFault("it is compressed or encrypted, which no package of flwr-server deliver is")
             return {name: archive.read(name) for name in names}
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except DeliveryFault:
+        raise
+    except _DAMAGED as error:
         raise DeliveryFault(f"it is no whole zip file ({error}): it was changed, or cut off on its way") from None

@@ -107,14 +107,14 @@ def read_current_runs(state: Path) -> list[CurrentRun]:
 
 
 def describe_runs_at_work(state: Path, site: str = "") -> str:
-    """Return the names of the runs that are at work, each with its sites; empty if none is.
+    """Return the names of the runs that are at work in order, each with its sites; empty if none is.
 
     Args:
         site: Only runs that this site takes part in; empty for all.
     """
     runs = [run for run in read_current_runs(state) if run.state == "running"]
     members = [(run.name, ", ".join(run.members) or "all sites") for run in runs if site in ("", *run.members)]
-    return "; ".join(f"{name} ({sites})" for name, sites in members)
+    return "; ".join(f"{name} ({sites})" for name, sites in sorted(members))
 
 
 def remove_states_of_ended_runs(state: Path) -> None:

@@ -28,6 +28,8 @@ from polyclinic.strategies.engine.state import FederationState
 class RunReporter(SilentRunProgress):
     """Prints the progress of a run and writes it to ``present.json``.
 
+    The file is written before the line is printed, so that ``flwr-server status`` never contradicts the terminal.
+
     Args:
         present: The run's state, which is updated in place.
         state: Folder of ``present.json``.
@@ -68,14 +70,15 @@ class RunReporter(SilentRunProgress):
 
     def show_waiting_sites(self, waiting: MissingReplyStatus) -> None:
         present, stopped = self._present, self._signed_off()
+        lines = list[str]()
         if waiting.phase == "roll call" and waiting.sites:
             notes = {site: f" ({describe_site_sign_off(when)})" for site, when in stopped.items()}
             names = ", ".join(f"{site}{notes.get(site, '')}" for site in waiting.sites)
-            self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
+            lines.append(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         if waiting.phase == "roll call":
             for site in waiting.awaiting_approval:
                 if site not in present.awaiting_approval:
-                    self._tell(f"{site} {APPROVAL_PENDING}; at most {waiting.deadline_s:.0f} s")
+                    lines.append(f"{site} {APPROVAL_PENDING}; at most {waiting.deadline_s:.0f} s")
             present.awaiting_approval = waiting.awaiting_approval
         for site in sorted(set(waiting.lost) - self._lost):
             self._lost.add(site)
@@ -85,43 +88,45 @@ class RunReporter(SilentRunProgress):
             else:
                 what, until = f"lost contact with {site}", "it is back"
             self._store_last_error(f"round {waiting.round}: {what}")
-            self._tell(f"{what}; it gets its work again when {until}")
+            lines.append(f"{what}; it gets its work again when {until}")
         present.phase, present.round = waiting.phase, waiting.round
         stopped_before = stopped.keys() & self._lost - set(waiting.lost)  # and have only just been asked
         present.waiting_for = tuple(site for site in waiting.sites if site not in stopped_before)
         present.lost = tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
         self._write_current_run()
+        for line in lines:
+            self._tell(line)
 
     def show_enrolled_sites(self, releases: Mapping[str, StatedRelease]) -> None:
         for site, stated in releases.items():
             self._present.releases[site] = stated.release
             if stated.wire != WIRE_VERSION:
-                self._tell(f"{site} {describe_needed_update(stated)}")
+                self._announce(f"{site} {describe_needed_update(stated)}")
             elif stated.release != __version__:
-                self._tell(f"{site} runs release {stated.release}, this coordinator {__version__}")
+                self._announce(f"{site} runs release {stated.release}, this coordinator {__version__}")
 
     def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
         super().show_run_start(sites, rounds)
         self._present.sites, self._present.rounds = tuple(sites), rounds
         for site in sites:
             self._forget_awaited_approval(site)
-        self._tell(f"{format_count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
+        self._announce(f"{format_count_with_noun(len(sites), 'site')} taking part: {', '.join(sites)}")
 
     def show_joined_site(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
         self._present.left_out.pop(site, None)
         self._forget_awaited_approval(site)
-        self._tell(f"{site} joins in round {server_round}")
+        self._announce(f"{site} joins in round {server_round}")
 
     def show_left_out_site(self, site: str, reason: str) -> None:
         self._present.left_out[site] = f"roll call: {reason}"
         self._store_last_error(f"{site}: {reason}")
-        self._tell(f"the run goes on without {site}: {reason}")
+        self._announce(f"the run goes on without {site}: {reason}")
 
     def show_site_awaiting_approval(self, site: str) -> None:
         self._present.awaiting_approval = tuple(sorted({*self._present.awaiting_approval, site}))
-        self._tell(f"the run goes on without {site}, which {APPROVAL_PENDING}; it joins when it is approved")
+        self._announce(f"the run goes on without {site}, which {APPROVAL_PENDING}; it joins when it is approved")
 
     def _forget_awaited_approval(self, site: str) -> None:
         self._present.awaiting_approval = tuple(name for name in self._present.awaiting_approval if name != site)
@@ -131,18 +136,18 @@ class RunReporter(SilentRunProgress):
             self._present.left_out[site] = "roll call: it has not answered"
         verbs = "is admitted and has" if len(sites) == 1 else "are admitted and have"
         names = join_first_and_count(list(sites))
-        self._tell(f"the run begins without {names}, which {verbs} not answered the roll call")
+        self._announce(f"the run begins without {names}, which {verbs} not answered the roll call")
 
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
         super().show_excluded_site(server_round, site, reason)
 
     def show_warm_start(self, sentence: str) -> None:
-        self._tell(sentence)  # it is no error
+        self._announce(sentence)  # it is no error
 
     def show_note(self, sentence: str) -> None:
         self._store_last_error(sentence)
-        self._tell(sentence)
+        self._announce(sentence)
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         super().show_finished_round(record, state)
@@ -153,11 +158,11 @@ class RunReporter(SilentRunProgress):
         without = f", without {join_first_and_count(sorted(record.absent))}" if record.absent else ""
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]
-        self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
+        lines = [f"round {record.round} of {present.rounds}: {', '.join(facts)}"]
         for site in sorted(self._lost & set(record.sites)):
             self._lost.remove(site)
             present.stopped.pop(site, None)
-            self._tell(f"{site} is back: it took part in round {record.round}")
+            lines.append(f"{site} is back: it took part in round {record.round}")
         revoked = {site for site, reason in record.absent.items() if reason == NOT_REGISTERED}
         self._lost -= revoked
         present.lost = tuple(sorted(self._lost))
@@ -165,12 +170,18 @@ class RunReporter(SilentRunProgress):
             present.left_out[site] = f"round {record.round}: {reason}"
             if site not in self._lost | revoked or self._absent.get(site) != reason:  # of these each reason once
                 self._store_last_error(f"round {record.round}: {site}: {reason}")
-                self._tell(f"round {record.round} went without {site}: {reason}")
+                lines.append(f"round {record.round} went without {site}: {reason}")
         self._absent = dict(record.absent)
         for site, done in record.shortened.items():
-            self._tell(f"round {record.round}: the update of {site} is too long: {done}")
+            lines.append(f"round {record.round}: the update of {site} is too long: {done}")
             present.shortened[site] = f"round {record.round}: {done}"
         self._write_current_run()
+        for line in lines:
+            self._tell(line)
+
+    def _announce(self, line: str) -> None:
+        self._write_current_run()
+        self._tell(line)
 
     def _store_last_error(self, text: str) -> None:
         self._present.last_error = text

@@ -92,6 +92,22 @@ def test_a_package_with_a_changed_byte_is_refused_or_holds_what_was_signed(
     assert {name: delivery.contents[name] for name in FILES} == CONTENTS
 
 
+def test_a_package_whose_zip_directory_is_changed_is_refused_or_holds_what_was_signed(
+    trial: Coordinator, package: bytes
+) -> None:
+    refused = 0
+    for place in range(len(package) - 22, len(package)):  # the end record: offsets, sizes, counts
+        for other in (1, 2, 128, 255):
+            changed = package[:place] + bytes([package[place] ^ other]) + package[place + 1 :]
+            try:
+                delivery = verify_delivery(unpack_delivery(changed), trial.authority, "north")
+            except DeliveryFault:
+                refused += 1
+            else:
+                assert {name: delivery.contents[name] for name in FILES} == CONTENTS
+    assert refused >= 40
+
+
 @settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=400))
 def test_bytes_that_are_no_package_are_refused(content: bytes) -> None:
