@@ -114,9 +114,10 @@ def test_an_approval_that_expires_or_is_altered_in_mid_run_ends_the_part_of_its_
     south, out = federation.south, federation.out
     run = federation.run(SLOW, *TWO, "run.rounds=200", once=True)
     sha256 = wait_for_plan(south)
-    soon = dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(seconds=25)
-    weber.approve_until(south.folder, sha256, soon)
+    assert weber.approve(south.folder, sha256).code == 0
     eventually(lambda: trained_rounds(south), "south trains")
+    soon = dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(seconds=5)
+    weber.approve_until(south.folder, sha256, soon)
     eventually(lambda: "approval.expired" in refusing_rules(south), "south refuses after the last second")
     assert dt.datetime.now(dt.UTC) > soon
     after_expiry = len(trained_rounds(south))
