@@ -7,7 +7,7 @@ approves what is asked. The steps follow one another; each asserts what the pers
 import csv
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.data.base.image_set import ImageSet
-from tests.client.approvals import WEBER, Approver, add_approver, stored_plans, write_approvers
+from tests.client.approvals import WEBER, Approver, add_approver, write_approvers
 from tests.federations import INLINE_RUN, SMALL_RUN
 from tests.network.federated import connected, sites_by_round
 from tests.network.real import Coordinator, Site, eventually, flwr_client, flwr_server, flwr_sim, summary_of
@@ -56,6 +56,9 @@ opt_out = "cat opted-out.txt"
 
 [policy]
 """
+TITLE, PURPOSE = "Digits of three hospitals", "Can one model read the digits of all hospitals?"
+"""The name of the experiment's file is the title of its runs."""
+SECOND = "Digits without north"
 EXPERIMENT = f"""{SMALL_RUN.format(channels=1)}
 [training]
 batch_size = 32
@@ -63,7 +66,7 @@ lr = 0.01
 
 [evaluation]
 compare_local = true
-"""
+""".replace("[run]", f'[run]\npurpose = "{PURPOSE}"')
 VOCABULARY = """
 [vocabulary.Large]
 synonyms = ["gross"]
@@ -87,11 +90,11 @@ somebody = ["Large", "Odd", "Round"]
 else = ["Round", "Large", "Odd"]
 """
 """Data that are public, on which somebody trained a model before the study."""
-QUESTION = """title = "Are there enough round digits?"
+QUESTION_TITLE = "Are there enough round digits?"
+QUESTION = f"""title = "{QUESTION_TITLE}"
 tables = ["class", "sex"]
 deadline_s = 120.0
 """
-TITLE, PURPOSE = "Digits of three hospitals", "Can one model read the digits of all hospitals?"
 LEAVER = "north"
 
 
@@ -145,7 +148,7 @@ class Study:
 
     @property
     def experiment(self) -> Path:
-        return self.folder / "study.toml"
+        return self.folder / f"{TITLE}.toml"
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -162,22 +165,15 @@ class Study:
         assert self.weber.approve(south, sha256[:12]).code == 0
         return sha256
 
-    def train(self, name: str, *names: str) -> Path:
-        """A training of these hospitals, which begins once south's person has approved it; return its folder."""
-        out, plans = self.folder / name, len(stored_plans(self.sites["south"].folder))
-        named = (f'run.name="{TITLE}: {name}"', f'run.purpose="{PURPOSE}"', "participation.roll_call_deadline_s=200")
-        run = self.coordinator.run(self.experiment, out, *named, sites=len(names), pages=True)
-        run.says("south waits for approval at the hospital")
-        south = self.sites["south"].folder
-        eventually(lambda: len(stored_plans(south)) > plans, "the plan is at south")
-        shown = flwr_client(
-            "plans", "show", south, json.loads(flwr_client("plans", "list", south, "--json").out)[-1]["sha256"]
-        )
-        for words in (TITLE, PURPOSE, "Leaves in each round", "Odd", "Round"):
-            assert words in shown.out
-        self.approve("training")
+    def train(self, name: str, *hospitals: str, overrides: Sequence[str] = ()) -> Path:
+        """A run with these hospitals that ends well; return its folder."""
+        out = self.folder / name
+        run = self.coordinator.run(self.experiment, out, *overrides, sites=len(hospitals), pages=True)
+        if overrides:  # another title is another plan
+            run.says("south waits for approval at the hospital")
+            self.approve("training")
         run.succeeds()
-        assert sites_by_round(out) == [sorted(names)] * 2
+        assert sites_by_round(out) == [sorted(hospitals)] * 2
         return out
 
 
@@ -191,7 +187,7 @@ def study(tmp_path: Path) -> Iterator[Study]:
     south = data[-1] / "site.toml"
     south.write_text(f'{south.read_text()}approval = "required"\n')
     write_approvers(south, weber)
-    experiment = tmp_path / "study.toml"
+    experiment = tmp_path / f"{TITLE}.toml"
     experiment.write_text(EXPERIMENT, encoding="utf-8")
     with connected(experiment, tmp_path / "machine", data=data) as (coordinator, sites):
         yield Study(tmp_path, coordinator, {site.name: site for site in sites}, weber)
@@ -206,13 +202,13 @@ def test_a_whole_study(study: Study, record_property: Callable[[str, object], No
         evaluate_an_existing_model(study)
     # flwr-server evaluate, which asks all hospitals for the figures of that model, belongs here.
     with study.step("first run"):
-        first = study.train("first", *HOSPITALS)
+        first = study.train("first", *HOSPITALS)  # begins at once, because its plan is approved
     with study.step("opt-out"):
         let_a_patient_opt_out(study)
     with study.step("leave"):
         let_a_hospital_leave(study, first)
     with study.step("second run"):
-        second = study.train("second", "east", "south")
+        second = study.train("second", "east", "south", overrides=[f'run.name="{SECOND}"'])
         check_second_run(study, first, second)
     with study.step("hand out"):
         hand_out(study, second)
@@ -222,15 +218,22 @@ def test_a_whole_study(study: Study, record_property: Callable[[str, object], No
 
 
 def agree_on_words(study: Study) -> None:
-    """North's word is no class of a study without vocabulary that others share; with it, all three checks agree."""
-    north = study.sites["north"].folder
-    plain = json.loads(flwr_server("status", study.coordinator.folder, "--contract", study.experiment, "--json").out)
-    assert not plain["agreed"]
+    """North's word belongs to no class until the vocabulary has it. Then all agree, and south approves the plan."""
+    asking = ("status", study.coordinator.folder, "--contract", study.experiment, "--json")
+    before = json.loads(flwr_server(*asking).out)
+    assert "gross" in str(before["question"])
     study.experiment.write_text(EXPERIMENT + VOCABULARY, encoding="utf-8")
     for site in study.sites.values():
         checked = flwr_client("check", site.folder, "--experiment", study.experiment, "--offline")
         assert checked.code == 0, checked.out
-    assert "gross as Large" in flat(flwr_client("check", north, "--experiment", study.experiment, "--offline"))
+        assert PURPOSE in flat(checked)
+        assert ("gross as Large" in flat(checked)) == (site.name == "north")
+    assert "waiting for approval" in json.loads(flwr_server(*asking).out)["silent"]["south"]
+    south = study.sites["south"].folder
+    shown = flwr_client("plans", "show", south, study.approve("training"))
+    for words in (TITLE, PURPOSE, "Leaves in each round", "Odd", "Round", f"approved by {WEBER}"):
+        assert words in shown.out
+    eventually(lambda: json.loads(flwr_server(*asking).out)["agreed"], "all hospitals agree")
 
 
 def count_patients(study: Study) -> None:
@@ -314,7 +317,7 @@ def check_second_run(study: Study, first: Path, second: Path) -> None:
     assert flwr_server("verify", second / "receipt.json").code == 0
     for name in ("report.html", "MODEL_CARD.md"):
         text = (second / name).read_text(encoding="utf-8")
-        assert TITLE in text
+        assert SECOND in text
         assert PURPOSE in text
 
 
@@ -330,7 +333,7 @@ def hand_out(study: Study, second: Path) -> None:
         site = study.sites[name].folder
         received = flwr_client("receive", site, packages / f"{name}.delivery")
         assert received.code == 0, received.err
-        assert TITLE in received.out
+        assert SECOND in received.out
         (stored,) = json.loads(flwr_client("delivered", site, "--json").out)
         assert stored["fault"] == ""
         pictures = study.folder / "public" / "images"
@@ -344,12 +347,11 @@ def read_records(study: Study) -> None:
     """Each hospital's record names all that was asked of it, and at south who approved it."""
     asked = {name: read_record(study.sites[name]) for name in HOSPITALS}
     titles = {name: {run["title"] for run in runs if run["kind"] == "training"} for name, runs in asked.items()}
-    first, second = f"{TITLE}: first", f"{TITLE}: second"
-    assert titles == {"east": {first, second}, "north": {first}, "south": {first, second}}
+    assert titles == {"east": {TITLE, SECOND}, "north": {TITLE}, "south": {TITLE, SECOND}}
     for name, runs in asked.items():
-        kinds = [run["kind"] for run in runs]
-        assert kinds.count("count") == 2  # south refused the first
-        assert kinds.count("delivery") == (0 if name == LEAVER else 1)
+        assert [run["title"] for run in runs if run["kind"] == "count"] == [QUESTION_TITLE] * 2  # south refused one
+        delivered = [(run["title"], run["coordinator"]) for run in runs if run["kind"] == "delivery"]
+        assert delivered == ([] if name == LEAVER else [(SECOND, "trial")])
         for run in runs:
             if run["kind"] == "training":
                 assert (run["purpose"], run["coordinator"], run["rounds"]) == (PURPOSE, "trial", [1, 2])
@@ -359,6 +361,12 @@ def read_records(study: Study) -> None:
     assert [[approval["approver"] for approval in run["approvals"]] for run in approved] == [[WEBER]] * 3
     last = [run for run in asked["east"] if run["kind"] == "training"][-1]
     assert last["patients_opted_out"] == 1
+    assert "This hospital left its federation" in flat(flwr_client("record", study.sites[LEAVER].folder))
+    table = flwr_client("record", study.sites["south"].folder, "--csv", study.folder / "south.csv").out
+    for words in (TITLE, SECOND, PURPOSE, QUESTION_TITLE, WEBER, "A model lies here"):
+        assert words in table
+    with (study.folder / "south.csv").open(encoding="utf-8", newline="") as file:
+        assert {TITLE, SECOND, QUESTION_TITLE} <= {row["title"] for row in csv.DictReader(file)}
 
 
 def read_record(site: Site) -> list[dict[str, Any]]:
