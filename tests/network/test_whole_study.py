@@ -315,10 +315,14 @@ def check_second_run(study: Study, first: Path, second: Path) -> None:
     assert images[1] == images[0] - 2
     assert summary_of(second)["model_sha256"] != summary_of(first)["model_sha256"]
     assert flwr_server("verify", second / "receipt.json").code == 0
+    pooled = summary_of(second)["test"]["pooled"]["per_class"]["Odd"]["decisions"]
+    of_sites = [site["decisions"]["Odd"]["decisions"] for site in summary_of(second)["per_site"].values()]
+    assert len(of_sites) == 2
+    assert {name: sum(counts[name] for counts in of_sites) for name in pooled} == pooled
     for name in ("report.html", "MODEL_CARD.md"):
         text = (second / name).read_text(encoding="utf-8")
         assert SECOND in text
-        assert PURPOSE in text
+        assert f"Purpose: {PURPOSE}" in text
 
 
 def hand_out(study: Study, second: Path) -> None:
@@ -341,6 +345,11 @@ def hand_out(study: Study, second: Path) -> None:
         assert ended.code == 0, ended.err
         probabilities.add((study.folder / f"predictions-{name}" / "predictions.csv").read_bytes())
     assert len(probabilities) == 1
+    # As the report says: what the coordinator cannot know, the hospital learns from the model that it received.
+    east = study.sites["east"].folder
+    scored = flwr_client("evaluate", east, east / "state" / "delivered" / run, "--by", "sex", "--json")
+    assert scored.code == 0, scored.err
+    assert {row["group"] for row in json.loads(scored.out)["figures"] if row.get("column") == "sex"} == {"f", "m"}
 
 
 def read_records(study: Study) -> None:
