@@ -1,14 +1,13 @@
 """The hospital's Flower ClientApp: one handler for each kind of record that the coordinator sends."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from polyclinic.client.benefit.compare import compare_with_local_only_training
-from polyclinic.client.counts.answer import answer_count_request
-from polyclinic.client.delivery.store import receive_delivery_request
 from polyclinic.client.gate.gate import Mod, make_policy_gate
 from polyclinic.client.site.disclosure import count_patients, round_count_down
 from polyclinic.client.site.plans import TRAINING, RequestText, store_request_text
@@ -23,7 +22,7 @@ from polyclinic.common.config import HospitalPlan, parse_plan_json
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.state import make_model_layout
 from polyclinic.common.wire.codec import decode_record, encode_record
-from polyclinic.common.wire.counts import CountRequest
+from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
 from polyclinic.common.wire.records import (
     HIDDEN,
@@ -97,16 +96,29 @@ def make_client_app(
     app.evaluate()(
         make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
     )
-    app.query("count")(
-        make_record_handler(CountRequest, lambda site, request: answer_count_request(site, request, masks))
-    )
-    app.query("delivery")(make_record_handler(DeliveryRequest, receive_delivery_request))
+    app.query("count")(make_record_handler(CountRequest, partial(_answer_count_request, masks=masks)))
+    app.query("delivery")(make_record_handler(DeliveryRequest, _receive_delivery_request))
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
     app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
     app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
     app.query(STAGES[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
     app.query(STAGES[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
     return app
+
+
+# A hospital that only trains loads none of these modules.
+
+
+def _answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateStore) -> CountReply:
+    from polyclinic.client.counts.answer import answer_count_request
+
+    return answer_count_request(site, request, masks)
+
+
+def _receive_delivery_request(site: Site, request: DeliveryRequest) -> RefusalNoted:
+    from polyclinic.client.delivery.store import receive_delivery_request
+
+    return receive_delivery_request(site, request)
 
 
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:

@@ -493,21 +493,18 @@ def verify_audit_log(
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
-    from polyclinic.client.site.site_file import read_site_with_faults
+    from polyclinic.client.site.site_file import read_site_toml_without_data
     from polyclinic.common.errors import raise_faults
     from polyclinic.common.system.files import is_file, make_missing_input_fault
 
-    read_site_with_faults(folder)
-    # Before torch is imported.
+    settings = read_site_toml_without_data(folder)  # the images may have been deleted long ago
     raise_faults([make_missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])
     from cryptography import x509
 
     from polyclinic.client.gate.audit_report import make_audit_report
     from polyclinic.client.site.key_renewal import read_own_public_keys
-    from polyclinic.client.site.settings import read_site_settings
     from polyclinic.common.security.identity import read_connection_kit
 
-    settings = read_site_settings(folder)
     keys: dict[str, tuple[str, ...]] = {peer: (line,) for peer, line in settings.file.policy.peers.items()}
     if receipt:
         keys[settings.file.name] = read_own_public_keys(settings)
@@ -529,14 +526,13 @@ def show_audit_log(
 
     Example: flwr-client audit show north --tail 0
     """
-    from polyclinic.client.site.site_file import read_site_with_faults
-
-    read_site_with_faults(folder)  # before torch is imported
-    from polyclinic.client.gate.audit_report import describe_audit_entry
-    from polyclinic.client.site.settings import read_site_settings
+    from polyclinic.client.site.site_file import read_site_toml_without_data
     from polyclinic.common.security.audit import AuditLog
 
-    entries = list(AuditLog(read_site_settings(folder).state_folder).read_entries())
+    settings = read_site_toml_without_data(folder)  # before torch is imported
+    from polyclinic.client.gate.audit_report import describe_audit_entry
+
+    entries = list(AuditLog(settings.state_folder).read_entries())
     for entry in entries[-last:]:
         print(format_as_json_text(entry) if as_json else describe_audit_entry(entry))
 

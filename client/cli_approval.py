@@ -208,6 +208,7 @@ def print_record(
         print(make_printable_line(PlanStore(settings.state_folder).find_text(plan).text, 1_000_000))
         return
     from polyclinic.client.approval.record import (
+        describe_departures_and_models,
         describe_run,
         format_record_csv,
         format_record_table,
@@ -230,6 +231,10 @@ def print_record(
         for run in record.runs:
             _plain("")
             for line in describe_run(run):
+                _plain(line)
+        if further := describe_departures_and_models(record):
+            _plain("")
+            for line in further:
                 _plain(line)
     raise SystemExit(1 if record.faults else 0)
 

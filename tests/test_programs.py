@@ -171,6 +171,38 @@ def test_a_run_with_its_report_imports_no_large_package_that_it_does_not_use(tmp
     assert ended.stdout.splitlines()[-1:] == ["0 {'torch'}"], ended.stderr
 
 
+AFTER_AND_BEFORE_TRAINING = tuple(
+    f"polyclinic.{folder}."
+    for folder in (
+        *("client.approval", "client.counts", "client.delivery", "client.evaluation", "client.prediction"),
+        *("client.withdrawal", "server.counts", "server.delivery", "common.evaluation"),
+    )
+)
+"""Modules of what a hospital need not use: approval, counts, evaluation, delivery, departure."""
+
+
+def test_a_hospital_and_a_run_that_only_train_import_nothing_of_counts_approval_evaluation_and_delivery(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+    arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
+    code = f"""
+import sys
+import polyclinic.client.cli
+import polyclinic.client.connection.preflight
+import polyclinic.client.connection.service
+import polyclinic.client.site.settings
+import polyclinic.server.deployment.network
+from polyclinic.studies.cli import main
+try:
+    main({arguments!r})
+except SystemExit as end:
+    print(end.code, [name for name in sys.modules if name.startswith({AFTER_AND_BEFORE_TRAINING!r})])
+"""
+    ended = python(code, tmp_path)
+    assert ended.stdout.splitlines()[-1:] == ["0 []"], ended.stderr
+
+
 @pytest.mark.parametrize("architecture", ["resnet18", "densenet121", "vgg11", "efficientnet_lite0"])
 def test_networks_of_ours_are_built_without_torchvision(architecture: str) -> None:
     code = f"""

@@ -7,7 +7,7 @@ runs of a release that did not store plans yet.
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from polyclinic.client.delivery.manifests import DELIVERED, read_stored_manifests
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
-from polyclinic.common.security.delivery import DELIVERY_RUN
+from polyclinic.common.security.delivery import DELIVERY_RUN, DeliveryManifest
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
 from polyclinic.common.system.terminal import fold_long_words
 
 MODEL_RECORDS = frozenset({"TrainRequest", "EvaluateRequest", "BenefitRequest"})
 """Records that bring a model."""
+DEPARTURES = {"withdrawn": "This hospital left its federation", "withdrawal_undone": "This hospital came back"}
+"""Event of the audit log -> the words for it."""
 PACKING = frozenset({"wire", "signature", "run", "round", "site"})
 """Fields of every record, which say where it belongs."""
 WIDTH = 80
@@ -52,7 +55,8 @@ class RunRecord:
     """One run in a hospital's record.
 
     Attributes:
-        kind: ``training``, or ``comparison`` for the question of what differs before a run; of a stored text, its kind.
+        kind: ``training``, ``comparison`` for the question of what differs before a run, or ``delivery`` for a finished
+            model; of another stored text, its kind, such as ``count``.
         plan: SHA-256 of the plan's text at the last roll call; empty for a run of a release that stored none.
         authority: SHA-256 of the public key of the coordinator's authority.
         images: Images of the last roll call that the hospital answered: ``train``, ``validation``, ``test``, and those
@@ -62,7 +66,7 @@ class RunRecord:
         left: Record class -> what left of it.
         received_bytes, sent_bytes: Sizes of the records that were let in and out.
         model: The last request with a model: its record class, round, time, bytes and SHA-256, as in the audit and in
-            the coordinator's signature; empty if none came.
+            the coordinator's signature; empty if none came. Of a delivery: the run and the SHA-256 of its model.
         epsilon: The privacy budget that the run used; None without noise.
         approvals: Each approval by which the run worked: approver, key, until, decision.
         refused: Rule -> how many requests it refused.
@@ -100,14 +104,25 @@ class HospitalRecord:
     Attributes:
         check: A sentence about the chain.
         faults: The faults of the chain; empty if it is unbroken.
+        departures: Each time that the hospital left its federation or came back: event, time and reason.
+        models: The finished models that lie here, however they came: run, title, coordinator, time of the coordinator's
+            signature, and SHA-256.
     """
 
     runs: tuple[RunRecord, ...]
     check: str
     faults: tuple[str, ...]
+    departures: tuple[dict[str, str], ...] = ()
+    models: tuple[dict[str, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"audit": self.check, "faults": list(self.faults), "runs": [asdict(run) for run in self.runs]}
+        return {
+            "audit": self.check,
+            "faults": list(self.faults),
+            "runs": [asdict(run) for run in self.runs],
+            "departures": list(self.departures),
+            "models": list(self.models),
+        }
 
 
 def read_hospital_record(state: Path, study: str = "") -> HospitalRecord:
@@ -119,16 +134,35 @@ def read_hospital_record(state: Path, study: str = "") -> HospitalRecord:
     """
     findings = check_audit_log(state)
     faults = tuple(map(str, findings.faults))
-    entries = format_count_with_noun(findings.entries, "entry", "entries")
-    check = f"The audit log has {entries}, unbroken; the last one's SHA-256 is {findings.sha256}."
+    counted = format_count_with_noun(findings.entries, "entry", "entries")
+    check = f"The audit log has {counted}, unbroken; the last one's SHA-256 is {findings.sha256}."
     if faults:
-        check = f"The audit log is NOT whole: {format_count_with_noun(len(faults), 'fault')} in {entries}."
-    runs = _collect_runs(AuditLog(state).read_entries())
+        check = f"The audit log is NOT whole: {format_count_with_noun(len(faults), 'fault')} in {counted}."
+    entries = list(AuditLog(state).read_entries())
+    runs = _collect_runs(entries)
     store = PlanStore(state)
     for run in runs.values():
         _add_facts_of_plan(run, store)
-    wanted = (run for run in runs.values() if study.casefold() in run.title.casefold())
-    return HospitalRecord(tuple(wanted), check, faults)
+    runs_of_study = tuple(run for run in runs.values() if study.casefold() in run.title.casefold())
+    models = tuple(_describe_model(manifest) for manifest in read_stored_manifests(state))
+    models_of_study = tuple(model for model in models if study.casefold() in model["title"].casefold())
+    return HospitalRecord(runs_of_study, check, faults, tuple(_list_departures(entries)), models_of_study)
+
+
+def _describe_model(manifest: DeliveryManifest) -> dict[str, str]:
+    return {
+        "run": manifest.run,
+        "title": manifest.title,
+        "coordinator": make_printable_line(manifest.coordinator),
+        "signed": manifest.time,
+        "sha256": manifest.model_sha256,
+    }
+
+
+def _list_departures(entries: Iterable[AuditEntry]) -> Iterator[dict[str, str]]:
+    for entry in entries:
+        if (event := entry.get("event")) in DEPARTURES:
+            yield {"event": str(event), "time": str(entry.get("time", "")), "reason": str(entry.get("reason", ""))}
 
 
 def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
@@ -137,6 +171,8 @@ def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
         if entry.get("event") == "patients":
             opted_out = int(entry.get("opted_out", opted_out))
         name = str(entry.get("run", ""))
+        if entry.get("event") == DELIVERED and name in runs:
+            _add_delivered_model(runs[name], entry)
         if not name or "direction" not in entry:
             continue
         run = runs.setdefault(name, RunRecord(name, first=str(entry.get("time", ""))))
@@ -156,6 +192,11 @@ def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
         else:
             _add_left_record(run, entry)
     return runs
+
+
+def _add_delivered_model(run: RunRecord, entry: AuditEntry) -> None:
+    run.title, run.coordinator = str(entry.get("name", "")), str(entry.get("coordinator", ""))
+    run.model = dict(entry.get("model", {}))
 
 
 def _add_received_record(run: RunRecord, entry: AuditEntry) -> None:
@@ -223,8 +264,11 @@ def format_record_table(record: HospitalRecord) -> Table:
 def describe_run(run: RunRecord) -> list[str]:
     """Return lines on one run: what was asked, by whom, what was used, and what left."""
     title = make_printable_line(run.title or "no title")
-    lines = [f"{title} (run {run.run[:8]}), {run.first[:_MINUTE]} to {run.last[:_MINUTE]} UTC"]
-    lines.append(f"  purpose: {run.purpose or 'not stated'}")
+    kind = "run" if run.kind == "training" else run.kind
+    period = f"{_format_minute(run.first)} to {_format_minute(run.last)} UTC"
+    lines = [f"{title} ({kind} {run.run.rpartition('-')[2][:8]}), {period}"]
+    if run.kind == "training":
+        lines.append(f"  purpose: {run.purpose or 'not stated'}")
     lines.append(f"  coordinator: {make_printable_line(run.coordinator) or 'not recorded'}")
     lines += [f"    key SHA256 {run.authority}"] if run.authority else []
     lines += [f"  plan: {run.plan}"] if run.plan else []
@@ -236,19 +280,39 @@ def describe_run(run: RunRecord) -> list[str]:
     for approval in run.approvals:
         lines.append(f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DAY]},")
         lines.append(f"    key {approval['key']}")
-    rounds = format_count_with_noun(len(run.rounds), "round")
-    lines.append(f"  trained: {rounds}; received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
+    trained = f"trained: {format_count_with_noun(len(run.rounds), 'round')}; " if run.kind == "training" else ""
+    lines.append(f"  {trained}received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
     for name, left in run.left.items():
-        lines.append(f"  left: {left.count} x {name}, {left.bytes:,} bytes, last {left.last[:_MINUTE]}")
+        lines.append(f"  left: {left.count} x {name}, {left.bytes:,} bytes, last {_format_minute(left.last)}")
         fields = ", ".join(map(make_printable_line, left.fields))
         lines += textwrap.wrap(fields, WIDTH, initial_indent="    ", subsequent_indent="    ")
-    if run.model:
+    if run.model and run.kind == "delivery":
+        lines.append(f"  model received: that of run {run.model.get('run')}, SHA-256")
+        lines.append(f"    {run.model.get('sha256')}")
+    elif run.model:
         lines.append(f"  last model received: round {run.model['round']}, in the record with SHA-256")
         lines.append(f"    {run.model['sha256']}")
     if run.epsilon is not None:
         lines.append(f"  privacy budget used: epsilon {run.epsilon:.2f}")
     lines += [f"  refused: {count} x {rule}" for rule, count in run.refused.items()]
     return lines
+
+
+def describe_departures_and_models(record: HospitalRecord) -> list[str]:
+    """Return lines on when the hospital left and came back, and on the finished models that lie here."""
+    lines = []
+    for departure in record.departures:
+        reason = f": {make_printable_line(departure['reason'])}" if departure["reason"] else ""
+        lines.append(f"{DEPARTURES[departure['event']]}, {_format_minute(departure['time'])} UTC{reason}")
+    for model in record.models:
+        lines.append(f"A model lies here: {model['title']}, of the coordinator {model['coordinator']},")
+        lines.append(f"  signed {_format_minute(model['signed'])} UTC; run {model['run']}")
+        lines.append(f"  SHA-256 {model['sha256']}")
+    return lines
+
+
+def _format_minute(time: str) -> str:
+    return time[:_MINUTE].replace("T", " ")
 
 
 COLUMNS = (

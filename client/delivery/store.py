@@ -6,11 +6,13 @@ A package lies unpacked in ``state/delivered/RUN/``. It is verified again whenev
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from polyclinic.client.site.site import Site
+from polyclinic.client.delivery.manifests import DELIVERED, FOLDER, get_delivered_folder, list_run_folders
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.delivery import (
     FILES,
     MANIFEST,
@@ -31,7 +33,9 @@ from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.delivery import DeliveryRequest
 from polyclinic.common.wire.records import RefusalNoted
 
-FOLDER = "delivered"
+if TYPE_CHECKING:
+    from polyclinic.client.site.site import Site
+
 MOST_STORED_BY_NETWORK = 20
 """Packages after which none is stored that comes over the network: a coordinator could fill the hospital's disk."""
 
@@ -50,12 +54,7 @@ class StoredDelivery:
     fault: str = ""
 
 
-def get_delivered_folder(state: Path) -> Path:
-    """Return the folder of all packages that this site has received."""
-    return state / FOLDER
-
-
-def receive_delivery_request(site: Site, request: DeliveryRequest) -> RefusalNoted:
+def receive_delivery_request(site: "Site", request: DeliveryRequest) -> RefusalNoted:
     """Verify a package that came over the connection, store it, and acknowledge it.
 
     Raises:
@@ -74,6 +73,9 @@ def receive_delivery_request(site: Site, request: DeliveryRequest) -> RefusalNot
         raise BadInput([Fault("the package", f"is not stored: {fault}.", remedy)]) from None
     stored = store_delivery(site.folder, delivery)
     manifest = delivery.manifest
+    facts = {"name": manifest.title, "coordinator": make_printable_line(manifest.coordinator)}
+    model = {"run": manifest.run, "sha256": manifest.model_sha256}
+    AuditLog(site.folder, durable=site.durable).append(event=DELIVERED, run=request.run, **facts, model=model)
     site.tell(
         f"the coordinator {make_printable_line(manifest.coordinator)} delivers the model of {manifest.title}: "
         f"{stored.folder}"
@@ -108,8 +110,3 @@ def verify_stored_delivery(folder: Path, authority: x509.Certificate, site: str)
         return StoredDelivery(folder, None, f"{Path(str(error.filename)).name} cannot be read: {error.strerror}")
     except DeliveryFault as fault:
         return StoredDelivery(folder, None, str(fault))
-
-
-def list_run_folders(folder: Path) -> list[Path]:
-    """Return the folders of the stored packages, by name."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

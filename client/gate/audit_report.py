@@ -167,6 +167,12 @@ def describe_audit_entry(entry: AuditEntry) -> str:
         words = {"new": "new", "gone": "gone", "kept": "kept in the part of earlier runs", "opted_out": "opted out"}
         words["opted_out_unmatched"] = "opted out and not in the data"
         event = f"patients: {', '.join(f'{entry[key]} {word}' for key, word in words.items() if key in entry)}"
+    elif entry.get("event") == "delivered":
+        event = f'stored the model of "{entry.get("name")}" of the coordinator {entry.get("coordinator")}'
+    elif entry.get("event") == "withdrawn":
+        event = f"this hospital left its federation: {entry.get('reason') or 'no reason was given'}"
+    elif entry.get("event") == "withdrawal_undone":
+        event = "this hospital takes part again"
     else:
         direction = {"in": "came", "out": "left"}.get(entry.get("direction", ""), "?")
         name = f' "{entry["name"]}"' if "name" in entry else ""

@@ -9,13 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.client.connection.authority import refuse_other_authority
-from polyclinic.client.delivery.store import (
-    StoredDelivery,
-    get_delivered_folder,
-    list_run_folders,
-    store_delivery,
-    verify_stored_delivery,
-)
+from polyclinic.client.delivery.manifests import get_delivered_folder, list_run_folders
+from polyclinic.client.delivery.store import StoredDelivery, store_delivery, verify_stored_delivery
 from polyclinic.client.site.site_file import SiteSettings, read_and_check_connection_kit
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.delivery import REPORT, DeliveryFault, unpack_delivery, verify_delivery

@@ -205,6 +205,31 @@ def choose_operating_points(
     return points
 
 
+@dataclass(frozen=True)
+class ThresholdDecisions:
+    """The decisions on one class's images at one threshold."""
+
+    threshold: float
+    decisions: DecisionCounts
+
+
+def count_decisions_at_points(
+    histograms: Mapping[str, ScoreHistogram], points: Mapping[str, Sequence[OperatingPoint]]
+) -> dict[str, ThresholdDecisions]:
+    """Count the decisions on the images of each class at its first operating point; at 0.5 for a class without one.
+
+    Args:
+        histograms: Class -> histogram of the scores on the images, such as those of one site.
+    """
+    decided = dict[str, ThresholdDecisions]()
+    for name, histogram in histograms.items():
+        of_class = points.get(name, ())
+        threshold = of_class[0].threshold if of_class else THRESHOLD
+        border = int(np.searchsorted(EDGES, threshold))  # thresholds are borders of the bins
+        decided[name] = ThresholdDecisions(threshold, count_pooled_decisions(histogram, border))
+    return decided
+
+
 def _count_images_above_borders(counts: Counts) -> Counts:
     """Return the number of images above each border of the bins, ``(BINS + 1,)``."""
     return np.append(np.cumsum(counts[::-1])[::-1], 0)

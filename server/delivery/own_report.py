@@ -103,6 +103,7 @@ def write_own_report(
         private=True,
         site=site,
         title=summary.name or receipt.run,
+        purpose=summary.purpose,
         receipt=receipt,
         summary=summary,
         coordinator=coordinator,

@@ -72,7 +72,8 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
     Raises:
         BadInput: If the experiment has faults, no SuperLink answers, or a run of one of its sites is in progress.
     """
-    experiment = complete_round_settings(file.experiment)
+    named = file.with_run_name()  # the plan that a run would have: a hospital can approve it now
+    experiment = complete_round_settings(named.experiment)
     method = build_experiment_strategy(experiment)
     frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, file.base_folder)
     plan = make_hospital_plan(add_model_file_hashes(experiment, frozen, file.base_folder))

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,11 @@ from polyclinic.common.metrics.auroc import (
     summarise_test_results,
 )
 from polyclinic.common.metrics.bootstrap import bootstrap_auroc_intervals
-from polyclinic.common.metrics.calibration import choose_operating_points, compute_score_quality
+from polyclinic.common.metrics.calibration import (
+    choose_operating_points,
+    compute_score_quality,
+    count_decisions_at_points,
+)
 from polyclinic.common.metrics.measured import LARGEST_ERROR, ValueWithError
 from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
 from polyclinic.common.metrics.pooled import (
@@ -246,6 +250,10 @@ def save_and_test_model(
         answer.site: {
             "validation_loss": answer.validation_loss,
             **make_site_metrics_entry(metrics_of_site[answer.site]),
+            "decisions": {
+                name: asdict(decided)
+                for name, decided in count_decisions_at_points(answer.histograms, test.operating_points).items()
+            },
         }
         for answer in answers
     }

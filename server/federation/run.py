@@ -267,6 +267,7 @@ def _make_run_summary(
                 "validation_samples": unknown_count_to_none(member.answer.validation_samples),
                 "positives": _read_positives(member, setting),
                 "smallest_count": member.answer.smallest_count,
+                "level": member.answer.level,
                 "release": member.answer.release,
                 "wire": member.wire,
                 "bytes_up": coordinator.sites.bytes_up[site],

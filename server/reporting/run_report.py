@@ -1,25 +1,23 @@
 """Write the HTML report of one run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, SUMS, ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, compute_mean_and_sd
 from polyclinic.common.metrics.benefit import WORDS as SITE_MODELS
 from polyclinic.common.system.plain_text import format_rounds
 from polyclinic.server.reporting import class_figures, run_claims, run_figures
+from polyclinic.server.reporting.by_hospital import describe_unknown_figures, tabulate_hospitals
 from polyclinic.server.reporting.page import AnnotatedClassGroup, group_classes_by_annotation, write_template_page
-from polyclinic.server.runs.reader import RunSummary, read_run
+from polyclinic.server.runs.reader import read_run
 from polyclinic.server.runs.tracking import flatten_settings
 
 SITES_SHOWN = 60
 """Of more sites, tables show the first and participation is not drawn."""
 DOTS_SHOWN = 4000
-HOSPITALS_SHOWN = 12
-"""Columns of the table of hospitals and classes."""
 
 
 def write_run_report(folder: Path) -> Path:
@@ -74,7 +72,8 @@ def write_run_report(folder: Path) -> Path:
         bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
         quality=make_quality_template_variables(summary.test, groups),
         beside_pooled=compute_means_over_sites(summary.test),
-        by_hospital=_tabulate_hospitals(summary),
+        by_hospital=tabulate_hospitals(summary),
+        unknown_figures=describe_unknown_figures(summary),
         of_sums=summary.test.note == SUMS,
         participation=run_figures.draw_site_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
@@ -83,35 +82,6 @@ def write_run_report(folder: Path) -> Path:
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_confident_share_by_round(run.rounds),
     )
-
-
-@dataclass(frozen=True)
-class HospitalFigures:
-    """The figures of the final test at each hospital: a row a class, a column a hospital.
-
-    Attributes:
-        rows: Class -> one cell for each site; None where the site does not annotate the class.
-        few: Number of positive images below which the page warns of chance; 0 if no cell has fewer.
-        hidden_sites: Number of sites for which the table has no room.
-    """
-
-    sites: tuple[str, ...]
-    rows: dict[str, tuple[ClassMetrics | None, ...]]
-    few: int
-    hidden_sites: int
-
-
-def _tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
-    """Return the figures of each hospital; None in simulation, whose sites share the test images, and without any."""
-    tested = {site: result.per_class for site, result in summary.per_site.items() if result.per_class}
-    if summary.backend != "network" or not tested:
-        return None
-    sites = tuple(tested)[:HOSPITALS_SHOWN]
-    names = [name for name in summary.classes if any(name in tested[site] for site in sites)]
-    rows = {name: tuple(tested[site].get(name) for site in sites) for name in names}
-    shown = [cell for cells in rows.values() for cell in cells if cell is not None]
-    has_few = any(cell.positives is not None and cell.positives < FEWEST_POSITIVES for cell in shown)
-    return HospitalFigures(sites, rows, FEWEST_POSITIVES if has_few else 0, len(tested) - len(sites))
 
 
 def compute_means_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:

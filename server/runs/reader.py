@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary
 from polyclinic.common.metrics.benefit import FederationBenefit
+from polyclinic.common.metrics.calibration import ThresholdDecisions
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, RoundAccuracy
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.system.toml import describe_validation_error
@@ -37,6 +38,7 @@ class SiteSummary(_LenientRunFileModel):
     Attributes:
         positives: Class -> number of positive training images; None if the site's policy hides the number.
         smallest_count: The site hides every count that comes from fewer patients than this; None if not recorded.
+        level: The level of the site's policy; empty if not recorded.
         release: The site's Polyclinic release; None for a run that did not record it.
         wire: The wire version that was spoken with the site; None for a run that did not record it.
     """
@@ -50,14 +52,21 @@ class SiteSummary(_LenientRunFileModel):
     bytes_down: int | None = None
     positives: dict[str, int | None] = Field(default_factory=dict)
     smallest_count: int | None = None
+    level: str = ""
 
 
 class SiteTestResult(_LenientRunFileModel):
-    """Results of the best model at one site, on the classes that the site annotates: validation loss and test AUROC."""
+    """Results of the best model at one site, on the classes that the site annotates.
+
+    Attributes:
+        decisions: Class -> decisions on the site's test images, at the threshold that the run chose on validation
+            images, else at 0.5; none for a class of which the site sent no counts by score.
+    """
 
     validation_loss: float | None = None
     mean_auroc: float | None = None
     per_class: dict[str, ClassMetrics] = Field(default_factory=dict)
+    decisions: dict[str, ThresholdDecisions] = Field(default_factory=dict)
 
 
 class SiteBenefit(_LenientRunFileModel):
@@ -258,6 +267,11 @@ class RunSummary(_LenientRunFileModel):
     def table_label(self) -> str:
         """Return the run's label for tables."""
         return self.name or self.method
+
+    @property
+    def purpose(self) -> str:
+        """Return the study's purpose; empty if its plan has none."""
+        return str((self.experiment.get("run") or {}).get("purpose", ""))
 
     @property
     def total_traffic_bytes(self) -> int:

@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.client.delivery.store import MOST_STORED_BY_NETWORK, get_delivered_folder, receive_delivery_request
+from polyclinic.client.delivery.manifests import get_delivered_folder
+from polyclinic.client.delivery.store import MOST_STORED_BY_NETWORK, receive_delivery_request
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site import Site
 from polyclinic.common.errors import BadInput, WireError

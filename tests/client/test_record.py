@@ -10,6 +10,7 @@ import pytest
 from polyclinic.client.approval.record import COLUMNS, read_hospital_record
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.common.security.audit import FILE, AuditLog
+from polyclinic.common.security.delivery import FILES, MANIFEST, DeliveryManifest, describe_files
 from tests.client.rounds import changed_plan, plan
 from tests.network.real import flwr_client
 
@@ -30,6 +31,7 @@ IMAGES = {"train": 40, "validation": 16, "test": 15, "unreadable": 2}
 
 def entry(record: str, direction: str, server_round: int = 0, **more: Any) -> dict[str, Any]:
     facts = {"run": "ab12cd34", "round": server_round, "direction": direction, "record": record, "decision": "allow"}
+    facts |= {"reason": "not allowed here"} if more.get("decision") == "deny" else {}
     return facts | {"bytes": 100, "sha256": f"{server_round}{record}"} | more
 
 
@@ -115,3 +117,39 @@ def test_a_hospital_that_did_nothing_has_no_run(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE_TOML, encoding="utf-8")
     shown = flwr_client("record", tmp_path)
     assert (shown.code, shown.out.splitlines()[-1]) == (0, "No run yet.")
+
+
+def test_a_delivered_model_and_a_departure_are_in_the_record(folder: Path) -> None:
+    state, audit = folder / "state", AuditLog(folder / "state")
+    delivered = {"name": "Lung findings", "coordinator": "trial", "model": {"run": "ab12cd34", "sha256": "c" * 64}}
+    audit.append(**entry("DeliveryRequest", "in", run="delivery-0a1b2c3d4e"))
+    audit.append(event="delivered", run="delivery-0a1b2c3d4e", **delivered)
+    audit.append(**entry("RefusalNoted", "out", run="delivery-0a1b2c3d4e"))
+    audit.append(event="withdrawn", reason="contract ended")
+    audit.append(event="withdrawal_undone")
+    by_hand = DeliveryManifest(
+        run="ef56",
+        name="Bone age",
+        site="north",
+        coordinator="trial",
+        time="2026-12-01T09:30:00+00:00",
+        model_sha256="d" * 64,
+        files=describe_files(dict.fromkeys(FILES, b"")),
+    )
+    (state / "delivered" / "ef56").mkdir(parents=True)
+    (state / "delivered" / "ef56" / MANIFEST).write_text(by_hand.model_dump_json(), encoding="utf-8")
+    record = read_hospital_record(state)
+    delivery = record.runs[-1]
+    assert (delivery.kind, delivery.title, delivery.coordinator) == ("delivery", "Lung findings", "trial")
+    assert delivery.model == {"run": "ab12cd34", "sha256": "c" * 64}
+    assert [(each["event"], each["reason"]) for each in record.departures] == [
+        ("withdrawn", "contract ended"),
+        ("withdrawal_undone", ""),
+    ]
+    assert [(model["title"], model["sha256"]) for model in record.models] == [("Bone age", "d" * 64)]
+    shown = flwr_client("record", folder)
+    assert shown.code == 0
+    for words in ("Lung findings (delivery 0a1b2c3d)", "contract ended", "Bone age", "d" * 64):
+        assert words in shown.out
+    assert read_hospital_record(state, "lung").models == ()
+    assert "left its federation: contract ended" in flwr_client("audit", "show", folder).out

@@ -1,0 +1,32 @@
+"""The folder of received packages, and the manifests in it, as they lie there; this module imports no torch."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from polyclinic.common.security.delivery import MANIFEST, DeliveryManifest
+
+FOLDER = "delivered"
+DELIVERED = "delivered"
+"""The event of the audit log with title, coordinator and model of a package that came over the connection."""
+
+
+def get_delivered_folder(state: Path) -> Path:
+    """Return the folder of all packages that this site has received."""
+    return state / FOLDER
+
+
+def read_stored_manifests(state: Path) -> list[DeliveryManifest]:
+    """Return the manifests of the stored packages, the oldest signature first, without a verification.
+
+    A manifest that cannot be read is left out.
+    """
+    folder, manifests = get_delivered_folder(state), list[DeliveryManifest]()
+    for place in list_run_folders(folder) if folder.is_dir() else []:
+        with suppress(OSError, ValueError):
+            manifests.append(DeliveryManifest.model_validate_json((place / MANIFEST).read_bytes()))
+    return sorted(manifests, key=lambda manifest: (manifest.time, manifest.run))
+
+
+def list_run_folders(folder: Path) -> list[Path]:
+    """Return the folders of the stored packages, by name."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
