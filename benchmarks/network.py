@@ -60,6 +60,7 @@ PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
 STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
 """Where a stock SuperNode connects: by gRPC up to Flower 1.39, by HTTP since."""
 WITHIN_S = 600.0
+SAMPLE_S = 0.02
 HOSTS = 3
 """Processes at most in which the sites run, a thread each: twelve of their own would need more memory than there is."""
 EXPERIMENT = """
@@ -91,11 +92,14 @@ class Measured:
         seconds: Of each round.
         cpu: CPU seconds a round, one value a repetition.
         peak_mb: Largest resident memory of each long-lived process, in MB.
+        private_mb: Largest part of it that no file backs, in MB. Pages of files count as resident, and the system can
+            take them back at any time.
     """
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     peak_mb: dict[str, float] = field(default_factory=dict)
+    private_mb: dict[str, float] = field(default_factory=dict)
 
     def add(self, ends: Sequence[float], cpu: float) -> None:
         """Add a repetition, arguments when each of its rounds ended."""
@@ -121,6 +125,8 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._started: dict[str, psutil.Popen] = {}
+        self.private_mb: dict[str, float] = {}
+        self._seconds_of_sample = 0.0
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
             "OMP_NUM_THREADS": "1",
@@ -180,12 +186,18 @@ class Processes:
         """Largest resident memory of every process so far."""
         peaks: dict[str, float] = {}
         for process in self._all():
-            with contextlib.suppress(OSError):
-                lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
-                kb = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
-                name = self._name(process)
-                peaks[name] = max(peaks.get(name, 0), round(kb / 1000))
+            name = self._name(process)
+            peaks[name] = max(peaks.get(name, 0), read_memory_mb(process.pid, "VmHWM"))
         return peaks
+
+    def sample_private_memory(self) -> None:
+        """Note the private memory of every process, at most every :data:`SAMPLE_S`; the system counts no peak of it."""
+        if time.monotonic() - self._seconds_of_sample < SAMPLE_S:
+            return
+        self._seconds_of_sample = time.monotonic()
+        for process in self._all():
+            name = self._name(process)
+            self.private_mb[name] = max(self.private_mb.get(name, 0), read_memory_mb(process.pid, "RssAnon"))
 
     def _all(self) -> list[psutil.Process]:
         result: list[psutil.Process] = []
@@ -231,6 +243,15 @@ def eventually(condition: Callable[[], Any], these: Processes) -> None:
         time.sleep(0.1)
 
 
+def read_memory_mb(pid: int, key: str) -> float:
+    """Return a value of a process's ``/proc/PID/status`` in MB; 0 if the process is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{key}:"):
+                return round(int(line.split()[1]) * 1.024 / 1000)
+    return 0
+
+
 def listens(port: int) -> bool:
     """Whether anybody listens on this port of 127.0.0.1."""
     with socket.socket() as each:
@@ -257,6 +278,7 @@ def ends_of(path: Path, count: int, these: Processes) -> tuple[list[float], floa
             ends += [time.monotonic()] * (lines - len(ends))
             continue
         these.alive()
+        these.sample_private_memory()
         if time.monotonic() > deadline:
             raise SystemExit(f"{path}: {len(ends)} of {count} rounds after {WITHIN_S:.0f} s")
         time.sleep(0.005)
@@ -331,7 +353,7 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path, ove
         process = these.start("run", *run)
         ends, cpu = ends_of(out / "rounds.jsonl", rounds + 1, these)
         into.add(ends, cpu)
-        into.peak_mb = these.peak_mb()
+        into.peak_mb, into.private_mb = these.peak_mb(), these.private_mb
         eventually(lambda: process.poll() is not None, these)
         lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert len(lines[-1]["sites"]) == len(federation.sites), lines[-1]
@@ -367,7 +389,7 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
         these.typed(BIN / "flwr", "run", HERE / "stock_flower", "--run-config", settings)
         ends, cpu = ends_of(stamps, rounds + 1, these)
         into.add(ends, cpu)
-        into.peak_mb = these.peak_mb()
+        into.peak_mb, into.private_mb = these.peak_mb(), these.private_mb
 
 
 def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
@@ -415,7 +437,7 @@ def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int])
         "x raw",
         "mean x raw",
     )
-    table = Table(*head, "peak MB", "copies")
+    table = Table(*head, "peak MB", "private MB", "copies")
     for model, contenders in measured.items():
         for name, each in contenders.items():
             table.add_row(
@@ -429,6 +451,7 @@ def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int])
                 f"{each.median / contenders['raw'].median:.1f}",
                 f"{each.mean / contenders['raw'].mean:.1f}",
                 ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(each.peak_mb.items())),
+                ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(each.private_mb.items())),
                 copies_of(each, measured.get("tiny", {}).get(name), bytes_of[model] / 1e6),
             )
     return table

@@ -16,6 +16,8 @@ from typing import Any
 from blake3 import blake3
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from polyclinic.common.wire.flower_messages import select_array_records, select_config_records
+
 FIELDS = "fields"
 """Name of the ConfigRecord that holds all small fields of a record."""
 SIGNATURE = "signature."
@@ -133,10 +135,10 @@ def list_record_fields(content: RecordDict) -> list[RecordField]:
     """List the fields of a record by their names in the Flower record; an array is named ``record/name``."""
     fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))
-        for name, record in sorted(content.array_records.items())
+        for name, record in sorted(select_array_records(content).items())
         for key, array in sorted(record.items())
     ]
-    for record in content.config_records.values():
+    for record in select_config_records(content).values():
         for key, value in sorted(record.items()):
             if key.startswith(SIGNATURE):
                 continue

@@ -36,6 +36,7 @@ from polyclinic.common.wire.bounds import (
     refuse_unprintable_names,
 )
 from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, WIDTH, read_small_fields
+from polyclinic.common.wire.flower_messages import select_array_records, select_config_records
 from polyclinic.common.wire.records import (
     FORMS,
     Arrays,
@@ -315,10 +316,10 @@ def count_payload_bytes(content: RecordDict) -> int:
     Flower's own ``count_bytes`` fails on an empty list (1.39).
     """
     size, words = 0, dict[str, Any]()
-    for record in content.array_records.values():
+    for record in select_array_records(content).values():
         for array in record.values():
             size += len(array.data)
-    for fields in content.config_records.values():
+    for fields in select_config_records(content).values():
         for name, value in fields.items():
             if name.startswith(SIGNATURE):
                 continue

@@ -7,7 +7,7 @@ sender 0, and the grid that sends it sets both. ``tests/test_flower_names.py`` l
 import time
 from typing import Any
 
-from flwr.app import DEFAULT_TTL, Error, Message, MessageType, Metadata, RecordDict
+from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, RecordDict
 
 AWAITS_APPROVAL, WAITING_FOR_APPROVAL = 205, "waiting for approval at the hospital"
 """Our error code and message of a site at which a person has to approve the request first."""
@@ -58,6 +58,20 @@ def make_message(content: RecordDict | Error, metadata: dict[str, Any]) -> Messa
     kind = "error" if isinstance(content, Error) else "content"
     made: Message = build(**{kind: content, "metadata": Metadata(**metadata)})
     return made
+
+
+def select_array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """Return the records with arrays by name.
+
+    Flower's own ``content.array_records`` makes a cycle of references: the arrays, as large as a model, would then stay
+    in memory until the next garbage collection.
+    """
+    return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+
+
+def select_config_records(content: RecordDict) -> dict[str, ConfigRecord]:
+    """Return the records with fields by name, without the cycle of ``content.config_records``."""
+    return {name: record for name, record in content.items() if isinstance(record, ConfigRecord)}
 
 
 def make_message_of_envelope(announced: Any) -> Message:

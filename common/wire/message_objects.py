@@ -37,7 +37,12 @@ from polyclinic.common.wire.fleet_protocol import (
     RecordDictFields,
     make_protobuf_message_classes,
 )
-from polyclinic.common.wire.flower_messages import METADATA_FIELDS, make_message, read_metadata
+from polyclinic.common.wire.flower_messages import (
+    METADATA_FIELDS,
+    make_message,
+    read_metadata,
+    select_array_records,
+)
 
 HASHERS = 2
 """Number of parts of an array that are hashed at the same time."""
@@ -223,7 +228,7 @@ def split_array_into_chunks(array: Array) -> Sequence[_Chunk]:
 
 def forget_array_chunks(content: RecordDict) -> None:
     """Delete the chunks that encoding has left at a message's arrays: as many bytes as the arrays have themselves."""
-    for record in content.array_records.values():
+    for record in select_array_records(content).values():
         for array in record.values():
             vars(array).pop(_CHUNKS, None)
 
@@ -380,7 +385,7 @@ def count_array_bytes(content: RecordDict) -> int:
     An array of packed numbers counts as float32, as which it is decoded.
     """
     weight = 0
-    for record in content.array_records.values():
+    for record in select_array_records(content).values():
         for array in record.values():
             weight += len(array.data) * NUMBERS_FROM_BYTES.get(array.dtype, 1) + PER_ARRAY
     return weight

@@ -52,7 +52,7 @@ class StreamingAggregator:
         sites: Names of the sites whose updates are expected.
         weighting: Rule for a site's weight in every mean.
         head_mean: Makes the object that averages head rows.
-        folder: Folder for files of updates that wait for updates of sites with earlier names.
+        storage: Where updates wait for updates of sites with earlier names.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class StreamingAggregator:
         sites: Iterable[str],
         weighting: Weighting,
         head_mean: HeadMean,
-        folder: Path | None = None,
+        storage: "UpdateStorage | None" = None,
     ) -> None:
         self._means, self._weighting = RunningUpdateMeans(model, head_mean), weighting
-        self._next, self._waiting = deque(sorted(sites)), StoredSiteUpdates(folder)
+        self._next, self._waiting = deque(sorted(sites)), StoredSiteUpdates(storage or UpdateStorage())
         self._weights: dict[str, float] = {}
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
@@ -106,11 +106,11 @@ class BufferedAggregator:
 
     Args:
         model: The model that the sites started from.
-        folder: Folder for files of updates that wait.
+        storage: Where updates wait.
     """
 
-    def __init__(self, method: Method, model: ModelState, folder: Path | None = None) -> None:
-        self._method, self._model, self._waiting = method, model, StoredSiteUpdates(folder)
+    def __init__(self, method: Method, model: ModelState, storage: "UpdateStorage | None" = None) -> None:
+        self._method, self._model, self._waiting = method, model, StoredSiteUpdates(storage or UpdateStorage())
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
         """Store the update of an accepted reply; return the reply without it."""
@@ -138,16 +138,16 @@ Aggregator = StreamingAggregator | BufferedAggregator
 
 
 def make_aggregator(
-    method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
+    method: Method, model: ModelState, sites: Collection[str], storage: "UpdateStorage", *, buffered: bool
 ) -> Aggregator:
     """Return the aggregator for a round: streaming, or buffered if a rule needs all updates of the round together.
 
     Args:
-        folder: Folder for files of updates that wait; None for the system's temporary folder.
+        storage: Where updates wait.
     """
     if buffered or method.site.parameters.mean is not None:
-        return BufferedAggregator(method, model, folder)
-    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean_class, folder)
+        return BufferedAggregator(method, model, storage)
+    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean_class, storage)
 
 
 # ---------------------------------------------------------------------- the rules
@@ -260,19 +260,32 @@ def add_sequential_site_update(
 
 
 IN_MEMORY = 2**29
-"""Largest number of bytes of updates in memory."""
+"""Largest number of bytes of updates in memory in a simulation, where a file would cost time and save little."""
+IN_MEMORY_OVER_NETWORK = 2**25
+"""The same over the network: so the coordinator's memory does not grow with the number of hospitals."""
+
+
+@dataclass(frozen=True)
+class UpdateStorage:
+    """Where updates wait until the round is complete.
+
+    Attributes:
+        folder: Folder of the file with updates for which there is no room in memory; None for the system's temporary
+            folder. The file has no name, so that a killed process leaves nothing.
+        in_memory: Largest number of bytes of updates in memory; None for :data:`IN_MEMORY`.
+    """
+
+    folder: Path | None = None
+    in_memory: int | None = None
 
 
 class StoredSiteUpdates(Mapping[str, ModelGroups]):
-    """Stored updates by site: in memory up to :data:`IN_MEMORY` bytes; the trunks of further updates are in a file.
+    """Stored updates by site: in memory as far as the storage allows; the trunks of further updates are in a file."""
 
-    Args:
-        folder: Folder of the file; None for the system's temporary folder.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._updates, self._bytes = folder, dict[str, ModelGroups](), 0
-        self._file, self._places = TrunkSpillFile(folder), dict[str, slice]()
+    def __init__(self, storage: UpdateStorage) -> None:
+        self._folder, self._updates, self._bytes = storage.folder, dict[str, ModelGroups](), 0
+        self._in_memory = IN_MEMORY if storage.in_memory is None else storage.in_memory
+        self._file, self._places = TrunkSpillFile(storage.folder), dict[str, slice]()
 
     def store_update(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
         """Store a site's update in memory, or the update's trunk on disk if memory is full.
@@ -283,7 +296,7 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
         if site in self._updates:
             self.pop_update(site)
         trunk = update.trunk
-        if trunk is not None and trunk.size and not briefly and self._bytes + trunk.nbytes > IN_MEMORY:
+        if trunk is not None and trunk.size and not briefly and self._bytes + trunk.nbytes > self._in_memory:
             place = self._file.append_trunk(trunk)
             if place is not None:
                 self._places[site], update = place, replace(update, trunk=None)

@@ -8,7 +8,6 @@ round evaluates the last model. Flower's own loop needs two exchanges in each ro
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -23,6 +22,7 @@ from polyclinic.common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply,
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.strategies.engine.aggregator import (
     Aggregator,
+    UpdateStorage,
     get_update_norm_limit,
     make_aggregator,
     update_global_model,
@@ -82,7 +82,7 @@ class Coordinator:
         claims: Returns the sites' limits, the order in which they were admitted, and the coordinator's lists of
             classes; None if nobody admits sites.
         processes: Returns the process of each node, which shows that a site was restarted; None in simulation.
-        scratch: Folder for updates that wait on disk; None for the system's temporary folder.
+        storage: Where a round's updates wait; None for memory and the system's temporary folder.
         frozen: The part of the model that is not trained; the plan names the hash of this part.
 
     Attributes:
@@ -107,11 +107,11 @@ class Coordinator:
         registered: Registered | None = None,
         claims: ClaimsBySite | None = None,
         processes: SiteProcesses | None = None,
-        scratch: Path | None = None,
+        storage: UpdateStorage | None = None,
         frozen: FrozenPart | None = None,
     ) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
-        self.callbacks, self._scratch = callbacks or RunCallbacks(), scratch
+        self.callbacks, self._storage = callbacks or RunCallbacks(), storage or UpdateStorage()
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
@@ -352,7 +352,7 @@ class Coordinator:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
         context, before, sites = self.requests.context, self.state.model, self.requests.expected
-        aggregator = make_aggregator(self.method, before, sites, self._scratch, buffered=self._buffered)
+        aggregator = make_aggregator(self.method, before, sites, self._storage, buffered=self._buffered)
         received = self.collect_checked_replies(replies, TrainReply, aggregator)
         validation = FederationValidation.from_replies(received.accepted)
         voters = {site: why for site, why in received.absent.items() if site not in self.uncounted_sites}

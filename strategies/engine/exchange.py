@@ -267,6 +267,7 @@ def send_and_receive(
             arrived = True
             if not reply.has_error():
                 yield reply
+            del reply  # a large one would stay in memory until the next one has come
         changed = (bool(unanswered.lost) and unanswered.resend_to_reconnected_sites(registered)) or arrived
         lost_are_needed = unanswered.good < enough <= unanswered.good + len(unanswered.lost)
         if not unanswered.pending and not lost_are_needed:
@@ -343,7 +344,9 @@ class UnansweredMessages:
                     self.lost[node] = message
             else:
                 self.good += 1
+            del received
             yield reply
+            del reply
 
     def resend_to_reconnected_sites(self, registered: Callable[[], Collection[int]] | None) -> bool:
         """Resend messages to sites that have reconnected, and stop waiting for sites that are no longer registered.
@@ -460,10 +463,8 @@ def check_exchange_replies(
     accepted: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     unfit: set[str] = set()
-    for message in replies:
-        site = names.get(message.metadata.src_node_id, "")
-        if site not in requests.expected:
-            continue
+
+    def check_reply(message: Message, site: str) -> None:
         record: Any
         record, reason = decode_reply(message, expected)
         if record is not None:
@@ -481,13 +482,19 @@ def check_exchange_replies(
             for layer in layers:
                 record = layer.on_reply(record)
             accepted[site] = record if aggregator is None else aggregator.collect_update(record)
-            continue
+            return
         absent[site] = reason
         if aggregator is not None:
             aggregator.skip_site(site)
         # Any other error comes from an honest site that cannot continue, or stands for a disconnected site.
         if message.has_content() or message.error.code == REFUSED_REPLY:
             unfit.add(site)
+
+    for message in replies:
+        site = names.get(message.metadata.src_node_id, "")
+        if site in requests.expected:
+            check_reply(message, site)
+        del message  # a large one would stay in memory until the next one has come
     ordered = dict(sorted(accepted.items(), key=itemgetter(0)))
     return ExchangeReplies(ordered, absent, sizes, frozenset(unfit))
 

@@ -16,7 +16,7 @@ from polyclinic.common.models.network import Head
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.wire.records import ModelGroups, TrainReply
 from polyclinic.strategies.engine import aggregator
-from polyclinic.strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
+from polyclinic.strategies.engine.aggregator import BufferedAggregator, StreamingAggregator, UpdateStorage
 from polyclinic.strategies.methods.surgical import OwnersMean
 from polyclinic.strategies.registry import build_strategy
 from tests.strategies.folds import aggregated
@@ -74,7 +74,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
+    together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, UpdateStorage(tmp_path / "not-there"))
     for site in SITES[::-1]:
         together.collect_update(REPLIES[site])
     assert bits(together.finish_update_means().add_means_to_model()) == bits(
@@ -85,7 +85,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 @pytest.mark.parametrize("in_memory", [0, 2])
 def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
-    waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
+    waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, UpdateStorage(tmp_path))
     for site in ("west", "east", "south", "north"):
         assert waiting.collect_update(REPLIES[site]).update == ModelGroups()
     waiting.skip_site("south")
@@ -120,7 +120,7 @@ def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.
 def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024, a common limit, the sites' connections need most."""
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
+    waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, UpdateStorage(tmp_path))
     replies = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for each in replies.values():
         waiting.collect_update(each)
@@ -141,7 +141,7 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
 
 def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    waiting = aggregator.StoredSiteUpdates(tmp_path)
+    waiting = aggregator.StoredSiteUpdates(UpdateStorage(tmp_path))
     waiting.store_update("north", REPLIES["north"].update)
     real = waiting._file._file
 
@@ -166,7 +166,7 @@ def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pyte
 
 
 def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = aggregator.StoredSiteUpdates(tmp_path)
+    waiting = aggregator.StoredSiteUpdates(UpdateStorage(tmp_path))
     for site, in_memory in (("north", 0), ("south", 2**20)):
         monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
         waiting.store_update("west", REPLIES[site].update)
@@ -176,7 +176,7 @@ def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch:
 
 def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    waiting = aggregator.StoredSiteUpdates(tmp_path)
+    waiting = aggregator.StoredSiteUpdates(UpdateStorage(tmp_path))
     for _ in range(3):
         for site in SITES:
             waiting.store_update(site, REPLIES[site].update)

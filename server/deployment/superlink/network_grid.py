@@ -71,8 +71,8 @@ LOST_SIGNAL = signal.SIGUSR1
 """Signal by which the heartbeat thread interrupts the thread that leads."""
 _log = logging.getLogger(__name__)
 POLL_S, LOOK_S = 0.1, 0.005
-AT_A_TIME = 4
-"""Replies returned by one call: the others stay in their files until these are aggregated."""
+AT_A_TIME, BYTES_AT_A_TIME = 4, 2**24
+"""Replies returned by one call, and bytes of all but the first: the others stay in files until these are aggregated."""
 CAME_WHILE_AWAY = "the process that led the run ended before it had noted this reply; the site was asked again"
 _REASONS = {
     NoReplyReason.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
@@ -311,9 +311,12 @@ class NetworkGrid(Grid):
         while not complete and not unannounced and time.monotonic() < until:
             time.sleep(LOOK_S)
             complete = self._find_finished_uploads(names)
-        replies = dict(itertools.islice(complete.items(), AT_A_TIME))
-        for name in replies:
-            del self._pending[name]
+        replies, size = dict[str, _IncompleteReply](), 0
+        for name, pending in itertools.islice(complete.items(), AT_A_TIME):
+            size += pending.size
+            if replies and size > BYTES_AT_A_TIME:
+                break
+            replies[name] = self._pending.pop(name)
         return [*errors, *(self._assemble_reply_message(pending) for pending in replies.values())]
 
     def receive_unrecorded_replies(self, run: str) -> Iterator[ReplyArrival]:
