@@ -417,11 +417,16 @@ def evaluate_models_at_site(
         list[Path] | None,
         typer.Option("--trust", metavar="FILE", help="A .pt2 file that may run programs of its author. Repeatable."),
     ] = None,
+    failures: Annotated[
+        int, typer.Option("--failures", min=0, help="Also a page of so many worst images of each class and kind.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Score models on this hospital's own test images, class by class. Nothing leaves, and nothing is trained.
 
     Example: flwr-client evaluate north runs/nih chexnet.toml --by sex
+
+    Example: flwr-client evaluate north runs/nih --failures 8
     """
     from polyclinic.client.site.site_file import read_site_with_faults
     from polyclinic.common.errors import raise_faults
@@ -434,19 +439,28 @@ def evaluate_models_at_site(
     groupings = [parse_grouping(text) for text in by or ()]
     trusted = frozenset(path.resolve() for path in trust or ())
     files = [find_model_file(path, trusted) for path in models]
+    from polyclinic.client.evaluation.failures import FAILURES_PAGE, write_failures_page
     from polyclinic.client.evaluation.site import evaluate_at_site
     from polyclinic.common.evaluation.page import write_evaluation_folder
     from polyclinic.common.evaluation.results import format_for_terminal, make_json
 
     tell = make_event_printer(EscapingConsole(stderr=True))
-    evaluation = evaluate_at_site(folder, files, groupings, every=every, tell=tell)
+    at_site = evaluate_at_site(folder, files, groupings, every=every, tell=tell)
+    evaluation, destination = at_site.evaluation, out or folder / "evaluation"
     title = f"Models on images of {evaluation.data[0].name}"
-    page = write_evaluation_folder(evaluation, out or folder / "evaluation", title, private=True)
+    page = write_evaluation_folder(evaluation, destination, title, private=True)
+    failures_page = destination / FAILURES_PAGE
+    if failures:
+        write_failures_page(failures_page, at_site.data, evaluation.scored[0], at_site.spec, failures)
+    else:
+        failures_page.unlink(missing_ok=True)  # of an earlier evaluation
     if as_json:
         print(format_as_json_text(make_json(evaluation), indent=2))
         return
     console.print(format_for_terminal(evaluation))
     _plain(f"{page}: {_OWN_FIGURES}")
+    if failures:
+        _plain(f"{failures_page}: {_PRIVATE_PAGE}")
 
 
 @app.command("status")

@@ -1,12 +1,12 @@
 """``flwr-client evaluate``: score models on this hospital's own images. Nothing leaves, and nothing is trained."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyclinic.client.site.settings import choose_training_device, load_site_data, read_site_settings
 from polyclinic.client.site.site_file import SiteSettings
-from polyclinic.common.evaluation.evaluation import Evaluation, evaluate_models
+from polyclinic.common.evaluation.evaluation import DataToScore, Evaluation, evaluate_models
 from polyclinic.common.evaluation.foreign import ModelFile
 from polyclinic.common.evaluation.groups import Grouping
 from polyclinic.common.evaluation.models import open_models
@@ -23,6 +23,15 @@ ALL_IMAGES = (
 )
 
 
+@dataclass(frozen=True)
+class SiteEvaluation:
+    """An evaluation at a site, with the images that were scored and the settings of their data."""
+
+    evaluation: Evaluation
+    data: DataToScore
+    spec: DataSpec
+
+
 def evaluate_at_site(
     folder: Path,
     files: Sequence[ModelFile],
@@ -30,7 +39,7 @@ def evaluate_at_site(
     *,
     every: bool,
     tell: Callable[[str], None],
-) -> Evaluation:
+) -> SiteEvaluation:
     """Score models on a site's own images, without patients who opted out.
 
     Args:
@@ -62,7 +71,7 @@ def evaluate_at_site(
         caution=ALL_IMAGES if every else "",
     )
     data = replace(data, about=" ".join(about.values()))
-    return evaluate_models(models, [data], groupings, tell)
+    return SiteEvaluation(evaluate_models(models, [data], groupings, tell), data, settings.file.data)
 
 
 def _load_images(

@@ -95,6 +95,7 @@ class Evaluation:
     Attributes:
         cautions: Sentences that stand first in the terminal and on the page.
         columns: Columns of the subgroups.
+        scored: The scores of each data set's images. They are on no page of figures and in no file.
     """
 
     models: tuple[ScoredModel, ...]
@@ -103,6 +104,7 @@ class Evaluation:
     class_names: tuple[str, ...]
     cautions: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    scored: tuple[ScoredImages, ...] = ()
 
 
 def evaluate_models(
@@ -167,6 +169,7 @@ def evaluate_models(
         class_names=tested,
         cautions=(*dict.fromkeys(each.caution for each in data if each.caution), *_warn_about_origin(models)),
         columns=tuple(grouping.column for grouping in groupings),
+        scored=tuple(scored),
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,39 @@ def test_files_are_for_the_owner_alone_and_csv_has_the_figures_of_json(
         assert float(row["auroc"]) == pytest.approx(of_json["auroc"], abs=1e-6)
         assert int(row["positives"]) == of_json["positives"]
     assert evaluate(hospital, out, models / "run").code == 2  # nothing is written over
+
+
+def test_failures_are_the_worst_images_of_each_class_on_a_page_of_their_own(
+    hospital: Hospital, models: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ended = evaluate(hospital, out, models / "run", models / "third.toml", "--failures", 2)
+    assert ended.code == 0, ended.err
+    assert "Delete it when you have looked" in ended.out
+    page = out / "failures.html"
+    assert page.stat().st_mode & 0o777 == 0o600
+    html = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"<h2 .*?: (run|third)</h2>", html)) == 3  # two classes of the run, one of the third
+    assert html.count("<img ") == 3 * 2 * 2
+    images = test_images_of(hospital)
+    scores = compute_picture_probabilities(load_model(models / "run"), images)[:, CLASSES.index("Effusion")]
+    labels = images.labels[:, images.class_names.index("Effusion")]
+    assert images.lines is not None
+    by_score = np.argsort(scores, kind="stable")
+    missed, alarms = by_score[labels[by_score] == 1][:2], by_score[labels[by_score] == 0][-1:-3:-1]
+    worst = [*missed, *alarms]
+    (section,) = [part for part in html.split("<section>") if "Effusion: run</h2>" in part]
+    shown = re.findall(r'alt="(.*?)"', section)
+    assert shown == [hospital.table[images.lines[row] - 2]["image"] for row in worst]
+    # The figures can be passed on: no name of an image is among them.
+    assert "data:image" not in (out / "evaluation.html").read_text(encoding="utf-8")
+    assert shown[0] not in (out / "evaluation.json").read_text(encoding="utf-8")
+
+
+def test_the_page_of_an_earlier_evaluation_does_not_stay_beside_new_figures(hospital: Hospital, models: Path) -> None:
+    for options, is_there in ((("--failures", 1), True), ((), False)):
+        assert flwr_client("evaluate", hospital.folder, models / "run", *options).code == 0
+        assert (hospital.folder / "evaluation" / "failures.html").exists() == is_there
 
 
 def test_models_that_cannot_be_scored_are_refused_before_images_are_read(hospital: Hospital, tmp_path: Path) -> None:

@@ -273,11 +273,12 @@ def evaluate_an_existing_model(study: Study) -> None:
     assert trained.code == 0, trained.err
     north = study.sites["north"].folder
     before = (north / "state" / "audit.jsonl").read_bytes()
-    ended = flwr_client("evaluate", north, model, "--by", "sex", "--out", study.folder / "at-north")
+    ended = flwr_client("evaluate", north, model, "--by", "sex", "--failures", 4, "--out", study.folder / "at-north")
     assert ended.code == 0, ended.err
     scored = json.loads((study.folder / "at-north" / "evaluation.json").read_text(encoding="utf-8"))
     assert {row["class"] for row in scored["figures"]} == {"Large", "Round"}
     assert scored["data"][0]["images"] == len(list_patients(study.sites["north"])["test"])
+    assert (study.folder / "at-north" / "failures.html").read_text(encoding="utf-8").count("<img ") == 2 * 2 * 4
     assert (north / "state" / "audit.jsonl").read_bytes() == before
 
 
