@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -179,6 +180,7 @@ def _strip_id_prefix_and_extension(name: str) -> str:
     return _TAG.sub("", lower) if lower[:1] in "acfimnps" or not lower[:1].isalnum() else lower
 
 
+@lru_cache(maxsize=1 << 14)  # a thousand sites have the same few names
 def make_class_spelling_key(name: str) -> str:
     """Return a comparison key for names of classes and hospitals, which is equal for names of the same letters.
 

@@ -4,6 +4,7 @@ The sample depends only on the run's seed and the round. So a run that is killed
 the network and the simulation ask the same sites.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,7 +45,9 @@ from polyclinic.strategies.engine.class_words import (
 from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
 from polyclinic.strategies.engine.exchange import (
     FIRST_POLL_S,
+    MOST_MISSING_REPORTED_EACH_TIME,
     NODE_UNAVAILABLE,
+    REPORT_INTERVAL_S,
     REVOKED,
     decode_reply,
     push_flower_messages,
@@ -217,7 +220,7 @@ class RollCaller:
     def receive_roll_call_answers(self) -> list[RunMember]:
         """Receive the answers that have arrived since the last call; return the sites that became members."""
         new = []
-        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+        for reply in self.grid.pull_messages(self._asked.keys()) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
             if reply.has_error() and reply.error.code in (NODE_UNAVAILABLE, REVOKED):
@@ -243,7 +246,9 @@ class RollCaller:
 
         Without this, a hospital with a renewed key would be a second site of the same name.
         """
-        registered = self.registered() if self.registered else self.members
+        if self.registered is None:
+            return
+        registered = self.registered()
         for node, member in list(self.members.items()):
             if member.answer.site == site and node not in registered:
                 del self.members[node]
@@ -329,19 +334,26 @@ class RollCaller:
         """
         deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
         reported: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        looked_at = -math.inf
         while (remaining_s := deadline - time.monotonic()) > 0:
-            self.send_roll_call(remaining_s)
+            # A look goes over all sites: one after each of n answers would take n squared steps.
+            looks = len(self._asked) <= MOST_MISSING_REPORTED_EACH_TIME
+            if looks or time.monotonic() - looked_at >= REPORT_INTERVAL_S:
+                self.send_roll_call(remaining_s)
+                looks, looked_at = True, time.monotonic()
             new_members = self.receive_roll_call_answers()
-            awaiting = self.site_names_awaiting_approval
-            answers = len(self.members) + len(self.refused) - len(awaiting)
-            if len(self.members) >= expected or (answers >= expected and not self._asked):
+            if len(self.members) >= expected:
                 self._asked.clear()  # the others are asked again as late joiners
                 break
-            if deadline_s - remaining_s >= SHOWN_AFTER_S:
-                missing = self.missing_site_names
-                if (missing, awaiting) != reported:
-                    on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s, awaiting))
-                reported = missing, awaiting
+            if looks or not self._asked:
+                awaiting = self.site_names_awaiting_approval
+                if not self._asked and len(self.members) + len(self.refused) - len(awaiting) >= expected:
+                    break
+                if deadline_s - remaining_s >= SHOWN_AFTER_S:
+                    missing = self.missing_site_names
+                    if (missing, awaiting) != reported:
+                        on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s, awaiting))
+                    reported = missing, awaiting
             if not new_members:
                 pause_s = sleep_between_polls(pause_s)
         self.stop_waiting_for_answers(deadline_s)

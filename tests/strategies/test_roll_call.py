@@ -1,10 +1,12 @@
 """The roll call against sites that answer by script: who is in, who is told what, who is missing and why."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from flwr.app import Message
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import Fault
@@ -294,3 +296,28 @@ def test_a_masked_run_leaves_out_a_site_whose_wire_version_shares_secrets_in_ano
     assert fault.site == "north"
     assert "site north: has release 0.1.0: secure aggregation needs wire version 17" in str(fault)
     assert str(fault).endswith(f"Install release {__version__} there.")
+
+
+class CountingGrid(ScriptedGrid):
+    """Counts how often it is asked which sites are connected, and hands out one reply at a time."""
+
+    looks = 0
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return list(self.sites)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return super().pull_messages(itertools.islice(message_ids, 1))
+
+    def to(self, node: int) -> list[Message]:
+        return []
+
+
+def test_hundreds_of_answers_that_come_one_by_one_take_no_look_at_all_sites_each(clock: Clock) -> None:
+    names = {node: f"site {node}" for node in range(300)}
+    grid: Any = CountingGrid({node: Site([Answer(0, present(name))]) for node, name in names.items()}, clock)
+    roll = RollCaller(grid, CALL)
+    called(roll, len(names))
+    assert len(roll.members) == len(names)
+    assert grid.looks <= 110  # one for each of the last hundred, and the first ones
