@@ -17,7 +17,7 @@ from polyclinic.common.system.toml import TomlSection, read_toml, validate_table
 from polyclinic.common.vocabulary import LONGEST_NAME, VocabularyTable
 from polyclinic.data.base.names import Name
 
-Attribute = Literal["sex", "age", "year", "device", "intensity"]
+Attribute = Literal["sex", "age", "year", "device", "intensity", "size"]
 ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
 CROSSED: tuple[Attribute, ...] = ("sex", "age", "year", "device")
 """Attributes by which classes are counted, too."""
@@ -32,6 +32,7 @@ MENU: Mapping[str, str] = MappingProxyType(
         "year": "all by year of the image",
         "device": "all by device",
         "intensity": "all by mean grey value, in eight bins",
+        "size": "all by the shorter side of the picture in its file, in pixels",
     }
 )
 """Name of each table -> what it counts."""
@@ -42,6 +43,9 @@ AGE_BANDS = (*(f"{low}-{low + 9}" for low in range(0, 90, 10)), "90+", NOT_STATE
 SEXES = ("female", "male", NOT_STATED)
 INTENSITY_BINS = tuple(f"{low}-{low + 31}" for low in range(0, 256, 32))
 """Mean grey value of the image as the network receives it, 0 black to 255 white."""
+SIZE_LIMITS = (256, 512, 1024)
+SIZES = ("below 256", "256-511", "512-1023", "1024 and more", NOT_STATED)
+"""Pixels of the shorter side, divided at :data:`SIZE_LIMITS`."""
 FIRST_COUNTED_YEAR, LAST_COUNTED_YEAR = 1990, 2049
 YEARS = (
     f"before {FIRST_COUNTED_YEAR}",
@@ -49,7 +53,7 @@ YEARS = (
     NOT_STATED,
 )
 FIXED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"sex": SEXES, "age": AGE_BANDS, "year": YEARS, "intensity": INTENSITY_BINS}
+    {"sex": SEXES, "age": AGE_BANDS, "year": YEARS, "intensity": INTENSITY_BINS, "size": SIZES}
 )
 """Attribute -> its values, in order. The names of devices are each hospital's own."""
 NO_CLASS = "no class"

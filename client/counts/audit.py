@@ -31,7 +31,7 @@ MOVING_ROWS = (12, 32)
 """Combinations of classes that a search moves: in the first attempt, and in the second."""
 COMBINATIONS_AT_A_TIME = 12
 """Hidden combinations of classes in one system."""
-SHORT_LISTS = ("sex", "age", "intensity")
+SHORT_LISTS = ("sex", "age", "intensity", "size")
 """Attributes whose values everybody knows, also those of nobody here."""
 
 Target = tuple[Column, str, str]

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,12 @@ from polyclinic.client.site.site import Site
 from polyclinic.common.counts import TABLES
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import write_atomically
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.picture_header import PictureHeader, read_picture_headers
 
 FOLDER, FILE, FORMAT = "counts", "sheet.json", 1
+HEADER_TABLES = frozenset({"size", "device", "class_by_device"})
+"""Tables for which the headers of files are read."""
 KEY_BYTES, FINGERPRINT_CHARACTERS = 32, 24
 
 
@@ -118,9 +122,20 @@ def _get_counted_data(site: Site) -> CountedData:
     if "counts" not in cache:
         # The ledger charges the patients of these two parts.
         parts = [site.train, site.validation] if is_noisy else [site.train, site.validation, site.test]
-        cache["counts"] = count_data_of_images(parts, with_intensity="intensity" in site.policy.counts)
+        headers = _read_headers(site, parts) if HEADER_TABLES.intersection(site.policy.counts) else []
+        with_intensity = "intensity" in site.policy.counts
+        cache["counts"] = count_data_of_images(parts, with_intensity=with_intensity, headers=headers)
     data: CountedData = cache["counts"]
     return data
+
+
+def _read_headers(site: Site, parts: Sequence[ImageSet]) -> list[PictureHeader]:
+    """Return the header of each image's file; empty where the site's pictures are no files."""
+    if site.find_picture_files is None or any(part.lines is None for part in parts):
+        return []
+    files = site.find_picture_files()
+    lines = [int(line) for part in parts if part.lines is not None for line in part.lines]
+    return read_picture_headers([files.get(line) for line in lines])
 
 
 def _list_settings(site: Site, data: CountedData, price: NoisySheetPrice | None) -> dict[str, Any]:

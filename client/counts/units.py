@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,14 @@ from polyclinic.common.counts import (
     NOT_STATED,
     PRESENT,
     SEXES,
+    SIZE_LIMITS,
+    SIZES,
     TOGETHER,
     UNKNOWN,
 )
 from polyclinic.data.base.attributes import UNKNOWN_NUMBER, ImageAttributes, concatenate_attributes
 from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.picture_header import PictureHeader
 
 CellKey = tuple[str, str, str, str]
 """Table, class, state and value of a count."""
@@ -81,16 +84,28 @@ class CountedData:
         return tuple(table for name in lacking for table in (name, *([f"class_by_{name}"] if name in CROSSED else [])))
 
 
-def count_data_of_images(parts: Sequence[ImageSet], *, with_intensity: bool) -> CountedData:
+def count_data_of_images(
+    parts: Sequence[ImageSet], *, with_intensity: bool, headers: Sequence[PictureHeader] = ()
+) -> CountedData:
     """Return the patients and images of a hospital.
 
     Args:
         parts: The parts of the data, which have the same classes.
         with_intensity: True to read all pictures for the table of mean grey values.
+        headers: The header of each image's file; empty where pictures are no files. Devices come from them if the
+            hospital names no column of devices.
     """
     attributes = concatenate_attributes([part.attributes or ImageAttributes.make_unstated(len(part)) for part in parts])
     labels = np.concatenate([part.labels for part in parts])
+    devices = [header.device for header in headers]
+    if "device" not in attributes.columns and any(devices):
+        columns = (*attributes.columns, "device")
+        attributes = replace(attributes, device=np.array(devices, np.str_), columns=columns)
     places, values = _find_attribute_values(attributes)
+    if headers:
+        sides = np.array([header.shorter_side for header in headers])
+        places["size"] = np.where(sides > 0, np.digitize(sides, SIZE_LIMITS), len(SIZES) - 1).astype(np.intp)
+        values["size"] = SIZES
     if with_intensity:
         means = np.concatenate([compute_mean_grey_values(part) for part in parts])
         places["intensity"] = np.minimum(means // 32, len(INTENSITY_BINS) - 1).astype(np.intp)

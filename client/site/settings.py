@@ -1,6 +1,6 @@
 """Reads a site from its folder: first ``site.toml``, with all faults reported at once, then images and labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets
 from polyclinic.data.base.pixel_form import make_pixel_form
-from polyclinic.data.base.spec import SPLIT_SEED
+from polyclinic.data.base.spec import SPLIT_SEED, FolderDatasetSpec
 from polyclinic.data.base.splits import (
     assign_images_to_parts,
     divide_splits_again,
@@ -238,7 +238,21 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
             drops_color=splits.train.drops_color,
             white_of_dark=splits.train.white_of_dark,
         ),
+        find_picture_files=_make_picture_file_finder(settings),
     )
+
+
+def _make_picture_file_finder(settings: SiteSettings) -> Callable[[], Mapping[int, Path]] | None:
+    data = settings.file.data
+    if not isinstance(data, FolderDatasetSpec):
+        return None
+
+    def find_picture_files() -> Mapping[int, Path]:
+        from polyclinic.data.tables.labels import find_files_by_line  # only counts of sizes and devices need it
+
+        return find_files_by_line(data, settings.folder)
+
+    return find_picture_files
 
 
 def _make_site_approvals(settings: SiteSettings) -> "SiteApprovals":

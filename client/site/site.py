@@ -75,6 +75,7 @@ class Site:
         stated_counts: The numbers of training images of each run's roll call; None for a command that only looks.
         approvals: Decides whether people here have approved a request; None if the policy asks for no approval.
         authority: Certificate of the coordinator's authority, from the kit; None in simulation.
+        find_picture_files: Returns line of the label table -> picture file; None where pictures are no files.
         original: The site with its own words, of which this is a copy with the study's classes, see
             :meth:`name_classes_by`; None for that site itself. Both share the images in memory.
     """
@@ -101,6 +102,7 @@ class Site:
     stated_counts: StatedImageCounts | None = None
     approvals: "SiteApprovals | None" = None
     authority: "x509.Certificate | None" = None
+    find_picture_files: Callable[[], Mapping[int, Path]] | None = None
     original: "Site | None" = None
 
     def name_classes_by(self, vocabulary: Vocabulary | None) -> "Site":

@@ -411,6 +411,20 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     return replace(table.select_rows(present), missing=len(distinct) - len(present))
 
 
+def find_files_by_line(spec: FolderDatasetSpec, base: Path) -> dict[int, Path]:
+    """Return line of a hospital's own table -> the picture file that it names, for the files that exist.
+
+    Raises:
+        BadInput: If the table or the folder cannot be read.
+    """
+    columns, folder, faults = read_table_and_find_folder(spec, base)
+    raise_faults(faults)
+    names = columns.get_column(spec.image_column)
+    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
+    files, is_present, _ = find_picture_files(files, spec)
+    return {int(columns.lines[row]): files[row] for row in np.flatnonzero(is_present).tolist()}
+
+
 def _find_distinct_image_rows(
     table: LabelTable, lines: NDArray[np.int32], is_present: NDArray[np.bool_]
 ) -> tuple[NDArray[np.intp], list[Fault]]:

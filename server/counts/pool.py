@@ -258,7 +258,7 @@ class CountResult:
         if reply.refused:
             texts.append(f"does not allow {', '.join(reply.refused)}")
         if reply.missing:
-            texts.append(f"has no column for {', '.join(reply.missing)}")
+            texts.append(f"has no data for {', '.join(reply.missing)}")
         several = [name for name, words in self.sites[site].words.items() if len(words) > 1]
         if several:
             texts.append(f"has several words for {', '.join(several)}, whose counts cannot be added")

@@ -116,7 +116,10 @@ def test_noise_is_drawn_once_and_charged_once_and_questions_after_that_are_free(
     first = asked(site)
     # 3 classes in two tables, and one line of sex: 7 cells of each patient.
     assert first.noise > 0
-    assert (first.allowed, first.refused[-2:]) == (("class", "class_by_sex", "sex"), ("device", "intensity"))
+    assert (first.allowed, first.refused[-3:]) == (
+        ("class", "class_by_sex", "sex"),
+        ("device", "intensity", "size"),
+    )
     assert first.images == ()
     random = np.random.default_rng(0)
     for number in range(20):

@@ -1,0 +1,64 @@
+"""Size and device of a picture by its file's header, without decoding it. Only counts use them."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.images.headers import (
+    convert_dicom_keywords_to_tags,
+    read_dicom_elements,
+    refuse_large_dicom_elements,
+)
+from polyclinic.data.images.reading import is_dicom_file, open_png_or_jpeg, read_first_bytes
+from polyclinic.data.images.store import IN_MEMORY
+
+LONGEST_DEVICE = 64
+"""Most characters of a device's name."""
+_TAGS = convert_dicom_keywords_to_tags("Manufacturer", "ManufacturerModelName", "Rows", "Columns")
+
+
+@dataclass(frozen=True)
+class PictureHeader:
+    """What a file's header says of its picture.
+
+    Attributes:
+        shorter_side: Pixels of the shorter side; 0 if not known.
+        device: Manufacturer and model by a DICOM header; empty if it states none.
+    """
+
+    shorter_side: int = 0
+    device: str = ""
+
+
+UNKNOWN_HEADER = PictureHeader()
+
+
+def read_picture_headers(files: Sequence[Path | None]) -> list[PictureHeader]:
+    """Read the headers of several files in parallel, in the order of the files; None is a picture without a file."""
+    with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
+        return list(pool.map(read_picture_header, files))
+
+
+def read_picture_header(file: Path | None) -> PictureHeader:
+    """Read the header of a PNG, JPEG or DICOM file; of other files and damaged ones nothing is known."""
+    if file is None:
+        return UNKNOWN_HEADER
+    try:
+        if is_dicom_file(read_first_bytes(file)):
+            return _read_dicom_picture_header(file)
+        with open_png_or_jpeg(file) as image:
+            return PictureHeader(min(image.size))
+    except Exception:  # of any reader on a broken file; such a file counts as not stated
+        return UNKNOWN_HEADER
+
+
+def _read_dicom_picture_header(file: Path) -> PictureHeader:
+    with file.open("rb") as opened:
+        head = read_dicom_elements(opened, _TAGS)
+    refuse_large_dicom_elements(head, _TAGS, LARGEST_MB)
+    maker, model = (str(head.get(name) or "").strip() for name in ("Manufacturer", "ManufacturerModelName"))
+    device = model if model.casefold().startswith(maker.casefold()) else f"{maker} {model}".strip()
+    return PictureHeader(min(int(head.Rows), int(head.Columns)), make_printable_line(device)[:LONGEST_DEVICE])
