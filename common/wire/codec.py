@@ -36,7 +36,11 @@ from polyclinic.common.wire.bounds import (
     refuse_unprintable_names,
 )
 from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, WIDTH, read_small_fields
-from polyclinic.common.wire.flower_messages import select_array_records, select_config_records
+from polyclinic.common.wire.flower_messages import (
+    make_array_of_view,
+    select_array_records,
+    select_config_records,
+)
 from polyclinic.common.wire.records import (
     FORMS,
     Arrays,
@@ -154,8 +158,7 @@ class _ModelGroupsField:
     ) -> None:
         if (trunk := value.trunk) is not None:
             if id(trunk) not in written:
-                array = Array(dtype=value.form, shape=trunk.shape, stype=RAW, data=pack_numbers(trunk, value.form))
-                written[id(trunk)] = (trunk, array)
+                written[id(trunk)] = (trunk, make_packed_array(trunk, value.form))
             content[name] = trunk_record = ArrayRecord()  # which would copy an array that it is made from
             trunk_record[_TRUNK] = written[id(trunk)][1]
         if value.norm is not None:
@@ -379,6 +382,18 @@ def pack_numbers(values: Float32, form: Form) -> bytes:
         exponents = _compute_block_exponents(values)
         return exponents.tobytes() + _quantise_to_int8(values, exponents).tobytes()
     return np.ascontiguousarray(values, "<f4").tobytes()
+
+
+def make_packed_array(values: Float32, form: Form) -> Array:
+    """Return a Flower array of numbers in the format ``form``; only as float32 they may have several dimensions.
+
+    An array of float32 is a read-only view of the numbers, which must not be changed while it is in use: a copy of a
+    large model would take time and memory for each message.
+    """
+    if form != "float32":
+        return Array(dtype=form, shape=values.shape, stype=RAW, data=pack_numbers(values, form))
+    data = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8).data.toreadonly()
+    return make_array_of_view(form, values.shape, RAW, data)
 
 
 def unpack_numbers(data: bytes, n: int, form: Form) -> Float32:

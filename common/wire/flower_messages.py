@@ -5,9 +5,9 @@ sender 0, and the grid that sends it sets both. ``tests/test_flower_names.py`` l
 """
 
 import time
-from typing import Any
+from typing import Any, cast
 
-from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, RecordDict
+from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, RecordDict
 
 AWAITS_APPROVAL, WAITING_FOR_APPROVAL = 205, "waiting for approval at the hospital"
 """Our error code and message of a site at which a person has to approve the request first."""
@@ -58,6 +58,13 @@ def make_message(content: RecordDict | Error, metadata: dict[str, Any]) -> Messa
     kind = "error" if isinstance(content, Error) else "content"
     made: Message = build(**{kind: content, "metadata": Metadata(**metadata)})
     return made
+
+
+def make_array_of_view(dtype: str, shape: tuple[int, ...], stype: str, data: bytes | memoryview) -> Array:
+    """Return a Flower array whose data may also be a view of bytes, which Flower's constructor refuses."""
+    array = Array(dtype=dtype, shape=shape, stype=stype, data=b"")
+    array.data = cast(bytes, data)  # all that reads it takes any buffer
+    return array
 
 
 def select_array_records(content: RecordDict) -> dict[str, ArrayRecord]:

@@ -21,7 +21,7 @@ each. ``tests/common/test_message_objects.py`` compares the bytes with those of 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,7 @@ from polyclinic.common.wire.fleet_protocol import (
 )
 from polyclinic.common.wire.flower_messages import (
     METADATA_FIELDS,
+    make_array_of_view,
     make_message,
     read_metadata,
     select_array_records,
@@ -241,9 +242,18 @@ def _encode_chunk(part: memoryview) -> _Chunk:
 # ---------------------------------------------------------------------- decoding
 
 Contents = Mapping[str, bytes | memoryview]
+JoinChunks = Callable[[Sequence[memoryview]], bytes | memoryview]
+"""Joins the chunks of an array."""
 
 
-def decode_message_objects(message_id: str, contents: Contents, most: float) -> Message:
+def join_chunks_in_memory(chunks: Sequence[memoryview]) -> bytes:
+    """Return the bytes of all chunks."""
+    return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
+
+
+def decode_message_objects(
+    message_id: str, contents: Contents, most: float, join: JoinChunks = join_chunks_in_memory
+) -> Message:
     """Decode a received message from its objects.
 
     An array can contain the same chunk many times, and a record the same array, although the sender transferred it
@@ -253,6 +263,7 @@ def decode_message_objects(message_id: str, contents: Contents, most: float) -> 
         message_id: Id of the message, which is the id of its root object.
         contents: Object id -> content.
         most: Maximum bytes of all arrays, see :func:`count_array_bytes`.
+        join: Joins the chunks of an array, which may be in a file then.
 
     Raises:
         MessageTooLarge: If the arrays have more bytes, other objects more than :data:`MOST_SMALL_BYTES`, or there are
@@ -263,7 +274,7 @@ def decode_message_objects(message_id: str, contents: Contents, most: float) -> 
     if small > MOST_SMALL_BYTES:  # before anything is decoded
         raise MessageTooLarge(f"message {message_id[:8]} has more than {format_bytes(MOST_SMALL_BYTES)} of fields")
     try:
-        return _Decoder(contents, most).decode_message(message_id)
+        return _Decoder(contents, most, join).decode_message(message_id)
     except MessageTooLarge:
         raise
     except Exception as error:  # as the other side has written it: JSON, protobuf and Flower raise a dozen kinds
@@ -292,8 +303,8 @@ def _decode_value(value: Any) -> Any:
 class _Decoder:
     """Decodes the objects of one message, of fixed kinds at each level, so that no tree can be deeper than ours."""
 
-    def __init__(self, contents: Contents, most: float) -> None:
-        self._contents, self._most, self._room = contents, most, most
+    def __init__(self, contents: Contents, most: float, join: JoinChunks) -> None:
+        self._contents, self._join, self._most, self._room = contents, join, most, most
         self._arrays: dict[str, tuple[Array, int]] = {}  # an array of several names is made once
 
     def decode_message(self, message_id: str) -> Message:
@@ -317,8 +328,10 @@ class _Decoder:
     def _decode_record(self, object_id: str) -> ArrayRecord | ConfigRecord | MetricRecord:
         kind, children, body = self._split_object(object_id, "ArrayRecord", "ConfigRecord", "MetricRecord")
         if kind == "ArrayRecord":
-            names = _read_names_of_children(kind, children, body)
-            return ArrayRecord({name: self._decode_array(child) for name, child in names.items()})
+            arrays = ArrayRecord()  # which would copy arrays that it is made from, and refuse views
+            for name, child in _read_names_of_children(kind, children, body).items():
+                arrays[name] = self._decode_array(child)
+            return arrays
         if children:
             raise ValueError(f"a {kind} has no children")
         values = decode_record_values(body)
@@ -339,8 +352,7 @@ class _Decoder:
         joined = sum(map(len, chunks)) * NUMBERS_FROM_BYTES.get(about["dtype"], 1) + PER_ARRAY
         size = max(joined, sum(max(len(chunk), PER_ARRAY) for chunk in chunks))
         self._take_room(size)  # before anything is made of the chunks
-        data = bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
-        array = Array(dtype=about["dtype"], shape=tuple(about["shape"]), stype=about["stype"], data=data)
+        array = make_array_of_view(about["dtype"], tuple(about["shape"]), about["stype"], self._join(chunks))
         self._arrays[object_id] = array, size
         return array
 

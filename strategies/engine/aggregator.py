@@ -5,6 +5,7 @@ names, so that the result has the same bits in any order of arrival. An audit re
 functions.
 """
 
+import mmap
 import os
 import tempfile
 import weakref
@@ -263,6 +264,8 @@ IN_MEMORY = 2**29
 """Largest number of bytes of updates in memory in a simulation, where a file would cost time and save little."""
 IN_MEMORY_OVER_NETWORK = 2**25
 """The same over the network: so the coordinator's memory does not grow with the number of hospitals."""
+MOST_OPEN_FILES = 256
+"""Most updates of which each is mapped from a file of its own; a process may often open 1,024 files."""
 
 
 @dataclass(frozen=True)
@@ -290,13 +293,17 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
     def store_update(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
         """Store a site's update in memory, or the update's trunk on disk if memory is full.
 
+        A trunk that came as a view of a mapped file takes no memory and stays there, as far as files may be open.
+
         Args:
             briefly: True if the update is removed again at once; then it stays in memory in any case.
         """
         if site in self._updates:
             self.pop_update(site)
         trunk = update.trunk
-        if trunk is not None and trunk.size and not briefly and self._bytes + trunk.nbytes > self._in_memory:
+        size = _count_trunk_bytes(update)
+        fits = self._bytes + size <= self._in_memory if size else len(self._updates) < MOST_OPEN_FILES
+        if trunk is not None and trunk.size and not briefly and not fits:
             place = self._file.append_trunk(trunk)
             if place is not None:
                 self._places[site], update = place, replace(update, trunk=None)
@@ -325,7 +332,16 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
 
 def _count_trunk_bytes(update: ModelGroups) -> int:
     """Return the size of an update's trunk in bytes; 0 where the trunk is on disk."""
-    return 0 if update.trunk is None else update.trunk.nbytes
+    trunk = update.trunk
+    return 0 if trunk is None or is_mapped_from_file(trunk) else trunk.nbytes
+
+
+def is_mapped_from_file(array: Array) -> bool:
+    """Return True if an array is a view of a file that is mapped into memory, and so takes no memory of its own."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, mmap.mmap)
 
 
 class TrunkSpillFile:

@@ -41,7 +41,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
@@ -53,6 +53,7 @@ from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
 from polyclinic.common.system.files import Parts
 from polyclinic.common.system.toml import TomlSection
+from polyclinic.common.wire.codec import make_packed_array
 from polyclinic.common.wire.records import Arrays, Form, ModelGroups, make_empty_arrays, select_arrays_with_prefix
 from polyclinic.strategies.aggregation.bounds import Lengths
 from polyclinic.strategies.aggregation.means import sum_in_order
@@ -506,8 +507,11 @@ def deserialize_federation_state(content: bytes) -> FederationState:
 
 
 def make_model_array_record(model: ModelState) -> ArrayRecord:
-    """Return the global model as Flower's ``ArrayRecord``, with one array for each part of the model."""
-    return ArrayRecord({name: Array(array) for name, array in ModelGroups.from_model(model).to_named_arrays().items()})
+    """Return the global model as Flower's ``ArrayRecord``: a read-only view of each of the model's arrays."""
+    record = ArrayRecord()  # which would copy arrays that it is made from
+    for name, array in ModelGroups.from_model(model).to_named_arrays().items():
+        record[name] = make_packed_array(array, "float32")
+    return record
 
 
 def is_state_dict(arrays: ArrayRecord) -> bool:
@@ -522,8 +526,10 @@ def read_global_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: H
         BadInput: If a ``state_dict`` does not fit the plan's network with a head row for each class.
     """
     if not is_state_dict(arrays):
-        head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
-        return ModelState(arrays["trunk"].numpy(), arrays["norm"].numpy(), head)
+        values = {name: np.frombuffer(array.data, "<f4").reshape(array.shape) for name, array in arrays.items()}
+        return ModelState(
+            values["trunk"], values["norm"], Head(class_names, values["head.weight"], values["head.bias"])
+        )
     network = build_network(plan.model, class_names, plan.run.seed)
     try:
         network.load_state_dict(arrays.to_torch_state_dict())

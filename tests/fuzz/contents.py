@@ -23,7 +23,9 @@ def content_as_bytes(content: RecordDict) -> bytes:
         fields = written.records.add(name=name)
         if isinstance(record, ArrayRecord):
             for key, array in record.items():
-                fields.arrays.add(key=key, dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
+                fields.arrays.add(
+                    key=key, dtype=array.dtype, shape=array.shape, stype=array.stype, data=bytes(array.data)
+                )
         else:
             fields.kind = "config" if isinstance(record, ConfigRecord) else "metrics"
             fields.values = encode_record_values(record)

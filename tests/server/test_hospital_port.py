@@ -30,8 +30,13 @@ from polyclinic.common.wire.fleet_protocol import (
 )
 from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.folder import CoordinatorFolder
-from polyclinic.server.deployment.superlink import fleet_server
-from polyclinic.server.deployment.superlink.authentication import CALLS_PER_SITE, ConcurrentCallLimiter
+from polyclinic.server.deployment.superlink import authentication, fleet_server
+from polyclinic.server.deployment.superlink.authentication import (
+    CALLS_PER_SITE,
+    TRANSFERS_AT_A_TIME,
+    ConcurrentCallLimiter,
+    TransferTurns,
+)
 from polyclinic.server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from tests.client.handshakes import grpc_server
 from tests.fleet_stub import FleetStub
@@ -229,6 +234,27 @@ def test_a_call_that_is_over_counts_no_more() -> None:
         context.end()
     assert not any(context.cancelled for context in contexts)
     assert limit.count_calls_in_progress("north") == 0
+
+
+def test_a_transfer_waits_for_one_that_ends_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "LONGEST_TURN_WAIT_S", 0.05)
+    turns, contexts = TransferTurns(), [Context() for _ in range(TRANSFERS_AT_A_TIME + 1)]
+    got = [turns.wait_for_turn(context) for context in contexts]  # type: ignore[arg-type]
+    assert got == [*[True] * TRANSFERS_AT_A_TIME, False]
+    monkeypatch.setattr(authentication, "LONGEST_TURN_WAIT_S", 20.0)
+    later = threading.Timer(0.1, contexts[0].end)
+    later.start()
+    assert turns.wait_for_turn(Context())  # type: ignore[arg-type]
+    later.join()
+
+
+def test_a_transfer_whose_call_is_over_keeps_no_turn() -> None:
+    class Over(Context):
+        def add_callback(self, callback: Callable[[], None]) -> bool:
+            return False
+
+    turns = TransferTurns()
+    assert all(turns.wait_for_turn(Over()) for _ in range(3 * TRANSFERS_AT_A_TIME))  # type: ignore[arg-type]
 
 
 METHODS = (

@@ -168,6 +168,34 @@ class ConcurrentCallLimiter:
             self._calls[site].remove(call)
 
 
+LARGE_TRANSFERS = frozenset({"PushObject", "PullObject"})
+"""Calls with a part of a model, megabytes each."""
+TRANSFERS_AT_A_TIME = 8
+"""Transfers that have their turn at a time; each takes two or three times its part of a model in memory."""
+LONGEST_TURN_WAIT_S = 1.0
+"""Time after which a transfer goes on without a turn."""
+
+
+class TransferTurns:
+    """Lets transfers of large parts wait for one another a moment, so that many hospitals take no more memory than few.
+
+    Over a fast line, the transfers of all hospitals in a round end no later for it, because the processor is busy with
+    those that have their turn. Hospitals on slow lines keep their turns for seconds. So a transfer does not wait longer
+    than :data:`LONGEST_TURN_WAIT_S`: no hospital can keep the others from sending.
+    """
+
+    def __init__(self) -> None:
+        self._turns = threading.Semaphore(TRANSFERS_AT_A_TIME)
+
+    def wait_for_turn(self, context: grpc.ServicerContext) -> bool:
+        """Wait for a turn, which lasts until the call of this context has ended; return False if there came none."""
+        if not self._turns.acquire(timeout=LONGEST_TURN_WAIT_S):
+            return False
+        if not context.add_callback(self._turns.release):
+            self._turns.release()
+        return True
+
+
 class SignedFor(Enum):
     """The coordinator that a call is signed for."""
 
@@ -232,7 +260,7 @@ class CallAuthenticator:
     ) -> None:
         self._signatures = CallSignatureVerifier(authority)
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
-        self._refuse_caller, self.limit = refuse_caller, ConcurrentCallLimiter()
+        self._refuse_caller, self.limit, self._turns = refuse_caller, ConcurrentCallLimiter(), TransferTurns()
 
     def make_authenticated_handler(
         self,
@@ -257,6 +285,8 @@ class CallAuthenticator:
             try:
                 caller = self.identify_call_signer(context.invocation_metadata())
                 with self.limit.track_site_call(caller.name, context):
+                    if name in LARGE_TRANSFERS:
+                        self._turns.wait_for_turn(context)
                     body = next(requests, None)  # raises RpcError for a call that has ended
                     if body is None:
                         raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")

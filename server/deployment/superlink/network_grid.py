@@ -51,6 +51,7 @@ from polyclinic.server.deployment.superlink.object_store import (
     SPARE_BYTES,
     ObjectFileStore,
     ReplySizeBound,
+    join_large_array_in_file,
     read_masked_update_size,
 )
 from polyclinic.server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
@@ -401,7 +402,8 @@ class NetworkGrid(Grid):
         if not fault:
             try:
                 contents = {part: self._files.map_object_into_memory(part) or b"" for part in pending.names}
-                message = decode_message_objects(metadata.message_id, contents, bound.assembled)
+                join = partial(join_large_array_in_file, self._files.folder)
+                message = decode_message_objects(metadata.message_id, contents, bound.assembled, join)
             except MessageTooLarge:
                 fault = bound.reply_too_large_reason
             except ValueError as error:

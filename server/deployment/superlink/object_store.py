@@ -6,10 +6,11 @@ The SuperLink and the run share these files, because both run on one machine und
 import hashlib
 import mmap
 import os
+import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from polyclinic.common.wire.fleet_protocol import (
     append_protobuf_field,
     extract_protobuf_field,
 )
+from polyclinic.common.wire.message_objects import join_chunks_in_memory
 
 
 def is_object_id(text: str) -> bool:
@@ -36,10 +38,14 @@ def is_object_id(text: str) -> bool:
 
 
 class ObjectFileStore:
-    """A folder with one file per object. Ids that are not a SHA-256 never reach the file system."""
+    """A folder with one file per object. Ids that are not a SHA-256 never reach the file system.
+
+    Attributes:
+        folder: The folder; it also has the files without names of :func:`join_large_array_in_file`.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
 
@@ -51,7 +57,7 @@ class ObjectFileStore:
         """
         if not is_object_id(object_id):
             raise ValueError(f"{object_id[:80]!r} does not name an object")
-        path = join_plain_name(self._folder, HashName(object_id))
+        path = join_plain_name(self.folder, HashName(object_id))
         if path.exists():
             return
         part = make_temporary_path(path)
@@ -71,7 +77,7 @@ class ObjectFileStore:
         if not is_object_id(object_id):
             return None
         try:
-            with (join_plain_name(self._folder, HashName(object_id))).open("rb") as file:
+            with (join_plain_name(self.folder, HashName(object_id))).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"")
         except FileNotFoundError:
@@ -84,29 +90,56 @@ class ObjectFileStore:
 
     def has_object(self, object_id: str) -> bool:
         """Return whether an object's file exists."""
-        return is_object_id(object_id) and (join_plain_name(self._folder, HashName(object_id))).exists()
+        return is_object_id(object_id) and (join_plain_name(self.folder, HashName(object_id))).exists()
 
     def get_object_size(self, object_id: str) -> int:
         """Return an object's size in bytes; 0 if the object does not exist."""
         try:
-            return (join_plain_name(self._folder, HashName(object_id))).stat().st_size if is_object_id(object_id) else 0
+            return (join_plain_name(self.folder, HashName(object_id))).stat().st_size if is_object_id(object_id) else 0
         except FileNotFoundError:
             return 0
 
     def remove_object(self, object_id: str) -> None:
         """Remove an object's file if it exists."""
         if is_object_id(object_id):
-            (join_plain_name(self._folder, HashName(object_id))).unlink(missing_ok=True)
+            (join_plain_name(self.folder, HashName(object_id))).unlink(missing_ok=True)
 
     def list_object_ids(self) -> set[str]:
         """Return the ids of all complete objects."""
-        return {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
+        return {path.name for path in self.folder.iterdir() if not path.name.startswith(".")}
 
     def remove_unneeded_objects(self, needed: Collection[str]) -> None:
         """Remove files that no message needs, incomplete files, and files whose content does not match their hash."""
-        for path in list(self._folder.iterdir()):
+        for path in list(self.folder.iterdir()):
             if path.name not in needed or hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
                 path.unlink()
+
+
+LARGE_ARRAY_BYTES = 2**20
+"""Smallest array of a reply that is joined in a file: of a smaller one the memory does not matter."""
+
+
+def join_large_array_in_file(folder: Path, chunks: Sequence[memoryview]) -> bytes | memoryview:
+    """Join the chunks of an array; if it is large, in a file that is mapped into memory and read-only.
+
+    The system can take the pages of a mapped file back, so many replies can wait without memory of their own. The file
+    has no name, so that a killed process leaves nothing. Without room on the disk, or with too many open files, the
+    array is joined in memory.
+
+    Args:
+        folder: Folder of the file.
+        chunks: Views of the array's parts, in order.
+    """
+    size = sum(map(len, chunks))
+    if size < LARGE_ARRAY_BYTES:
+        return join_chunks_in_memory(chunks)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.writelines(chunks)
+            file.flush()
+            return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+    except OSError:
+        return join_chunks_in_memory(chunks)
 
 
 # ---------------------------------------------------------------------- through gRPC, without copies by protobuf
