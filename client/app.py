@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from polyclinic.client.benefit.compare import compare_with_local_only_training
 from polyclinic.client.counts.answer import answer_count_request
 from polyclinic.client.delivery.store import receive_delivery_request
+from polyclinic.client.evaluation.answer import answer_scoring_request
 from polyclinic.client.gate.gate import Mod, make_policy_gate
 from polyclinic.client.site.disclosure import count_patients, round_count_down
 from polyclinic.client.site.plans import TRAINING, RequestText, store_request_text
@@ -25,6 +26,7 @@ from polyclinic.common.models.state import make_model_layout
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.counts import CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
+from polyclinic.common.wire.evaluation import ScoringRequest
 from polyclinic.common.wire.records import (
     HIDDEN,
     NOT_SHOWN,
@@ -100,6 +102,7 @@ def make_client_app(
     app.query("count")(
         make_record_handler(CountRequest, lambda site, request: answer_count_request(site, request, masks))
     )
+    app.query("scoring")(make_record_handler(ScoringRequest, answer_scoring_request))
     app.query("delivery")(make_record_handler(DeliveryRequest, receive_delivery_request))
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
     app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
