@@ -24,6 +24,7 @@ from polyclinic.common.models.state import make_model_layout
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
+from polyclinic.common.wire.evaluation import ScoringReply, ScoringRequest
 from polyclinic.common.wire.records import (
     HIDDEN,
     NOT_SHOWN,
@@ -97,6 +98,7 @@ def make_client_app(
         make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
     )
     app.query("count")(make_record_handler(CountRequest, partial(_answer_count_request, masks=masks)))
+    app.query("scoring")(make_record_handler(ScoringRequest, _answer_scoring_request))
     app.query("delivery")(make_record_handler(DeliveryRequest, _receive_delivery_request))
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
     app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
@@ -113,6 +115,12 @@ def _answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSt
     from polyclinic.client.counts.answer import answer_count_request
 
     return answer_count_request(site, request, masks)
+
+
+def _answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
+    from polyclinic.client.evaluation.answer import answer_scoring_request
+
+    return answer_scoring_request(site, request)
 
 
 def _receive_delivery_request(site: Site, request: DeliveryRequest) -> RefusalNoted:

@@ -380,6 +380,60 @@ def count_at_hospitals(
     raise SystemExit(1 if result.silent else 0)
 
 
+@app.command("evaluate")
+def evaluate_at_hospitals(
+    folder: Folder,
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="Run folders, ONNX files of runs, MODEL.toml of others."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for evaluation.html, evaluation.json and csv files.")
+    ] = None,
+    site: Annotated[
+        list[str] | None, typer.Option("--site", help="Hospital to ask; all that are admitted by default. Repeatable.")
+    ] = None,
+    by: Annotated[list[str] | None, typer.Option("--by", help="Subgroups: sex or age. Repeatable.")] = None,
+    title: Annotated[str, typer.Option("--title", help="For the people at the hospitals.")] = "",
+    deadline_s: Annotated[float, typer.Option("--deadline", min=1, help="Seconds for the hospitals to answer.")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Score models at the connected hospitals, on their test images, as far as each allows it. No round begins.
+
+    Example: flwr-server evaluate trial runs/first chexnet.toml --out evaluated
+
+    Exit code 0 if all hospitals answered, 1 if not.
+    """
+    from polyclinic.common.system.files import find_output_folder_faults
+    from polyclinic.server.coordinator.folder import read_coordinator_folder
+    from polyclinic.server.evaluation.models import find_models_to_send, parse_group_columns
+
+    coordinator, groups = read_coordinator_folder(folder), parse_group_columns(by or ())
+    raise_faults(find_output_folder_faults(out) if out is not None else [])
+    files = find_models_to_send(models)  # before torch is imported
+    from polyclinic.common.evaluation.page import write_evaluation_folder
+    from polyclinic.common.evaluation.results import format_for_terminal, make_json
+    from polyclinic.server.deployment.questions import open_network_questions
+    from polyclinic.server.evaluation.ask import ask_for_figures
+    from polyclinic.server.evaluation.collect import make_question
+
+    asked = make_question(files, groups, title)
+    os.umask(0o077)  # the files are for this account only
+    with open_network_questions(coordinator, site or (), deadline_s) as exchange:
+        result = ask_for_figures(exchange, asked)
+    evaluation = result.evaluation
+    page = None
+    if out is not None and evaluation.data:
+        page = write_evaluation_folder(evaluation, out, title or "Models at the hospitals", private=True)
+    if as_json:
+        print(format_as_json_text({**make_json(evaluation), "silent": dict(result.silent)}))
+    else:
+        console.print(format_for_terminal(evaluation))
+        if page is not None:
+            console.print(f"Page: {page}", soft_wrap=True, highlight=False, markup=False)
+    raise SystemExit(1 if result.silent or not evaluation.data else 0)
+
+
 @app.command("deliver")
 def deliver_run_to_hospitals(
     folder: Folder,

@@ -12,12 +12,13 @@ from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.gate.policy_rules import RequestedWork
 from polyclinic.client.preview.data_dictionary import MEANING, STATISTICS
 from polyclinic.client.site.authority_record import read_authority_record
-from polyclinic.client.site.plans import COUNT, TRAINING, PlanStore, StoredText
+from polyclinic.client.site.plans import COUNT, EVALUATION, TRAINING, PlanStore, StoredText
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import MENU, parse_count_question
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.evaluation.question import SentModel, parse_evaluation_question
 from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
@@ -301,6 +302,58 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
     ]
 
 
+# ---------------------------------------------------------------------- a question for figures of models
+
+
+def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
+    """Return the description of a question for figures of models.
+
+    Raises:
+        BadInput: If the text is no question.
+    """
+    try:
+        question = parse_evaluation_question(stored.text)
+    except ValueError as error:
+        raise BadInput([Fault("question", str(error))]) from None
+    policy = settings.file.policy
+    leaves = [
+        f"The number of test images ({stored.facts.test} when the question came) and of their patients.",
+        "For each model and class: how many test images and patients show it and do not show it; AUROC, average "
+        "precision, Brier score and calibration error, with 95 % intervals.",
+        "For each two models: the difference of their AUROCs, with its standard error.",
+    ]
+    if policy.score_histograms:
+        leaves.append(f"{_SPREAD}. The sums of the scores in each tenth.")
+        leaves.append("How many decisions are right and wrong at fixed thresholds.")
+    if told := [column for column in question.groups if f"class_by_{column}" in policy.counts]:
+        leaves.append(f"The same by {' and by '.join(told)}, unless a group is of few patients.")
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    if policy.smallest_count:
+        few = f"fewer than {policy.smallest_count} patients of the test part show, or do not show"
+        protection.append(f"No figure leaves of a class that {few}.")
+    models = tuple(map(_describe_sent_model, question.models))
+    return [
+        PlanSection("The question", (f"Title: {make_printable_line(question.title) or 'none given'}",)),
+        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+        PlanSection("Models that are scored on the test images here", models),
+        PlanSection("What leaves", tuple(leaves)),
+        PlanSection("How what leaves is protected", tuple(protection)),
+        PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)),
+    ]
+
+
+def _describe_sent_model(model: SentModel) -> str:
+    kind = "a model of a federated run" if model.is_run else f"a model in {model.files[0].name}"
+    if model.described is not None:
+        names = [name for name in model.described.classes if name]
+        kind = f"a model of others that scores {', '.join(map(make_printable_line, names))}"
+    return f"{model.name}: {kind}. SHA-256 {model.sha256}"
+
+
 Description = Callable[[StoredText, SiteSettings], list[PlanSection]]
-DESCRIPTIONS: Mapping[str, Description] = {TRAINING: describe_training_plan, COUNT: describe_count_question}
+DESCRIPTIONS: Mapping[str, Description] = {
+    TRAINING: describe_training_plan,
+    COUNT: describe_count_question,
+    EVALUATION: describe_evaluation_question,
+}
 """Kind of a text -> its description."""

@@ -71,7 +71,7 @@ from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
-from polyclinic.common.wire.fleet_protocol import HelloAnswer
+from polyclinic.common.wire.fleet_protocol import SCORING, HelloAnswer
 from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL
 from polyclinic.common.wire.records import Refusal
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
@@ -101,7 +101,10 @@ SET_ASIDE, FAILED = "set aside", "message"
 """Rules in the audit: of a message that ended the program before, and of one at which the program failed."""
 LONGEST_PHASE, LONGEST_NAME = 60, 120
 READS_IMAGES = frozenset(
-    {MessageType.TRAIN, MessageType.EVALUATE, f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit"}
+    {
+        *(MessageType.TRAIN, MessageType.EVALUATE),
+        *(f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit", SCORING),
+    }
 )
 """Types of messages before which the site asks who opted out. The stages of secure aggregation are parts of a round
 that has begun."""

@@ -6,6 +6,7 @@ its answer may leave. The gate reads nothing else about it.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from flwr.app import RecordDict
@@ -14,9 +15,14 @@ from polyclinic.client.gate.policy_rules import PolicyVerdict
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.counts import NOT_STATED, UNKNOWN, parse_count_question
 from polyclinic.common.errors import WireError
+from polyclinic.common.evaluation.question import EvaluationQuestion, parse_evaluation_question
+from polyclinic.common.models.zoo.spec import is_external_network
+from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
+from polyclinic.common.wire.evaluation import ScoringReply, ScoringRequest
 from polyclinic.common.wire.records import RefusalNoted
 
 Rules = Iterator[tuple[str, str]]
@@ -83,6 +89,65 @@ def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountRe
     yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
 
 
+AT_HOME = "evaluate the model at the hospital in place of it: flwr-client evaluate"
+
+
+def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
+    """Yield the rules for a request to score models."""
+    try:
+        question = parse_evaluation_question(request.question)
+    except ValueError as error:
+        yield "question.form", str(error)
+        return
+    yield "policy.evaluate", _find_unlisted_model(policy, question)
+    is_open = not policy.masked_only and policy.epsilon is None
+    stay = f"figures of a single hospital stay at home at level {policy.level}; {AT_HOME}"
+    yield "policy.level", "" if is_open else stay
+    yield "policy.test_metrics", "" if policy.test_metrics else f"it is false; {AT_HOME}"
+    yield "question.sha256", question.find_content_fault(request.content)
+    try:
+        networks = question.list_architectures(request.content)
+    except ValueError as error:
+        yield "question.form", str(error)
+        return
+    foreign = [name for name in networks if is_external_network(name) or name.startswith(PLUGIN)]
+    unlisted = [name for name in foreign if not any(fnmatchcase(name, pattern) for pattern in policy.networks)]
+    yield "policy.networks", f'it does not have "{make_printable_line(unlisted[0])}"' if unlisted else ""
+
+
+def _find_unlisted_model(policy: SitePolicy, question: EvaluationQuestion) -> str:
+    """Return the reason against a model that the policy does not list, with the line that lists it."""
+    if policy.evaluate is True:
+        return ""
+    listed = policy.evaluate or ()
+    unlisted = [model.sha256 for model in question.models if model.sha256 not in listed]
+    if not unlisted:
+        return ""
+    needed = ", ".join(f'"{sha256}"' for sha256 in (*listed, *unlisted))
+    state = "it does not list the model" if listed else "it is not set"
+    return f"{state}; the hospital allows it with this line in [policy] of site.toml: evaluate = [{needed}]"
+
+
+def check_scoring_answer(policy: SitePolicy, request: ScoringRequest, reply: ScoringReply) -> Rules:
+    """Yield the rules for the figures of models."""
+    question = parse_evaluation_question(request.question)
+    yield "policy.evaluate", _find_unlisted_model(policy, question)
+    unasked = {*reply.models, *reply.pair_firsts, *reply.pair_seconds} - {model.name for model in question.models}
+    yield "question.models", "a figure is of a model that nobody asked for" if unasked else ""
+    of_groups = set(reply.columns) - {""}
+    yield "question.groups", "nobody asked for these subgroups" if of_groups - set(question.groups) else ""
+    forbidden = sorted(column for column in of_groups if f"class_by_{column}" not in policy.counts)
+    yield "policy.counts", f"it does not have class_by_{forbidden[0]}" if forbidden else ""
+    spread = reply.has_histograms or bool(reply.point_rows or reply.score_sums)
+    yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
+    least, base = policy.smallest_count, policy.round_counts_to
+    counts = (*reply.positives, *reply.negatives, *reply.positive_patients, *reply.negative_patients)
+    few = any(count < least for count in counts) or (reply.models and reply.patients < least)
+    yield "policy.smallest_count", f"it is {least}, and a figure is of fewer images or patients" if few else ""
+    exact = any(number % base for number in (reply.images, reply.patients, *counts))
+    yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
+
+
 def check_delivery_request(policy: SitePolicy, request: DeliveryRequest) -> Rules:
     """Yield no rule: a package is verified before it is stored, and nothing is trained on it or sent for it."""
     yield from ()
@@ -95,6 +160,7 @@ def check_delivery_answer(policy: SitePolicy, request: DeliveryRequest, reply: R
 
 QUESTIONS: Mapping[str, QuestionKind] = {
     "CountRequest": QuestionKind(CountRequest, CountReply, check_count_request, check_count_answer),
+    "ScoringRequest": QuestionKind(ScoringRequest, ScoringReply, check_scoring_request, check_scoring_answer),
     "DeliveryRequest": QuestionKind(DeliveryRequest, RefusalNoted, check_delivery_request, check_delivery_answer),
 }
 """Record class of the request -> its kind."""

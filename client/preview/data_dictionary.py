@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.common.wire.counts import CountReply
+from polyclinic.common.wire.evaluation import ScoringReply
 from polyclinic.common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from polyclinic.common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from polyclinic.strategies.registry import list_statistic_meanings
@@ -21,6 +22,7 @@ SENT = (
     BenefitReply,
     RefusalNoted,
     CountReply,
+    ScoringReply,
     KeysAnswer,
     SharesAnswer,
     MaskedAnswer,

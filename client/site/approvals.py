@@ -58,6 +58,7 @@ DISCLOSURE_KEYS = (
     *("label_counts", "score_histograms", "smallest_count", "round_counts_to", "train_hidden_classes"),
     *("masked_only", "smallest_cohort", "rows_alone", "honest_sites", "metrics"),
     *("epsilon", "delta", "privacy_unit", "metrics_outside_privacy", "counts", "counts_epsilon"),
+    "evaluate",
 )
 """Keys of the policy that decide what leaves. An approval holds while they have the values that the approver saw."""
 

@@ -33,13 +33,14 @@ MOST_TEXTS = 1000
 """Texts without a decision that are kept, the newest ones."""
 MOST_TEXT_BYTES = 128_000
 """Bytes of one text; ``policy.maximum_plan_kb`` allows a plan half of it. So all of them take 128 MB at most."""
-TRAINING, COUNT = "training", "count"
+TRAINING, COUNT, EVALUATION = "training", "count", "evaluation"
 TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "RollCall": (TRAINING, "plan"),
     "TrainRequest": (TRAINING, "plan"),
     "EvaluateRequest": (TRAINING, "plan"),
     "BenefitRequest": (TRAINING, "plan"),
     "CountRequest": (COUNT, "question"),
+    "ScoringRequest": (EVALUATION, "question"),
 }
 """Record class of a request -> the kind of its text, and the field that holds it. A new kind of request that people
 approve is a line here and a description in :data:`polyclinic.client.approval.describe.DESCRIPTIONS`."""
@@ -54,7 +55,7 @@ class RequestText:
     """The text by which a request asks a site to work, such as a run's plan as JSON.
 
     Attributes:
-        kind: ``training`` of a run's plan, or ``count`` of a question for counts.
+        kind: ``training`` of a run's plan, ``count`` of a question for counts, or ``evaluation`` of one for figures.
     """
 
     kind: str
@@ -115,7 +116,7 @@ class StoredText:
     @property
     def title(self) -> str:
         """The title of the run or question by its text, made safe to print; empty if it has none."""
-        return self._read_word("title") if self.facts.kind == COUNT else self._read_word("run", "name")
+        return self._read_word("run", "name") if self.facts.kind == TRAINING else self._read_word("title")
 
     @property
     def purpose(self) -> str:

@@ -10,10 +10,11 @@ because TOML has no such value.
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_validator
 
 from polyclinic.common.counts import TABLES, check_table_names
 from polyclinic.common.errors import quote_names, suggest_nearest_name
+from polyclinic.common.models.zoo.spec import Sha256
 from polyclinic.common.plugins import PLUGIN
 from polyclinic.common.system.toml import TomlSection
 from polyclinic.strategies.method_list import CLASSES
@@ -106,6 +107,7 @@ class SitePolicy(TomlSection):
     label_counts: bool = False
     counts: tuple[str, ...] = ()
     counts_epsilon: float = Field(1.0, gt=0)
+    evaluate: StrictBool | tuple[Sha256, ...] = False
     score_histograms: bool = False
     masked_only: bool = False
     rows_alone: bool = False
@@ -184,6 +186,7 @@ UNLIMITED = SitePolicy(
     label_counts=True,
     score_histograms=True,
     counts=TABLES,
+    evaluate=True,
     smallest_count=0,
     metrics_outside_privacy=True,
     **WITHOUT_LIMITS,

@@ -31,8 +31,13 @@ from polyclinic.common.patients.parts import PatientChanges, PatientPartMemory
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets
+<<<<<<< HEAD
 from polyclinic.data.base.pixel_form import make_pixel_form
 from polyclinic.data.base.spec import SPLIT_SEED, FolderDatasetSpec
+=======
+from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form, read_as_trained
+from polyclinic.data.base.spec import SPLIT_SEED
+>>>>>>> evalnet
 from polyclinic.data.base.splits import (
     assign_images_to_parts,
     divide_splits_again,
@@ -147,6 +152,16 @@ def load_site(
     return site
 
 
+def read_site_as_trained(settings: SiteSettings, form: PixelForm, tell: Callable[[str], None]) -> Site:
+    """Read the site with its images as those were read that a model was trained on; the parts stay the same.
+
+    Raises:
+        BadInput: With every fault, or with the unreadable files if there are too many.
+    """
+    data = read_as_trained(settings.file.data, form)
+    return load_site(replace(settings, file=settings.file.model_copy(update={"data": data})), tell)
+
+
 def load_site_data(
     settings: SiteSettings, tell: Callable[[str], None] = lambda line: None, *, remember: bool = False
 ) -> SiteData:
@@ -232,6 +247,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         tell=tell,
         ledger=open_site_ledger(settings),
         approvals=_make_site_approvals(settings) if settings.file.policy.approval == "required" else None,
+        read_test_part=lambda form: read_site_as_trained(settings, form, tell).test,
         pixel_form=make_pixel_form(
             settings.file.data,
             splits.train.stored.shape[1:],

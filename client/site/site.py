@@ -72,6 +72,7 @@ class Site:
         ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, whose
             costs are counted in its own folder alone.
         pixel_form: How the images become pixels; None if that is not known.
+        read_test_part: Reads the test part again, in another form; None for a simulated site, whose images have one.
         stated_counts: The numbers of training images of each run's roll call; None for a command that only looks.
         approvals: Decides whether people here have approved a request; None if the policy asks for no approval.
         authority: Certificate of the coordinator's authority, from the kit; None in simulation.
@@ -99,6 +100,7 @@ class Site:
     arithmetic: TrainingNumberFormat | None = None
     ledger: PatientLedger | None = None
     pixel_form: PixelForm | None = None
+    read_test_part: Callable[[PixelForm], ImageSet] | None = None
     stated_counts: StatedImageCounts | None = None
     approvals: "SiteApprovals | None" = None
     authority: "x509.Certificate | None" = None

@@ -25,6 +25,7 @@ from polyclinic.client.training.task import (
 )
 from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.metrics.auroc import ClassMetrics
+from polyclinic.common.metrics.score_histograms import make_empty_score_counts
 from polyclinic.common.models.network import Head, unfreeze_network
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
@@ -37,7 +38,6 @@ from polyclinic.common.wire.records import (
     Request,
     TrainReply,
     TrainRequest,
-    make_empty_score_counts,
 )
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, plain
 from polyclinic.strategies.local.optimisation import (

@@ -8,7 +8,7 @@ import numpy as np
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.evaluation.figures import EvaluationFigures, ScoredImages, compute_evaluation_figures
 from polyclinic.common.evaluation.groups import UNSTATED, Grouping
-from polyclinic.common.evaluation.models import ModelToScore, Scores, find_missing_classes_fault
+from polyclinic.common.evaluation.models import FixedThreshold, ModelToScore, Scores, find_missing_classes_fault
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.vocabulary import (
     Vocabulary,
@@ -95,7 +95,11 @@ class Evaluation:
     Attributes:
         cautions: Sentences that stand first in the terminal and on the page.
         columns: Columns of the subgroups.
+<<<<<<< HEAD
         scored: The scores of each data set's images. They are on no page of figures and in no file.
+=======
+        notes: Further sentences on limits of the figures.
+>>>>>>> evalnet
     """
 
     models: tuple[ScoredModel, ...]
@@ -104,7 +108,11 @@ class Evaluation:
     class_names: tuple[str, ...]
     cautions: tuple[str, ...]
     columns: tuple[str, ...] = ()
+<<<<<<< HEAD
     scored: tuple[ScoredImages, ...] = ()
+=======
+    notes: tuple[str, ...] = ()
+>>>>>>> evalnet
 
 
 def evaluate_models(
@@ -118,10 +126,10 @@ def evaluate_models(
     Raises:
         BadInput: If a model shares no class with any of the data, a column is missing, or a model fails.
     """
+    classes_of_models = name_classes_of_models(models)
     vocabulary = join_vocabularies(models)
-    classes_of_models = {model.name: _name_classes(model, vocabulary) for model in models}
-    labelled = [merge_words_of_classes(each.images, vocabulary) for each in data]
-    annotated = tuple(dict.fromkeys(name for images in labelled for name in images.class_names))
+    labelled = [merge_words_of_classes(each.images, vocabulary).class_names for each in data]
+    annotated = tuple(dict.fromkeys(name for names in labelled for name in names))
     raise_faults(
         [
             find_missing_classes_fault(model, annotated, model.name)
@@ -129,26 +137,10 @@ def evaluate_models(
             if not set(classes_of_models[model.name]) & set(annotated)
         ]
     )
-    scored = []
-    for each, images in zip(data, labelled, strict=True):
-        groups = {grouping.column: grouping.assign_groups(each.read_cells(grouping.column)) for grouping in groupings}
-        scores = dict[str, Mapping[str, Scores]]()
-        for model in models:
-            tell(f"{model.name} scores {len(images):,} images of {each.name}")
-            columns = _compute_scores(model, each)
-            scores[model.name] = dict(zip(classes_of_models[model.name], columns.T, strict=True))
-        patients = images.patients
-        scored.append(ScoredImages(each.name, images.labels, images.class_names, patients, scores, groups))
+    scored = score_images(models, data, groupings, tell)
     of_models = [name for classes in classes_of_models.values() for name in classes]
     tested = tuple(dict.fromkeys(name for name in of_models if name in annotated))
-    thresholds = {
-        model.name: {
-            name: model.list_thresholds(own)
-            for own, name in zip(model.class_names, classes_of_models[model.name], strict=True)
-        }
-        for model in models
-    }
-    figures = compute_evaluation_figures(scored, tested, thresholds, groupings)
+    figures = compute_evaluation_figures(scored, tested, list_thresholds_of_models(models), groupings)
     return Evaluation(
         models=tuple(
             ScoredModel(model.name, model.kind, model.sha256, classes_of_models[model.name], model.unlearned)
@@ -158,22 +150,68 @@ def evaluate_models(
             ScoredData(
                 each.name,
                 each.about,
-                len(images),
+                len(images.labels),
                 len(np.unique(images.patients)) if figures.over_patients else None,
                 images.class_names,
-                images.skipped,
+                each.images.skipped,
             )
-            for each, images in zip(data, labelled, strict=True)
+            for each, images in zip(data, scored, strict=True)
         ),
         figures=figures,
         class_names=tested,
-        cautions=(*dict.fromkeys(each.caution for each in data if each.caution), *_warn_about_origin(models)),
+        cautions=(*dict.fromkeys(each.caution for each in data if each.caution), *warn_about_origin(models)),
         columns=tuple(grouping.column for grouping in groupings),
         scored=tuple(scored),
     )
 
 
-def _warn_about_origin(models: Sequence[ModelToScore]) -> list[str]:
+def name_classes_of_models(models: Sequence[ModelToScore]) -> dict[str, tuple[str, ...]]:
+    """Return model -> the class of each of its outputs, by the vocabulary of all models together.
+
+    Raises:
+        BadInput: If two outputs are one class, or one word means two classes.
+    """
+    vocabulary = join_vocabularies(models)
+    return {model.name: _name_classes(model, vocabulary) for model in models}
+
+
+def list_thresholds_of_models(models: Sequence[ModelToScore]) -> dict[str, dict[str, tuple[FixedThreshold, ...]]]:
+    """Return model -> class -> thresholds that were fixed beforehand."""
+    return {
+        model.name: {
+            name: model.list_thresholds(own)
+            for own, name in zip(model.class_names, name_classes_of_models(models)[model.name], strict=True)
+        }
+        for model in models
+    }
+
+
+def score_images(
+    models: Sequence[ModelToScore],
+    data: Sequence[DataToScore],
+    groupings: Sequence[Grouping] = (),
+    tell: Tell = lambda line: None,
+) -> list[ScoredImages]:
+    """Score each model on each data set.
+
+    Raises:
+        BadInput: If a column is missing, or a model fails.
+    """
+    vocabulary, classes_of_models = join_vocabularies(models), name_classes_of_models(models)
+    scored = []
+    for each in data:
+        images = merge_words_of_classes(each.images, vocabulary)
+        groups = {grouping.column: grouping.assign_groups(each.read_cells(grouping.column)) for grouping in groupings}
+        scores = dict[str, Mapping[str, Scores]]()
+        for model in models:
+            tell(f"{model.name} scores {len(images):,} images of {each.name}")
+            columns = _compute_scores(model, each)
+            scores[model.name] = dict(zip(classes_of_models[model.name], columns.T, strict=True))
+        scored.append(ScoredImages(each.name, images.labels, images.class_names, images.patients, scores, groups))
+    return scored
+
+
+def warn_about_origin(models: Sequence[ModelToScore]) -> list[str]:
     """Return a sentence on models of which nobody knows on which images they were trained."""
     names = [model.name for model in models if not model.is_of_run]
     if not names:

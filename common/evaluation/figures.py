@@ -23,6 +23,7 @@ from polyclinic.common.metrics.bootstrap import (
 from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, compute_calibration
 from polyclinic.common.metrics.delong import compare_by_delong, compute_two_sided_p_value
 from polyclinic.common.metrics.holm import adjust_by_holm
+from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.patient_intervals import (
     bootstrap_average_precision_interval,
     bootstrap_share_interval,
@@ -34,6 +35,8 @@ from polyclinic.data.base.splits import Names
 TOGETHER = "all together"
 """Name of the images of all data sets together."""
 NO_SPREAD = 1e-12
+DELONG, BY_PATIENT = "DeLong", "bootstrap by patient"
+"""Names of the tests of two models."""
 
 Floats = NDArray[np.floating]
 
@@ -130,6 +133,8 @@ class ClassFigures:
     Attributes:
         positives, negatives: Numbers of images.
         positive_patients: Number of patients with a positive image; of images if patients are unknown.
+        points: The decisions at thresholds; empty if a hospital does not tell them.
+        auroc_error, average_precision_error: Bounds of the errors of the two; above 0 if computed from a histogram.
     """
 
     positives: int
@@ -141,6 +146,20 @@ class ClassFigures:
     average_precision_interval: Interval | None
     points: tuple[DecisionsAtThreshold, ...]
     calibration: Calibration | None
+    auroc_error: float = 0.0
+    average_precision_error: float = 0.0
+
+    @property
+    def auroc_with_error(self) -> ValueWithError | None:
+        """The AUROC with the bound of its error."""
+        return None if self.auroc is None else ValueWithError(self.auroc, self.auroc_error)
+
+    @property
+    def average_precision_with_error(self) -> ValueWithError | None:
+        """The average precision with the bound of its error."""
+        if self.average_precision is None:
+            return None
+        return ValueWithError(self.average_precision, self.average_precision_error)
 
     @property
     def rests_on_few(self) -> bool:
@@ -238,6 +257,7 @@ class ModelComparison:
         p_value: ``patient_p`` if some patient has several of the images, else ``delong_p``.
         test: Which of the two ``p_value`` is.
         holm_p: ``p_value`` after Holm's correction over the classes of these two models on these images.
+        standard_error: Of the difference, by the test that gave ``p_value``; None if it is undefined.
     """
 
     data: str
@@ -251,6 +271,7 @@ class ModelComparison:
     p_value: float | None
     test: str
     holm_p: float | None = None
+    standard_error: float | None = None
 
 
 def compare_models(images: ClassScores) -> Iterator[ModelComparison]:
@@ -268,6 +289,7 @@ def compare_models(images: ClassScores) -> Iterator[ModelComparison]:
         difference = compare_resampled_aurocs(first, second)
         spread = float(np.std(first.drawn - second.drawn))
         patient_p = compute_two_sided_p_value(difference.value / spread) if spread > NO_SPREAD else None
+        standard_error = spread if has_repeats else 0.0 if delong is None else delong.standard_error
         yield ModelComparison(
             images.data,
             images.class_name,
@@ -277,7 +299,8 @@ def compare_models(images: ClassScores) -> Iterator[ModelComparison]:
             delong_p,
             patient_p,
             patient_p if has_repeats else delong_p,
-            "bootstrap by patient" if has_repeats else "DeLong",
+            BY_PATIENT if has_repeats else DELONG,
+            standard_error=standard_error if standard_error > NO_SPREAD else None,
         )
 
 

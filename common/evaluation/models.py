@@ -164,18 +164,30 @@ def read_points_of_run(folder: Path) -> dict[str, tuple[FixedThreshold, ...]]:
     Raises:
         BadInput: If the summary is there and cannot be read.
     """
+    return {
+        name: tuple(FixedThreshold(_describe_rule(point), point.threshold) for point in points)
+        for name, points in _read_summary(folder).test.operating_points.items()
+    }
+
+
+def make_summary_of_thresholds(folder: Path) -> bytes:
+    """Return a summary with a run's thresholds alone: the whole one has figures of each hospital.
+
+    Raises:
+        BadInput: If the summary is there and cannot be read.
+    """
+    return _read_summary(folder).model_dump_json().encode()
+
+
+def _read_summary(folder: Path) -> _Summary:
     path = folder / SUMMARY
     if not is_file(path):
-        return {}
+        return _Summary(test=_Test())
     try:
-        test = _Summary.model_validate_json(path.read_bytes()).test
+        return _Summary.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput([Fault(str(path), f"cannot be read: {reason}.", "Copy it again from the run.")]) from None
-    return {
-        name: tuple(FixedThreshold(_describe_rule(point), point.threshold) for point in points)
-        for name, points in test.operating_points.items()
-    }
 
 
 def _describe_rule(point: _Point) -> str:

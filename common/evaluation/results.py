@@ -8,9 +8,16 @@ from rich.console import Group
 from rich.text import Text
 
 from polyclinic.common.evaluation.evaluation import Evaluation, ScoredData
-from polyclinic.common.evaluation.figures import TOGETHER, ClassFigures, FigureRow, ModelComparison
+from polyclinic.common.evaluation.figures import (
+    TOGETHER,
+    ClassFigures,
+    DecisionsAtThreshold,
+    FigureRow,
+    ModelComparison,
+)
 from polyclinic.common.evaluation.models import UNFIXED
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES
+from polyclinic.common.metrics.measured import format_value_with_error
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
 from polyclinic.common.system.csv_text import Cell, format_rows_as_csv
@@ -42,6 +49,7 @@ def describe_data(data: ScoredData) -> str:
 def list_limitations(evaluation: Evaluation) -> Iterator[str]:
     """Yield a sentence for each limit of the figures."""
     figures = evaluation.figures
+    yield from evaluation.notes
     for model in evaluation.models:
         if model.unlearned:
             reasons = [f"“{name}” ({reason})" for name, reason in model.unlearned.items()]
@@ -130,13 +138,21 @@ def _make_figure_table(rows: list[FigureRow], title: str) -> FittedTable:
     cells = []
     for row in rows:
         figures = row.figures
-        point = figures.points[0].decisions
-        numbers = (figures.average_precision, point.sensitivity, point.specificity)
-        auroc = format_number(figures.auroc), format_interval(figures.auroc_interval)
+        shares = _read_first_shares(figures)
+        precision = format_value_with_error(figures.average_precision_with_error)
+        auroc = format_value_with_error(figures.auroc_with_error), format_interval(figures.auroc_interval)
         counts = str(figures.positives), str(figures.negatives)
         name = f"{row.class_name}, {row.model}" if several else row.class_name
-        cells.append((name, *auroc, *map(format_number, numbers), *counts))
+        cells.append((name, *auroc, precision, *map(format_number, shares), *counts))
     return FittedTable(title, (*headings, "with", "without"), tuple(cells)).drop_empty_columns()
+
+
+def _read_first_shares(figures: ClassFigures) -> tuple[float | None, float | None]:
+    """Return sensitivity and specificity at the first fixed threshold; None if there is no decision."""
+    if not figures.points:
+        return None, None
+    decisions = figures.points[0].decisions
+    return decisions.sensitivity, decisions.specificity
 
 
 def _make_comparison_table(compared: list[ModelComparison]) -> FittedTable:
@@ -205,6 +221,7 @@ FIGURE_HEADINGS = (
     *("average_precision", "average_precision_low", "average_precision_high"),
     *("threshold_rule", "threshold", "sensitivity", "sensitivity_low", "sensitivity_high"),
     *("specificity", "specificity_low", "specificity_high", "calibration_error", "brier"),
+    *("auroc_error", "average_precision_error"),
 )
 
 
@@ -219,18 +236,29 @@ def make_figures_csv(evaluation: Evaluation) -> bytes:
 def _list_csv_rows(row: FigureRow, figures: ClassFigures) -> Iterator[tuple[Cell, ...]]:
     calibration = figures.calibration
     quality = (None, None) if calibration is None else (calibration.expected_error, calibration.brier)
-    for point in figures.points:
-        decided = point.decisions
+    for at_threshold in [_list_point_cells(point) for point in figures.points] or [(None,) * POINT_CELLS]:
         yield (
             *(row.data, row.column, row.group, row.class_name, row.model),
             *(figures.positives, figures.negatives, figures.positive_patients),
             *(figures.auroc, *(figures.auroc_interval or (None, None))),
             *(figures.average_precision, *(figures.average_precision_interval or (None, None))),
-            *(point.rule, point.threshold),
-            *(decided.sensitivity, *(point.sensitivity_interval or (None, None))),
-            *(decided.specificity, *(point.specificity_interval or (None, None))),
+            *at_threshold,
             *quality,
+            *(figures.auroc_error, figures.average_precision_error),
         )
+
+
+POINT_CELLS = 8
+"""Cells of a csv row about one threshold."""
+
+
+def _list_point_cells(point: DecisionsAtThreshold) -> tuple[Cell, ...]:
+    decided = point.decisions
+    return (
+        *(point.rule, point.threshold),
+        *(decided.sensitivity, *(point.sensitivity_interval or (None, None))),
+        *(decided.specificity, *(point.specificity_interval or (None, None))),
+    )
 
 
 COMPARISON_HEADINGS = (

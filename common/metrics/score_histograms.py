@@ -14,6 +14,8 @@ from polyclinic.common.metrics.measured import ValueWithError
 
 Floats = NDArray[np.floating]
 Counts = NDArray[np.int64]
+ScoreCounts = NDArray[np.int64]
+"""Counts by score in one flat array: :data:`BINS` counts of the first class or row, then those of the next."""
 
 THRESHOLD = 0.5
 BINS = 1024
@@ -31,6 +33,11 @@ the logit at 0.5, 49 at 0.01 and 14 at 0.0001. The tenths make decisions at 0.5 
 MIDDLES, HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
 DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
 """First bin of the scores above :data:`THRESHOLD`."""
+
+
+def make_empty_score_counts() -> ScoreCounts:
+    """Return an empty array of counts; used as ``default_factory`` of dataclass fields."""
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import WireError
+from polyclinic.common.metrics.score_histograms import ScoreCounts, make_empty_score_counts
 from polyclinic.common.models.network import Head
 from polyclinic.common.wire.bounds import (
     MOST_IMAGES,
@@ -47,8 +48,6 @@ from polyclinic.common.wire.records import (
     Form,
     ModelGroups,
     Record,
-    ScoreCounts,
-    make_empty_score_counts,
 )
 from polyclinic.common.wire.secure_aggregation import Integers
 from polyclinic.common.wire.versions import RECORD_FIELD, VERSION_FIELD, WIRE_VERSION, read_in_present_version

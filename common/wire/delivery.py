@@ -28,16 +28,35 @@ class DeliveryRequest:
     package: Integers
 
     def __post_init__(self) -> None:
-        if len(self.package) != -(-self.size // _WORD_BYTES):
-            raise WireError(f"a package of {self.size} bytes cannot have {len(self.package)} numbers.")
+        if fault := find_padding_fault(self.size, self.package):
+            raise WireError(fault)
 
     @property
     def content(self) -> bytes:
         """The bytes of the package."""
-        return self.package.astype("<u4", copy=False).tobytes()[: self.size]
+        return read_padded_bytes(self.size, self.package)
 
 
 def make_delivery_request(run: str, content: bytes) -> DeliveryRequest:
     """Return the record with a package."""
-    padded = content + bytes(-len(content) % _WORD_BYTES)
-    return DeliveryRequest(run, len(content), np.frombuffer(padded, "<u4"))
+    return DeliveryRequest(run, len(content), pad_to_integers(content))
+
+
+# ---------------------------------------------------------------------- bytes as an array, which travels in parts
+
+
+def pad_to_integers(content: bytes) -> Integers:
+    """Return bytes as uint32 in little-endian order, filled up with zeros."""
+    return np.frombuffer(content + bytes(-len(content) % _WORD_BYTES), "<u4")
+
+
+def read_padded_bytes(size: int, numbers: Integers) -> bytes:
+    """Return the bytes that :func:`pad_to_integers` got; there were ``size`` of them."""
+    return numbers.astype("<u4", copy=False).tobytes()[:size]
+
+
+def find_padding_fault(size: int, numbers: Integers) -> str:
+    """Return why ``size`` bytes cannot be these numbers; empty if they can."""
+    if len(numbers) == -(-size // _WORD_BYTES):
+        return ""
+    return f"{size} bytes cannot have {len(numbers)} numbers."

@@ -29,6 +29,8 @@ ROLL_CALL, REFUSAL, QUESTION = "query.roll_call", "query.refusal", "query.questi
 """Types of the messages with the records ``RollCall``, ``Refusal`` and ``Question``, of Flower's kind ``query``."""
 COUNT = "query.count"
 """Type of the messages with the record ``CountRequest``."""
+SCORING = "query.scoring"
+"""Type of the messages with the record ``ScoringRequest``."""
 DELIVERY = "query.delivery"
 """Type of the messages with the record ``DeliveryRequest``."""
 CHUNK_BYTES = 4 * 2**20

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.metrics.benefit import MODELS
-from polyclinic.common.metrics.score_histograms import ScoreHistogram, parse_score_histograms
+from polyclinic.common.metrics.score_histograms import (
+    ScoreCounts,
+    ScoreHistogram,
+    make_empty_score_counts,
+    parse_score_histograms,
+)
 from polyclinic.common.models.network import Head
 from polyclinic.common.models.norms import compute_euclidean_norm
 from polyclinic.common.models.state import ModelState
@@ -52,6 +57,7 @@ from polyclinic.common.wire.bounds import (
 )
 from polyclinic.common.wire.counts import CountRecord
 from polyclinic.common.wire.delivery import DeliveryRequest
+from polyclinic.common.wire.evaluation import EvaluationRecord
 from polyclinic.common.wire.release_name import LONGEST_RELEASE, parse_release_name
 from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
@@ -91,13 +97,6 @@ def have_equal_arrays(first: Arrays, second: Arrays) -> bool:
 MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
 MaybeShare = Annotated[float | None, SHARE]
 MaybeCount = Annotated[int | None, COUNT]
-ScoreCounts = NDArray[np.int64]
-"""Counts by score in one flat array: ``BINS`` counts of the first class, then those of the next."""
-
-
-def make_empty_score_counts() -> ScoreCounts:
-    """Return an empty array of counts; used as ``default_factory`` of dataclass fields."""
-    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -624,6 +623,7 @@ Record = (
     | BenefitReply
     | CountRecord
     | DeliveryRequest
+    | EvaluationRecord
     | MaskingRecord
 )
 """Any record that coordinator and hospital exchange."""

@@ -97,7 +97,9 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         16: WireFormat(
             signs_calls_for_coordinator=False,
             statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown"})}),
-            added_records=frozenset({"Question", "CountRequest", "CountReply", "DeliveryRequest"}),
+            added_records=frozenset(
+                {"Question", "CountRequest", "CountReply", "DeliveryRequest", "ScoringRequest", "ScoringReply"}
+            ),
             plan_tables=frozenset({"pixels", "vocabulary", "run.purpose"}),
             lacks=(
                 LackingFeature(

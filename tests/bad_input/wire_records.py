@@ -14,6 +14,7 @@ from polyclinic.common.metrics.score_histograms import BINS
 from polyclinic.common.models.network import Head
 from polyclinic.common.wire.codec import RAW, decode_record, encode_record
 from polyclinic.common.wire.counts import CountReply
+from polyclinic.common.wire.evaluation import ScoringReply
 from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
@@ -68,6 +69,15 @@ COMPARED = BenefitReply(
 COUNTED = CountReply(
     *("run", "north", "trusted", "2026-11-30", 10, ("b", "a"), ("class", "sex"), ("age",), ("year",)),
     *(("class", "sex"), ("b", ""), ("present", "all"), ("", "female"), (12, 30), (15, 41)),
+)
+SCORED = ScoringReply(
+    *("run", "north", "trusted", 10, 40, 20, ("b", "a"), ("a",), True, ("age",)),
+    *(("m", "m"), ("b", "b"), ("", "sex"), ("", "female"), (1, 0), (2, 1), (1, 0), (2, 1)),
+    *((0.5, NAN), (0.25, NAN), (0.75, NAN), (0.5, NAN), (NAN, NAN), (NAN, NAN), (0.125, 0.25), (0.0625, 0.5)),
+    *(np.concatenate([counts(last=1), counts()]), np.concatenate([counts(first=2), counts(first=1)])),
+    *((0.0,) * 9 + (1.0,) + (0.0,) * 10, (0, 0), ("stated", "none fixed"), (0.25, 0.5), (1, 1), (0, 1)),
+    *((0.25, 0.5), (0.75, 1.0), (0.5, NAN), (0.75, NAN)),
+    *(("b",), ("m",), ("n",), (-0.25,), (-0.5,), (0.0,), (0.125,), ("DeLong",)),
 )
 OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)

@@ -21,6 +21,7 @@ from polyclinic.common.wire.bounds import (
 from polyclinic.common.wire.codec import decode_record, encode_record, list_record_field_names
 from polyclinic.common.wire.counts import CountRequest
 from polyclinic.common.wire.delivery import make_delivery_request
+from polyclinic.common.wire.evaluation import make_scoring_request
 from polyclinic.common.wire.records import (
     BenefitRequest,
     EvaluateRequest,
@@ -40,7 +41,7 @@ from polyclinic.common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, REPLY, REQUEST, SCORED, SCORES, SPREAD
 from tests.words import HOSTILE_TEXTS, raw_in
 
 RECORDS: tuple[Any, ...] = (
@@ -52,6 +53,8 @@ RECORDS: tuple[Any, ...] = (
     CountRequest("run", "{}"),
     make_delivery_request("run", b"12345"),
     COUNTED,
+    make_scoring_request("run", "{}", b"12345"),
+    SCORED,
     REQUEST,
     EvaluateRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, True),
     REPLY,

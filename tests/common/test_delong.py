@@ -53,6 +53,50 @@ def test_the_joint_test_of_three_areas_of_the_papers_patients() -> None:
     assert round(float(chi_square), 4) == 2.5340
 
 
+# Of each patient: 1 if the outcome was poor, WFNS, S100B and NDKA. Turck et al., Intensive Care Medicine 2010, as in
+# the data set aSAH of the R package pROC (Robin et al., BMC Bioinformatics 2011).
+HAEMORRHAGE_TABLE = """
+0 1 0.13 3.01  0 1 0.14 8.54  0 1 0.1 8.09  0 1 0.04 10.42  1 3 0.13 17.4  1 2 0.1 12.75  0 5 0.47 6  1 4 0.16 13.2
+0 1 0.18 15.54  0 2 0.1 6.01  1 5 0.12 15.96  0 2 0.1 17.86  1 5 0.44 5.18  1 5 0.71 8.9  0 1 0.04 13.41
+0 2 0.08 20.75  1 5 0.49 11.6  0 2 0.04 16.11  1 2 0.07 32.37  1 5 0.33 54.82  1 2 0.09 32.41  0 1 0.09 49.94
+1 1 0.07 40.34  0 1 0.11 9.47  0 1 0.07 6.29  0 2 0.17 12.53  0 1 0.07 6.54  0 2 0.11 6.3  0 1 0.13 80.3
+0 1 0.19 12.8  0 3 0.05 9.8  0 4 0.16 9.81  1 2 0.41 9.85  0 1 0.14 18.21  0 4 0.34 5.03  1 5 0.35 14.04
+1 4 0.48 21.93  0 1 0.09 8.02  1 4 0.96 7.42  1 2 0.25 8.38  0 5 0.5 6.59  0 5 0.46 9.63  0 1 0.16 13.12
+0 1 0.07 7.96  0 2 0.43 14.34  0 4 0.45 41.43  0 1 0.11 7.63  0 1 0.08 7.06  0 2 0.09 12.59  1 5 0.86 13.56
+1 5 0.52 3.87  0 2 0.08 9.44  0 1 0.06 7.66  0 2 0.13 12.98  1 5 2.07 419.19  0 1 0.1 27.19  0 2 0.14 22.27
+0 2 0.15 9.95  1 2 0.07 21.22  0 1 0.06 11.73  1 5 0.77 10.4  0 1 0.05 58.83  0 1 0.09 6.39  1 2 0.3 11.09
+1 5 0.03 12.22  1 2 0.09 13.67  0 1 0.04 17.21  1 4 0.23 22.63  1 5 0.7 12.9  0 2 0.09 9.7  1 4 0.27 21.57
+1 4 0.71 8.23  1 1 0.08 72.57  1 4 0.26 15.54  0 1 0.08 10.51  0 2 0.16 10.6  0 1 0.09 14.57  1 4 0.13 5.19
+1 2 0.1 9.63  0 1 0.08 4.61  1 2 0.11 21.48  0 3 0.33 17.3  0 2 0.11 12.71  0 4 0.28 9.44  0 2 0.07 11.07
+0 1 0.1 19.46  0 4 0.32 10.83  1 5 0.22 5.37  0 1 0.07 11.97  0 1 0.05 7.75  0 5 0.24 9.83  0 4 0.38 10.55
+0 2 0.1 28.49  0 2 0.15 8.53  0 1 0.08 12.57  0 1 0.14 12.9  0 1 0.1 46.83  0 3 0.07 11.68  0 1 0.04 12.67
+0 2 0.19 9.01  1 5 0.56 9.57  1 2 0.14 34.06  1 2 0.58 11.72  1 5 0.32 14.26  1 5 0.82 47.61  1 5 0.74 11.67
+0 2 0.15 24.58  0 4 0.47 10.33  0 4 0.17 13.87  1 5 0.44 15.89  0 1 0.15 22.43  0 1 0.5 6.79  0 1 0.48 13.45
+"""
+HAEMORRHAGE = np.array(HAEMORRHAGE_TABLE.split(), np.float64).reshape(-1, 4)
+MARKERS = {"wfns": HAEMORRHAGE[:, 1], "s100b": HAEMORRHAGE[:, 2], "ndka": HAEMORRHAGE[:, 3]}
+
+
+# Z, p-value, and ends of the 95 % interval that pROC's own tests expect of roc.test (tests/testthat/test-roc.test.R).
+@pytest.mark.parametrize(
+    ("first", "second", "z", "p_value", "low", "high"),
+    [
+        ("wfns", "s100b", 2.20898359144091, 0.0271757822291882, 0.0104061769564846, 0.174214419249478),
+        ("wfns", "ndka", 2.79777591868904, 0.00514557970691098, 0.0634011709339876, 0.3600405634833566),
+        ("ndka", "s100b", -1.39077002573558, 0.164295175223054, -0.2876917446341914, 0.0488706064228094),
+    ],
+)
+def test_the_test_equals_that_of_proc(
+    first: str, second: str, z: float, p_value: float, low: float, high: float
+) -> None:
+    comparison = compare_by_delong(MARKERS[first], MARKERS[second], HAEMORRHAGE[:, 0])
+    assert comparison is not None
+    reach = 1.959963984540054 * comparison.standard_error
+    figures = (comparison.difference / comparison.standard_error, comparison.p_value)
+    assert figures == pytest.approx((z, p_value), rel=1e-12)
+    assert (comparison.difference - reach, comparison.difference + reach) == pytest.approx((low, high), rel=1e-12)
+
+
 SAMPLES = st.integers(0, 2**32 - 1)
 
 

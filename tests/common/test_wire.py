@@ -49,7 +49,7 @@ from polyclinic.common.wire.secure_aggregation import (
     RevealAnswer,
     SharesRequest,
 )
-from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, ONES, REPLY, REQUEST, SCORED, SCORES, SPREAD
 from tests.common.flower_messages import same
 
 MASKING = (
@@ -63,7 +63,7 @@ MASKING = (
 
 @pytest.mark.parametrize(
     "record",
-    [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED, COUNTED, *MASKING],
+    [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED, COUNTED, SCORED, *MASKING],
     ids=lambda r: type(r).__name__,
 )
 def test_every_record_comes_back_as_it_went(record: Record) -> None:

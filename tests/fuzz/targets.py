@@ -98,7 +98,7 @@ from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
 from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, kit_text, request_text
-from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, COUNTED, MODEL, REPLY, REQUEST, SCORED, SCORES, SPREAD
 from tests.common.flower_messages import message, same
 from tests.data.bombs import jpeg_2000, jpeg_ls, run_lengths
 from tests.data.damaged import nifti_files, valid_files
@@ -173,7 +173,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # ---------------------------------------------------------------------- from the other side
 
 _NOTED = RefusalNoted("run", "north")
-RECORDS = (RollCall("run", "{}"), _NOTED, ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED, COUNTED)
+RECORDS = (RollCall("run", "{}"), _NOTED, ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED, COUNTED, SCORED)
 
 
 def record_seeds() -> list[bytes]:
@@ -381,7 +381,7 @@ def nonces(folder: Path) -> None:
 
 # ---------------------------------------------------------------------- replies, at the coordinator
 
-_ANSWERS = (ANSWER, RefusalNoted("run", "north"), REPLY, SCORES, SPREAD, COMPARED, COUNTED)
+_ANSWERS = (ANSWER, RefusalNoted("run", "north"), REPLY, SCORES, SPREAD, COMPARED, COUNTED, SCORED)
 
 
 def signed_reply_seeds() -> list[bytes]:

@@ -42,6 +42,27 @@ def _make_delivery_records(prefix: str) -> list[Any]:
     return [delivery.make_delivery_request("run-1", b"PK\x05\x06\xff")]
 
 
+def _make_scoring_records(prefix: str) -> list[Any]:
+    """Return models to score, and figures; none for a release that scores none."""
+    try:
+        scoring = import_module(prefix, "common.wire.evaluation")
+    except ModuleNotFoundError:
+        return []
+    nan, zeros = float("nan"), np.zeros(1024, np.int64)
+    first, last = zeros.copy(), zeros.copy()
+    first[0], last[-1] = 300, 5
+    answer = scoring.ScoringReply(
+        *("run-1", "north", "trusted", 10, 320, 200, ("b", "a"), ("a",), True, ("age",)),
+        *(("m", "m"), ("b", "b"), ("", "sex"), ("", "female"), (5, 0), (300, 0), (4, 0), (196, 0)),
+        *((0.5, nan), (0.25, nan), (0.75, nan), (0.5, nan), (0.25, nan), (0.75, nan), (0.125, nan), (0.0625, nan)),
+        *(np.concatenate([last, zeros]), np.concatenate([first, zeros]), (0.5, *(0.0,) * 8, 4.5, *(0.0,) * 10)),
+        *((0, 0), ("stated", "none fixed"), (0.25, 0.5), (5, 4), (0, 1)),
+        *((0.25, 0.5), (0.75, 1.0), (0.5, nan), (0.75, nan)),
+        *(("b",), ("m",), ("n",), (-0.25,), (-0.5,), (0.0,), (0.125,), ("DeLong",)),
+    )
+    return [scoring.make_scoring_request("run-1", '{"models": []}', b"PK\x05\x06\xff"), answer]
+
+
 def make_golden_records(prefix: str) -> list[Any]:
     """Return one record of each class that is sent, with a value in each of its fields."""
     wire = import_module(prefix, "common.wire.records")
@@ -73,6 +94,7 @@ def make_golden_records(prefix: str) -> list[Any]:
         wire.RefusalNoted("run-1", "north"),
         *_make_count_records(prefix),
         *_make_delivery_records(prefix),
+        *_make_scoring_records(prefix),
         wire.TrainRequest(**asked, statistics=statistics),
         wire.TrainReply(
             **replied,

@@ -19,6 +19,10 @@ _REPORTED_COUNT = (
     "a count that the policy reports as it is, under smallest_count and round_counts_to; images that are left out of "
     "training are not in it"
 )
+_SCORED = (
+    "not tried by itself: exact like the AUROC of a run's test, of a model that the coordinator chose; off unless the "
+    "hospital sets `evaluate`"
+)
 _COMPARED = "not tried by itself: of test images, exact like the AUROC of the test; three of the models never leave"
 
 Covered = tuple[str, ...] | str
@@ -69,6 +73,23 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
                 "patients images"
             ),
             "follows from counts_epsilon and the number of tables": "noise",
+        }
+    ),
+    "ScoringReply": _map_fields_to_attacks(
+        {
+            _ECHOED: "run models columns point_rules thresholds pair_firsts pair_seconds",
+            _DECLARED: "site level smallest_count class_names over_patients classes pair_classes pair_tests",
+            "names of classes that every run hides, too": "hidden",
+            "says that a group is of few patients, and not which; tests/client/test_scoring.py": "withheld groups",
+            _REPORTED_COUNT: "images patients positives negatives positive_patients negative_patients",
+            _SCORED: (
+                "auroc auroc_low auroc_high average_precision average_precision_low average_precision_high brier "
+                "calibration_error differences difference_lows difference_highs standard_errors"
+            ),
+            "counts and sums by score that score_histograms allows: who allows them reports more than a count": (
+                "positive_scores negative_scores score_sums point_rows true_positives false_positives sensitivity_low "
+                "sensitivity_high specificity_low specificity_high"
+            ),
         }
     ),
     "EvaluateReply": _map_fields_to_attacks(

@@ -1,0 +1,1 @@
+"""``flwr-server evaluate``: send models to hospitals, pool the figures that they answer."""

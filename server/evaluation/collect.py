@@ -1,0 +1,71 @@
+"""Open the models that the user names, and make the question that hospitals receive."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.evaluation.foreign import ModelFile
+from polyclinic.common.evaluation.models import ModelToScore, make_summary_of_thresholds, open_models
+from polyclinic.common.evaluation.question import (
+    MOST_MODEL_BYTES,
+    THRESHOLDS,
+    EvaluationQuestion,
+    GroupColumn,
+    SentFile,
+    SentModel,
+)
+from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
+from polyclinic.common.system.plain_text import format_bytes
+
+
+@dataclass(frozen=True)
+class QuestionWithModels:
+    """A question with the models that it names.
+
+    Attributes:
+        content: The bytes of all files, in the order of the question.
+        models: The models, opened.
+    """
+
+    question: EvaluationQuestion
+    content: bytes
+    models: tuple[ModelToScore, ...]
+
+
+def make_question(files: Sequence[ModelFile], groups: Sequence[GroupColumn], title: str = "") -> QuestionWithModels:
+    """Open the models and collect their files.
+
+    Raises:
+        BadInput: If a model cannot be loaded, or the files are too large.
+    """
+    models = open_models(files)
+    contents, sent = list[bytes](), list[SentModel]()
+    for file, model in zip(files, models, strict=True):
+        parts = dict(_read_files(file))
+        described = tuple(
+            SentFile(name=name, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+            for name, content in parts.items()
+        )
+        own = None
+        if file.described is not None:
+            # A hospital needs no path of this machine.
+            own = file.described.model_copy(update={"file": described[0].name, "sha256": described[0].sha256})
+        sent.append(SentModel(name=model.name, files=described, described=own))
+        contents += parts.values()
+    size = sum(map(len, contents))
+    if size > MOST_MODEL_BYTES:
+        problem = f"have {format_bytes(size)} together; {format_bytes(MOST_MODEL_BYTES)} is the most of one question."
+        raise BadInput([Fault("MODEL...", problem, "Ask for fewer models at a time.")])
+    question = EvaluationQuestion(title=title, models=tuple(sent), groups=tuple(groups))
+    return QuestionWithModels(question, b"".join(contents), tuple(models))
+
+
+def _read_files(file: ModelFile) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of each file of a model; of a run's summary, its thresholds alone."""
+    if not file.is_run:
+        yield f"model{file.file.suffix}", file.file.read_bytes()
+        return
+    for name in (DESCRIPTION, TENSORS):
+        yield name, (file.path / name).read_bytes()
+    yield THRESHOLDS, make_summary_of_thresholds(file.path)

@@ -1,0 +1,336 @@
+"""Make one evaluation of the hospitals' figures: each hospital's own, and those of all images together.
+
+Figures of all images together come from sums of histograms, whose order of images inside a step is not known. So the
+AUROC and the average precision have bounds. Decisions, calibration error and Brier score are exact.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from polyclinic.common.evaluation.evaluation import (
+    Evaluation,
+    ScoredData,
+    ScoredModel,
+    name_classes_of_models,
+    warn_about_origin,
+)
+from polyclinic.common.evaluation.figures import (
+    BY_PATIENT,
+    DELONG,
+    TOGETHER,
+    ClassFigures,
+    Coverage,
+    DecisionsAtThreshold,
+    EvaluationFigures,
+    FigureRow,
+    ModelComparison,
+    correct_over_classes,
+)
+from polyclinic.common.evaluation.question import GROUPINGS
+from polyclinic.common.metrics.bootstrap import EstimateWithInterval, Interval, compute_pooled_auroc_interval
+from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, ReliabilityBin
+from polyclinic.common.metrics.delong import compute_two_sided_p_value
+from polyclinic.common.metrics.score_histograms import (
+    TENTHS,
+    ScoreHistogram,
+    compute_pooled_auroc,
+    compute_pooled_average_precision,
+    find_score_bins,
+)
+from polyclinic.common.system.hashing import derive_seed
+from polyclinic.common.system.plain_text import join_as_english_list, make_printable_line
+from polyclinic.common.wire.evaluation import ScoringReply
+from polyclinic.server.evaluation.collect import QuestionWithModels
+
+NORMAL_95 = 1.959964
+BY_HOSPITAL = "inverse variance over hospitals"
+"""Name of the test of two models on the images of all hospitals."""
+ABOUT = "The test part: patients on whom no run trains at this site."
+RowKey = tuple[str, str, str, str]
+"""Model, class, column and group."""
+
+
+@dataclass(frozen=True)
+class RowOfSite:
+    """A row of a hospital's answer.
+
+    Attributes:
+        histogram: The spread of its scores; None if the hospital does not tell it.
+        score_sums: Sum of the scores in each tenth, ``(10,)``.
+    """
+
+    figures: ClassFigures
+    histogram: ScoreHistogram | None
+    score_sums: tuple[float, ...]
+
+
+def pool_answers(
+    asked: QuestionWithModels, answers: Mapping[str, ScoringReply], silent: Mapping[str, str]
+) -> Evaluation:
+    """Return the evaluation that the hospitals' answers make.
+
+    Args:
+        answers: Site -> its answer.
+        silent: Site -> why it has no answer.
+    """
+    classes_of_models = name_classes_of_models(asked.models)
+    of_models = [name for classes in classes_of_models.values() for name in classes]
+    annotated = {name for reply in answers.values() for name in reply.class_names}
+    tested = tuple(name for name in dict.fromkeys(of_models) if name in annotated)
+    by_site = {site: dict(_read_rows(reply)) for site, reply in answers.items()}
+    rows = [
+        FigureRow(site, model, name, row.figures)
+        for site, of_site in by_site.items()
+        for (model, name, column, _), row in of_site.items()
+        if not column
+    ]
+    pooled = list(_pool_rows(by_site))
+    several = len(answers) > 1
+    rows = [row for row in pooled if several and not row.column] + rows
+    rows += [row if several else _name_data(row, next(iter(answers))) for row in pooled if row.column]
+    comparisons = [comparison for site, reply in answers.items() for comparison in _read_comparisons(site, reply)]
+    if several:
+        comparisons = [*_pool_comparisons(comparisons), *comparisons]
+    over_patients = bool(answers) and all(reply.over_patients for reply in answers.values())
+    coverage = [
+        _describe_coverage(site, model.name, classes_of_models[model.name], reply)
+        for site, reply in answers.items()
+        for model in asked.models
+    ]
+    order = {name: place for place, name in enumerate(tested)}
+    models = {model.name: place for place, model in enumerate(asked.models)}
+    rows.sort(key=lambda row: (order[row.class_name], models[row.model]))
+    return Evaluation(
+        models=tuple(
+            ScoredModel(model.name, model.kind, sent.sha256, classes_of_models[model.name], model.unlearned)
+            for model, sent in zip(asked.models, asked.question.models, strict=True)
+        ),
+        data=tuple(
+            ScoredData(site, ABOUT, reply.images, reply.patients if over_patients else None, reply.class_names)
+            for site, reply in answers.items()
+        ),
+        figures=EvaluationFigures(
+            tuple(rows), tuple(correct_over_classes(comparisons)), tuple(coverage), over_patients
+        ),
+        class_names=tested,
+        cautions=(
+            *(f"{site} did not answer: {make_printable_line(reason)}" for site, reason in silent.items()),
+            *warn_about_origin(asked.models),
+        ),
+        columns=tuple(dict.fromkeys(row.column for row in rows if row.column)),
+        notes=tuple(_list_notes(asked, answers)),
+    )
+
+
+def _name_data(row: FigureRow, site: str) -> FigureRow:
+    return FigureRow(site, row.model, row.class_name, row.figures, row.column, row.group)
+
+
+def _describe_coverage(site: str, model: str, classes: Sequence[str], reply: ScoringReply) -> Coverage:
+    own = set(reply.class_names)
+    return Coverage(
+        site,
+        model,
+        tested=tuple(name for name in reply.class_names if name in classes and name not in reply.hidden),
+        not_annotated=tuple(name for name in classes if name not in own),
+        not_in_model=tuple(name for name in reply.class_names if name not in classes),
+    )
+
+
+def _list_notes(asked: QuestionWithModels, answers: Mapping[str, ScoringReply]) -> Iterator[str]:
+    """Yield a sentence on what each hospital does not tell."""
+    classes = {name for model in asked.models for name in model.class_names}
+    for site, reply in answers.items():
+        if hidden := [f"“{name}”" for name in reply.hidden if name in classes]:
+            least = reply.smallest_count
+            yield f"{site} hides {join_as_english_list(hidden)}: fewer than {least} patients show it or do not."
+        if reply.models and not reply.has_histograms:
+            yield f"{site} does not tell how scores are spread: it is not in the figures of all together."
+        if reply.withheld:
+            yield f"{site} tells no subgroups by {join_as_english_list(list(reply.withheld))}."
+        if not reply.images:
+            yield f"{site} has no test images."
+
+
+# ---------------------------------------------------------------------- rows of one hospital
+
+
+def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, RowOfSite]]:
+    points = dict[int, list[DecisionsAtThreshold]]()
+    for place, row in enumerate(reply.point_rows):
+        points.setdefault(row, []).append(_read_point(reply, place))
+    for row, key in enumerate(zip(reply.models, reply.classes, reply.columns, reply.groups, strict=True)):
+        histogram = reply.histograms.get(row)
+        sums = reply.score_sums[row * (len(TENTHS) + 1) : (row + 1) * (len(TENTHS) + 1)]
+        brier, error = reply.brier[row], reply.calibration_error[row]
+        bins = () if histogram is None else _make_bins(histogram, sums)
+        figures = ClassFigures(
+            positives=reply.positives[row],
+            negatives=reply.negatives[row],
+            positive_patients=reply.positive_patients[row],
+            auroc=_read_number(reply.auroc[row]),
+            auroc_interval=_read_interval(reply.auroc_low[row], reply.auroc_high[row]),
+            average_precision=_read_number(reply.average_precision[row]),
+            average_precision_interval=_read_interval(
+                reply.average_precision_low[row], reply.average_precision_high[row]
+            ),
+            points=tuple(points.get(row, ())),
+            calibration=None if math.isnan(brier) else Calibration(bins, error, brier),
+        )
+        yield key, RowOfSite(figures, histogram, sums)
+
+
+def _read_point(reply: ScoringReply, place: int) -> DecisionsAtThreshold:
+    row = reply.point_rows[place]
+    detected, alarms = reply.true_positives[place], reply.false_positives[place]
+    decisions = DecisionCounts(detected, reply.positives[row] - detected, alarms, reply.negatives[row] - alarms)
+    return DecisionsAtThreshold(
+        reply.point_rules[place],
+        reply.thresholds[place],
+        decisions,
+        _read_interval(reply.sensitivity_low[place], reply.sensitivity_high[place]),
+        _read_interval(reply.specificity_low[place], reply.specificity_high[place]),
+    )
+
+
+def _read_number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _read_interval(low: float, high: float) -> Interval | None:
+    return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _make_bins(histogram: ScoreHistogram, score_sums: Sequence[float]) -> tuple[ReliabilityBin, ...]:
+    """Return the tenths of a reliability diagram; exact, because each tenth is the border of a step."""
+    borders = find_score_bins(TENTHS) + 1
+    images = [int(part.sum()) for part in np.split(histogram.positives + histogram.negatives, borders)]
+    positives = [int(part.sum()) for part in np.split(histogram.positives, borders)]
+    return tuple(
+        ReliabilityBin(count, shown, total / count if count else None)
+        for count, shown, total in zip(images, positives, score_sums, strict=True)
+    )
+
+
+# ---------------------------------------------------------------------- all hospitals together
+
+
+def _pool_rows(by_site: Mapping[str, Mapping[RowKey, RowOfSite]]) -> Iterator[FigureRow]:
+    """Yield the figures of all images whose hospitals tell how scores are spread, in the order of groups."""
+    keys = list(dict.fromkeys(key for rows in by_site.values() for key in rows))
+    for column, grouping in (("", None), *GROUPINGS.items()):
+        of_column = [key for key in keys if key[2] == column]
+        groups = [""] if grouping is None else grouping.order_groups([key[3] for key in of_column])
+        for group in groups:
+            for key in (key for key in of_column if key[3] == group):
+                parts = [rows[key] for rows in by_site.values() if key in rows and rows[key].histogram is not None]
+                if parts:
+                    yield FigureRow(TOGETHER, key[0], key[1], _pool_figures(key, parts), column, group)
+
+
+def _pool_figures(key: RowKey, parts: Sequence[RowOfSite]) -> ClassFigures:
+    histogram = reduce(add, (part.histogram for part in parts if part.histogram is not None))
+    auroc, precision = compute_pooled_auroc(histogram), compute_pooled_average_precision(histogram)
+    generator = np.random.default_rng(derive_seed("evaluate", *key))
+    return ClassFigures(
+        positives=int(histogram.positives.sum()),
+        negatives=int(histogram.negatives.sum()),
+        positive_patients=sum(part.figures.positive_patients for part in parts),
+        auroc=auroc.value if auroc else None,
+        auroc_interval=compute_pooled_auroc_interval(histogram, generator),
+        average_precision=precision.value if precision else None,
+        average_precision_interval=None,
+        points=tuple(_pool_points(parts)),
+        calibration=_pool_calibration(histogram, parts),
+        auroc_error=auroc.error if auroc else 0.0,
+        average_precision_error=precision.error if precision else 0.0,
+    )
+
+
+def _pool_points(parts: Sequence[RowOfSite]) -> Iterator[DecisionsAtThreshold]:
+    """Yield the decisions at each threshold that all hospitals used."""
+    by_part = [{(point.rule, point.threshold): point.decisions for point in part.figures.points} for part in parts]
+    for rule, threshold in by_part[0]:
+        counts = [points[rule, threshold] for points in by_part if (rule, threshold) in points]
+        if len(counts) == len(by_part):
+            yield DecisionsAtThreshold(
+                rule,
+                threshold,
+                DecisionCounts(
+                    sum(each.true_positives for each in counts),
+                    sum(each.false_negatives for each in counts),
+                    sum(each.false_positives for each in counts),
+                    sum(each.true_negatives for each in counts),
+                ),
+                None,
+                None,
+            )
+
+
+def _pool_calibration(histogram: ScoreHistogram, parts: Sequence[RowOfSite]) -> Calibration | None:
+    calibrations = [(part, part.figures.calibration) for part in parts]
+    total = int((histogram.positives + histogram.negatives).sum())
+    if not total:
+        return None
+    sums = np.sum([part.score_sums for part in parts], axis=0)
+    bins = _make_bins(histogram, sums.tolist())
+    errors = [abs(total_score - each.positives) for total_score, each in zip(sums.tolist(), bins, strict=True)]
+    squares = sum(
+        calibration.brier * (part.figures.positives + part.figures.negatives)
+        for part, calibration in calibrations
+        if calibration is not None
+    )
+    return Calibration(bins, sum(errors) / total, squares / total)
+
+
+# ---------------------------------------------------------------------- comparisons of two models
+
+
+def _read_comparisons(site: str, reply: ScoringReply) -> Iterator[ModelComparison]:
+    images = {
+        name: reply.positives[row] + reply.negatives[row]
+        for row, name in enumerate(reply.classes)
+        if not reply.columns[row]
+    }
+    for place, name in enumerate(reply.pair_classes):
+        difference, error = reply.differences[place], _read_number(reply.standard_errors[place])
+        p_value = None if not error else compute_two_sided_p_value(difference / error)
+        test = DELONG if reply.pair_tests[place] == DELONG else BY_PATIENT
+        yield ModelComparison(
+            *(site, name, reply.pair_firsts[place], reply.pair_seconds[place], images.get(name, 0)),
+            EstimateWithInterval(difference, (reply.difference_lows[place], reply.difference_highs[place])),
+            delong_p=p_value if test == DELONG else None,
+            patient_p=p_value if test == BY_PATIENT else None,
+            p_value=p_value,
+            test=test,
+            standard_error=error,
+        )
+
+
+def _pool_comparisons(comparisons: Sequence[ModelComparison]) -> Iterator[ModelComparison]:
+    """Yield the mean of the hospitals' differences, each weighted by the inverse of its variance."""
+    families = dict[tuple[str, str, str], list[ModelComparison]]()
+    for each in comparisons:
+        if each.standard_error:
+            families.setdefault((each.class_name, each.first, each.second), []).append(each)
+    for (name, first, second), members in families.items():
+        weights = [1 / each.standard_error**2 for each in members if each.standard_error]
+        values = [each.difference.value for each in members]
+        difference = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+        error = 1 / math.sqrt(sum(weights))
+        interval = difference - NORMAL_95 * error, difference + NORMAL_95 * error
+        p_value = compute_two_sided_p_value(difference / error)
+        yield ModelComparison(
+            *(TOGETHER, name, first, second, sum(each.images for each in members)),
+            EstimateWithInterval(difference, interval),
+            delong_p=None,
+            patient_p=None,
+            p_value=p_value,
+            test=BY_HOSPITAL,
+            standard_error=error,
+        )
