@@ -25,6 +25,7 @@ CLASSES: Mapping[str, str] = {
     "pfl": "polyclinic.strategies.methods.baselines:PersonalisedHeads",
     "individual": "polyclinic.strategies.methods.baselines:IndividualTraining",
     "centralised": "polyclinic.strategies.methods.baselines:CentralisedTraining",
+    "fedrep": "polyclinic.strategies.methods.fedrep:FedRep",
     "fedavg": "polyclinic.strategies.methods.baselines:FedAvg",
     "fedbn": "polyclinic.strategies.methods.baselines:FedBN",
     "fedbn_plus": "polyclinic.strategies.methods.baselines:FedBNPlus",
