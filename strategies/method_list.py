@@ -36,6 +36,7 @@ CLASSES: Mapping[str, str] = {
     "server_only": "polyclinic.strategies.methods.unifed:ServerOnlyTraining",
     "fedlsr": "polyclinic.strategies.methods.fedlsr:FedLSR",
     "fedfixmatch": "polyclinic.strategies.methods.fedfixmatch:FedFixMatch",
+    "condistfl": "polyclinic.strategies.methods.condistfl:ConDistFL",
     "fedirm": "polyclinic.strategies.methods.fedirm:FedIRM",
 }
 """Method -> module and class; :data:`polyclinic.strategies.registry.STRATEGIES` imports them, and torch, which takes
