@@ -25,15 +25,18 @@ CLASSES: Mapping[str, str] = {
     "pfl": "polyclinic.strategies.methods.baselines:PersonalisedHeads",
     "individual": "polyclinic.strategies.methods.baselines:IndividualTraining",
     "centralised": "polyclinic.strategies.methods.baselines:CentralisedTraining",
+    "fedrep": "polyclinic.strategies.methods.fedrep:FedRep",
     "fedavg": "polyclinic.strategies.methods.baselines:FedAvg",
     "fedbn": "polyclinic.strategies.methods.baselines:FedBN",
     "fedbn_plus": "polyclinic.strategies.methods.baselines:FedBNPlus",
     "fedprox": "polyclinic.strategies.methods.baselines:FedProx",
+    "scaffold": "polyclinic.strategies.methods.scaffold:Scaffold",
     "fedavg_scaled": "polyclinic.strategies.methods.fedsld:ScaledFedAvg",
     "fedseq": "polyclinic.strategies.methods.unifed:SequentialTraining",
     "server_only": "polyclinic.strategies.methods.unifed:ServerOnlyTraining",
     "fedlsr": "polyclinic.strategies.methods.fedlsr:FedLSR",
     "fedfixmatch": "polyclinic.strategies.methods.fedfixmatch:FedFixMatch",
+    "condistfl": "polyclinic.strategies.methods.condistfl:ConDistFL",
     "fedirm": "polyclinic.strategies.methods.fedirm:FedIRM",
 }
 """Method -> module and class; :data:`polyclinic.strategies.registry.STRATEGIES` imports them, and torch, which takes

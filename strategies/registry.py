@@ -136,7 +136,7 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
     raise_faults(find_loss_setting_faults(training, experiment.model.task, method.chooses_loss, level))
-    model, evaluation, faults = experiment.model, experiment.evaluation, list[Fault]()
+    model, evaluation, faults = experiment.model, experiment.evaluation, method.find_training_faults(training)
     if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
         trained = model.weights is not None or model.architecture.startswith(PLUGIN)

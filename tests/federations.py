@@ -94,6 +94,7 @@ NEEDS = {
     "rscfed": ("partition.shared=2", "method.consensus_sites=2"),
     "cbafed": ("partition.shared=2", "run.rounds=3", "method.stage_one_rounds=1"),
     "fednoro": ("partition.shared=2", "run.rounds=3", "method.stage_one_rounds=1"),
+    "scaffold": ("partition.shared=2", "training.optimizer=sgd", "training.lr=0.05"),
 }
 
 

@@ -134,8 +134,16 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Collect what the method needs to prepare this round: network, images, sent statistics and its stored state."""
-    examples, method_state = task.make_labelled_examples("train"), task.memory.method_state
-    return ClientContext(task.network, examples, request.statistics, method_state, request.round, task.plan.training)
+    examples, spec = task.make_labelled_examples("train"), task.plan.training
+    return ClientContext(
+        network=task.network,
+        examples=examples,
+        statistics=request.statistics,
+        method_state=task.memory.method_state,
+        round=request.round,
+        spec=spec,
+        schedule_factor=compute_learning_rate_factor(spec, request.round, task.plan.run.rounds),
+    )
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:

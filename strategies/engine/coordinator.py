@@ -152,7 +152,8 @@ class Coordinator:
     def _set_round_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
         self.layers = tuple(layers)
         self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
-        self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
+        site = self.method.site
+        self._buffered = site.weighs_updates or site.reads_updates or any(layer.buffered for layer in self.layers)
 
     def fix_run_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the order and shapes of the model's values; refuse sites whose software would build another model.

@@ -142,6 +142,7 @@ class ClientContext:
         method_state: The arrays that the method stored at this site in the last round in which the site's reply
             counted.
         round: The number of the round, from 1.
+        schedule_factor: Factor by which ``training.schedule`` multiplies the learning rate in this round.
     """
 
     network: Model
@@ -150,6 +151,7 @@ class ClientContext:
     method_state: Arrays
     round: int
     spec: TrainingSection
+    schedule_factor: float = 1.0
 
 
 @dataclass(frozen=True)

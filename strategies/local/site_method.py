@@ -164,6 +164,7 @@ class SiteMethod:
         looks_at_images: True if :meth:`client` uses the images or draws views of them; then the features of a frozen
             backbone are computed anew for every batch.
         weighs_updates: True if the coordinator computes weights from updates; then it stores all updates of a round.
+        reads_updates: True if the coordinator's statistics follow from single updates; then, too, it stores them.
         full_coverage: True if every site must annotate every class.
         multi_class: True if the method supports tasks in which classes exclude one another.
         selection: Who chooses the best round: the ``federation`` by the sites' mean, or each ``site`` for itself.
@@ -185,6 +186,7 @@ class SiteMethod:
     plain_client: ClassVar[bool] = True
     looks_at_images: ClassVar[bool] = False
     weighs_updates: ClassVar[bool] = False
+    reads_updates: ClassVar[bool] = False
     full_coverage: ClassVar[bool] = False
     multi_class: ClassVar[bool] = True
     selection: ClassVar[Literal["federation", "site"]] = "federation"
@@ -369,6 +371,10 @@ class SiteMethod:
             problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
             faults.append(Fault("method.mean", problem, "Leave it out."))
         return faults
+
+    def find_training_faults(self, training: TrainingSection) -> list[Fault]:
+        """Return the faults of a ``[training]`` table with which the method would not be itself; by default none."""
+        return []
 
     def find_contract_faults(self, contract: LabelContract) -> list[Fault]:
         """Return the faults if the method does not support a label contract: the classes that each site annotates."""

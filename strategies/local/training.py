@@ -262,6 +262,13 @@ def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: 
     return torch.split(torch.cat(parts).to(device), [len(part) for part in parts])  # each transfer waits for the GPU
 
 
+def count_batches(n: int, size: int) -> int:
+    """Return the number of batches of :func:`shuffle_into_batches`."""
+    batches = -(-n // size)
+    has_single_image_left = batches > 1 and n - (batches - 1) * size == 1
+    return batches - 1 if has_single_image_left else batches
+
+
 @dataclass(frozen=True)
 class ValidationMetrics:
     """Loss and mean AUROC of a network on validation images.

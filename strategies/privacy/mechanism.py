@@ -265,7 +265,10 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
     if level not in BY_STEP:
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
         negative = "noise can make a running variance of batch normalisation negative"
-        reasons = {f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.sends_batch_norm}
+        reasons = {
+            f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.sends_batch_norm,
+            f"{method.name} divides each update by a number that the noise would change": method.reads_updates,
+        }
     else:
         frozen = f"{instead}, which freezes it" if instead else ""
         early, mixes = method.early_stopping is not None, trains_norm and not method.freezes_batch_norm
@@ -312,6 +315,7 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
         "the model is passed on from site to site": method.sequential,
         "every site trains by itself, and nothing is summed": method.trains_alone,
         "it weighs each update by what that update is": method.weighs_updates,
+        "its coordinator reads each update by itself": method.reads_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
         "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),
         "masked numbers take the same room however coarse they are (method.compress_update)": compresses,

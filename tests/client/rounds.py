@@ -47,13 +47,17 @@ def site(folder: Path, **policy: Any) -> Site:
     return Site(LabelDeclaration("north", OWN), *parts, folder, policy=SitePolicy(**policy), durable=False)
 
 
+OPTIMIZERS = {"scaffold": {"optimizer": "sgd"}}
+"""What a method needs to train at all."""
+
+
 def plan(method: str = "surgical", parameters: Mapping[str, Any] | None = None, **training: Any) -> HospitalPlan:
     return HospitalPlan.model_validate(
         {
             "run": {"method": method, "seed": 5},
             "method": parameters or {},
             "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16, "neck": 8},
-            "training": {"batch_size": 8, "lr": 0.01, **training},
+            "training": {"batch_size": 8, "lr": 0.01, **OPTIMIZERS.get(method, {}), **training},
             "augmentation": {},
         }
     )

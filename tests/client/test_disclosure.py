@@ -154,6 +154,7 @@ TELLING = {
     "cbafed": {"stage_one_rounds": 1},
     "fednoro": {"stage_one_rounds": 1},
     "unifed": {"epoch_cap": 1},
+    "scaffold": {},
 }
 
 

@@ -54,8 +54,14 @@ def trained_head(at: Site, server_round: int, counted: int, best: int = -1) -> b
     )
 
 
-NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "polyclinic": {}, "server_only": {}, "unifed": {}}
-"""Methods that pass the model on refuse one."""
+NO_WARM_UP: dict[str, dict[str, Any]] = {
+    "fedseq": {},
+    "polyclinic": {},
+    "scaffold": {},
+    "server_only": {},
+    "unifed": {},
+}
+"""Methods that refuse one: those that pass the model on, and one that reads gradients off all steps."""
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))

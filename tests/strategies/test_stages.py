@@ -73,6 +73,7 @@ DEFAULTS = {
         20: {"supervised_rounds": 6, "ramp_rounds": 10},
         60: {"supervised_rounds": 20, "ramp_rounds": 30},
     },
+    "condistfl": {1: {"ramp_rounds": 0}, 3: {"ramp_rounds": 2}, 120: {"ramp_rounds": 119}},
     "fedlsr": {2: {"ramp_rounds": 1}, 20: {"ramp_rounds": 4}, 500: {"ramp_rounds": 40}},
 }
 
@@ -99,6 +100,7 @@ def test_the_defaults_of_all_other_methods_need_no_rounds() -> None:
         ("fednoro", {"stage_one_rounds": 30}, "method.stage_one_rounds", ("30", "31", "20"), "stage_one_rounds = 6"),
         ("fedirm", {"supervised_rounds": 20}, "method.supervised_rounds", ("20", "21"), "supervised_rounds = 6"),
         ("fedirm", {"ramp_rounds": 30}, "method.ramp_rounds", ("30", "31", "20"), "ramp_rounds = 10"),
+        ("condistfl", {"ramp_rounds": 119}, "method.ramp_rounds", ("119", "120", "20"), "ramp_rounds = 19"),
         ("fedlsr", {"ramp_rounds": 40}, "method.ramp_rounds", ("40", "41", "20"), "ramp_rounds = 4"),
         ("polyclinic", {"mean_rounds": 21}, "method.mean_rounds", ("21", "20"), "run.rounds = 21"),
     ],

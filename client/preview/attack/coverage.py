@@ -139,6 +139,7 @@ BY_STATISTIC: Mapping[str, Covered] = {
     "entries": "counts, under smallest_count and round_counts_to",
     "indicators": _CLASS_MEANS,
     "slope": "one number of the training loss over an epoch, which is attacked by itself",
+    "learning_rate_sum": "the number of steps, from which that of images follows to within a batch",
     "relations": _CLASS_MEANS,
 }
 NOT_TRIED = (
