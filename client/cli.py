@@ -401,7 +401,10 @@ def evaluate_models_at_site(
     folder: Folder,
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="Folder of a run, ONNX file of a run, or MODEL.toml of another model."),
+        typer.Argument(
+            metavar="MODEL...",
+            help="A run of flwr-client delivered, folder or ONNX file of a run, or MODEL.toml of another model.",
+        ),
     ],
     by: Annotated[
         list[str] | None,
@@ -426,19 +429,20 @@ def evaluate_models_at_site(
 
     Example: flwr-client evaluate north runs/nih chexnet.toml --by sex
 
-    Example: flwr-client evaluate north runs/nih --failures 8
+    Example: flwr-client evaluate north 3f9a1c22 --failures 8
     """
+    from polyclinic.client.prediction.received import find_received_folder
     from polyclinic.client.site.site_file import read_site_with_faults
     from polyclinic.common.errors import raise_faults
     from polyclinic.common.evaluation.foreign import find_model_file
     from polyclinic.common.evaluation.groups import parse_grouping
     from polyclinic.common.system.files import find_output_folder_faults
 
-    read_site_with_faults(folder)  # before torch is imported
+    settings, _ = read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_folder_faults(out))
     groupings = [parse_grouping(text) for text in by or ()]
     trusted = frozenset(path.resolve() for path in trust or ())
-    files = [find_model_file(path, trusted) for path in models]
+    files = [find_model_file(find_received_folder(settings, path), trusted) for path in models]
     from polyclinic.client.evaluation.failures import FAILURES_PAGE, write_failures_page
     from polyclinic.client.evaluation.site import evaluate_at_site
     from polyclinic.common.evaluation.page import write_evaluation_folder

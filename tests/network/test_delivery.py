@@ -113,6 +113,19 @@ def test_a_changed_byte_of_any_file_is_refused(handed_out: Federation, tmp_path:
     assert "is not stored" in ended.err
 
 
+def test_a_hospital_evaluates_a_received_model_by_the_first_digits_of_its_run(
+    handed_out: Federation, tmp_path: Path
+) -> None:
+    site, run = handed_out.north, run_name(handed_out)
+    folder = site.folder / "state" / "delivered" / run
+    by_digits = flwr_client("evaluate", site.folder, run[:8], "--out", tmp_path / "digits")
+    assert by_digits.code == 0, by_digits.err
+    assert flwr_client("evaluate", site.folder, folder, "--out", tmp_path / "folder").code == 0
+    first, second = ((tmp_path / name / "figures.csv").read_bytes() for name in ("digits", "folder"))
+    assert first == second
+    assert flwr_client("evaluate", site.folder, "no-such-run").code == 2
+
+
 def test_a_package_of_an_unknown_authority_is_refused(handed_out: Federation, tmp_path: Path) -> None:
     # Another coordinator of the same name admits the same hospital, and signs the run's model.
     other = tmp_path / "trial"
