@@ -257,6 +257,7 @@ def test_a_hospital_leaves_with_a_signed_statement_that_the_coordinator_verifies
     running = flwr_client("withdraw", site.folder, "--yes")
     assert running.code == 2
     assert "another flwr-client runs on this folder" in running.err
+    assert "What stays" not in running.out  # refused before anybody reads on and agrees
     handed_out.stop(site)
     (site.folder / "state" / "features").mkdir(exist_ok=True)
     (site.folder / "state" / "features" / "cache").write_bytes(b"features")
@@ -270,6 +271,7 @@ def test_a_hospital_leaves_with_a_signed_statement_that_the_coordinator_verifies
     refused = flwr_client("start", site.folder)
     assert refused.code == 2
     assert "has left its federation" in refused.err
+    assert "has left its federation" in flwr_client("status", site.folder).err
     statement = site.folder / "north.withdrawal"
     changed = tmp_path / "changed.withdrawal"
     changed.write_bytes(statement.read_bytes().replace(b"contract ended", b"contract  ended"))
