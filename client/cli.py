@@ -119,7 +119,11 @@ def init_site_folder(
 
         if not name:
             raise typer.BadParameter("it is missing: --name north", param_hint="'--name'")
+        has_site_file = (folder / "site.toml").exists()
         lines = make_site_folder(folder, name, _read_experiment_file(experiment))
+        if has_site_file and experiment is not None:
+            check = f"flwr-client check {quote_for_shell(folder)} --experiment {quote_for_shell(experiment)}"
+            lines.append(f"The experiment changed nothing in site.toml. This compares the two: {check}")
     for line in lines:
         _plain(line)
 
@@ -324,7 +328,7 @@ def confirm_coordinator_phrase(
     """
     from polyclinic.client.connection.authority import confirm_authority, describe_authority
     from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_with_faults
-    from polyclinic.common.security.phrase import compute_public_key_phrase
+    from polyclinic.common.security.phrase import compute_public_key_phrase, find_phrase_difference
 
     settings, _ = read_site_with_faults(folder)
     kit = read_and_check_connection_kit(settings)
@@ -334,11 +338,17 @@ def confirm_coordinator_phrase(
             _plain(line)
         return
     if difference := confirm_authority(settings, kit, " ".join(phrase)):
+        # The two phrases of one call are easily mixed up; this one says nothing about the kit.
+        if not find_phrase_difference(" ".join(phrase), compute_public_key_phrase(kit.public_key)):
+            _plain("NOT the phrase to type: it is this site's own, which you read out.")
+            _plain("Type the phrase that the coordinator reads out to you.")
+            raise SystemExit(1)
         _plain(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
         _plain("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
         raise SystemExit(1)
-    following = f"Next: flwr-client start {quote_for_shell(folder)}"
-    _plain(f"The same: {settings.kit_path.name} is the coordinator's. {following}")
+    word = quote_for_shell(folder)
+    _plain(f"The same: {settings.kit_path.name} is the coordinator's.")
+    _plain(f"Next: flwr-client check {word}, and where it finds no fault: flwr-client start {word}")
 
 
 @app.command("check")
