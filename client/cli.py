@@ -52,6 +52,7 @@ from polyclinic.common.system.terminal import (
 )
 
 if TYPE_CHECKING:
+    from polyclinic.client.site.site_file import SiteSettings
     from polyclinic.common.config import Experiment
 
 app = make_command_line_program(
@@ -441,7 +442,6 @@ def evaluate_models_at_site(
 
     Example: flwr-client evaluate north 3f9a1c22 --failures 8
     """
-    from polyclinic.client.prediction.received import find_received_folder
     from polyclinic.client.site.site_file import read_site_with_faults
     from polyclinic.common.errors import raise_faults
     from polyclinic.common.evaluation.foreign import find_model_file
@@ -452,7 +452,7 @@ def evaluate_models_at_site(
     raise_faults([] if out is None else find_output_folder_faults(out))
     groupings = [parse_grouping(text) for text in by or ()]
     trusted = frozenset(path.resolve() for path in trust or ())
-    files = [find_model_file(find_received_folder(settings, path), trusted) for path in models]
+    files = [find_model_file(_find_model_path(settings, path), trusted) for path in models]
     from polyclinic.client.evaluation.failures import FAILURES_PAGE, write_failures_page
     from polyclinic.client.evaluation.site import evaluate_at_site
     from polyclinic.common.evaluation.page import write_evaluation_folder
@@ -475,6 +475,25 @@ def evaluate_models_at_site(
     _plain(f"{page}: {_OWN_FIGURES}")
     if failures:
         _plain(f"{failures_page}: {_PRIVATE_PAGE}")
+
+
+def _find_model_path(settings: "SiteSettings", path: Path) -> Path:
+    """Return the folder of the received run that a user names by its first digits; else the path as it is.
+
+    Raises:
+        BadInput: If several runs begin so, or the package was changed.
+    """
+    if path.exists() or path.name != str(path):
+        return path
+    delivered = settings.state_folder / "delivered"
+    runs = [place.name for place in delivered.iterdir()] if delivered.is_dir() else []
+    if not any(run.startswith(path.name) for run in runs):
+        return path
+    # Imported late: the answer to a typing error need not wait for torch.
+    from polyclinic.client.prediction.received import find_delivery
+
+    stored = find_delivery(settings, path.name)
+    return path if stored is None else stored.folder
 
 
 @app.command("status")

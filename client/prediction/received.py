@@ -89,18 +89,6 @@ def find_delivery(settings: SiteSettings, name: str) -> StoredDelivery | None:
     return stored
 
 
-def find_received_folder(settings: SiteSettings, path: Path) -> Path:
-    """Return the folder of the received run that a user names by its first digits; else the path as it is.
-
-    Raises:
-        BadInput: If several runs begin so, or the package was changed.
-    """
-    if path.exists() or path.name != str(path):
-        return path
-    stored = find_delivery(settings, path.name)
-    return path if stored is None else stored.folder
-
-
 def read_authority(settings: SiteSettings) -> x509.Certificate:
     """Return the certificate of the coordinator's authority, from the site's kit.
 
