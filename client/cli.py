@@ -52,6 +52,7 @@ from polyclinic.common.system.terminal import (
 )
 
 if TYPE_CHECKING:
+    from polyclinic.client.site.site_file import SiteSettings
     from polyclinic.common.config import Experiment
 
 app = make_command_line_program(
@@ -119,7 +120,11 @@ def init_site_folder(
 
         if not name:
             raise typer.BadParameter("it is missing: --name north", param_hint="'--name'")
+        has_site_file = (folder / "site.toml").exists()
         lines = make_site_folder(folder, name, _read_experiment_file(experiment))
+        if has_site_file and experiment is not None:
+            check = f"flwr-client check {quote_for_shell(folder)} --experiment {quote_for_shell(experiment)}"
+            lines.append(f"The experiment changed nothing in site.toml. This compares the two: {check}")
     for line in lines:
         _plain(line)
 
@@ -324,7 +329,7 @@ def confirm_coordinator_phrase(
     """
     from polyclinic.client.connection.authority import confirm_authority, describe_authority
     from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_with_faults
-    from polyclinic.common.security.phrase import compute_public_key_phrase
+    from polyclinic.common.security.phrase import compute_public_key_phrase, find_phrase_difference
 
     settings, _ = read_site_with_faults(folder)
     kit = read_and_check_connection_kit(settings)
@@ -334,11 +339,17 @@ def confirm_coordinator_phrase(
             _plain(line)
         return
     if difference := confirm_authority(settings, kit, " ".join(phrase)):
+        # The two phrases of one call are easily mixed up; this one says nothing about the kit.
+        if not find_phrase_difference(" ".join(phrase), compute_public_key_phrase(kit.public_key)):
+            _plain("NOT the phrase to type: it is this site's own, which you read out.")
+            _plain("Type the phrase that the coordinator reads out to you.")
+            raise SystemExit(1)
         _plain(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
         _plain("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
         raise SystemExit(1)
-    following = f"Next: flwr-client start {quote_for_shell(folder)}"
-    _plain(f"The same: {settings.kit_path.name} is the coordinator's. {following}")
+    word = quote_for_shell(folder)
+    _plain(f"The same: {settings.kit_path.name} is the coordinator's.")
+    _plain(f"Next: flwr-client check {word}, and where it finds no fault: flwr-client start {word}")
 
 
 @app.command("check")
@@ -401,7 +412,10 @@ def evaluate_models_at_site(
     folder: Folder,
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="Folder of a run, ONNX file of a run, or MODEL.toml of another model."),
+        typer.Argument(
+            metavar="MODEL...",
+            help="A run of flwr-client delivered, folder or ONNX file of a run, or MODEL.toml of another model.",
+        ),
     ],
     by: Annotated[
         list[str] | None,
@@ -426,7 +440,7 @@ def evaluate_models_at_site(
 
     Example: flwr-client evaluate north runs/nih chexnet.toml --by sex
 
-    Example: flwr-client evaluate north runs/nih --failures 8
+    Example: flwr-client evaluate north 3f9a1c22 --failures 8
     """
     from polyclinic.client.site.site_file import read_site_with_faults
     from polyclinic.common.errors import raise_faults
@@ -434,11 +448,11 @@ def evaluate_models_at_site(
     from polyclinic.common.evaluation.groups import parse_grouping
     from polyclinic.common.system.files import find_output_folder_faults
 
-    read_site_with_faults(folder)  # before torch is imported
+    settings, _ = read_site_with_faults(folder)  # before torch is imported
     raise_faults([] if out is None else find_output_folder_faults(out))
     groupings = [parse_grouping(text) for text in by or ()]
     trusted = frozenset(path.resolve() for path in trust or ())
-    files = [find_model_file(path, trusted) for path in models]
+    files = [find_model_file(_find_model_path(settings, path), trusted) for path in models]
     from polyclinic.client.evaluation.failures import FAILURES_PAGE, write_failures_page
     from polyclinic.client.evaluation.site import evaluate_at_site
     from polyclinic.common.evaluation.page import write_evaluation_folder
@@ -461,6 +475,25 @@ def evaluate_models_at_site(
     _plain(f"{page}: {_OWN_FIGURES}")
     if failures:
         _plain(f"{failures_page}: {_PRIVATE_PAGE}")
+
+
+def _find_model_path(settings: "SiteSettings", path: Path) -> Path:
+    """Return the folder of the received run that a user names by its first digits; else the path as it is.
+
+    Raises:
+        BadInput: If several runs begin so, or the package was changed.
+    """
+    if path.exists() or path.name != str(path):
+        return path
+    delivered = settings.state_folder / "delivered"
+    runs = [place.name for place in delivered.iterdir()] if delivered.is_dir() else []
+    if not any(run.startswith(path.name) for run in runs):
+        return path
+    # Imported late: the answer to a typing error need not wait for torch.
+    from polyclinic.client.prediction.received import find_delivery
+
+    stored = find_delivery(settings, path.name)
+    return path if stored is None else stored.folder
 
 
 @app.command("status")

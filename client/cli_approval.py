@@ -23,6 +23,8 @@ plans_app = typer.Typer(help="The plans that a coordinator sent: read, approve a
 console = EscapingConsole()
 _plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 WIDTH = 78
+MOST_WAITING = 3
+"""Waiting plans that are named after an approval, the newest ones."""
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 Hash = Annotated[str, typer.Argument(metavar="HASH", help="The plan's hash, or its first 6 digits or more.")]
 As = Annotated[str, typer.Option("--as", help="Your name, as site.toml has it among the approvers.")]
@@ -83,9 +85,9 @@ def list_plans(folder: Folder, as_json: AsJson = False) -> None:
     if not plans:
         _plain("No plan has come yet.")
         return
-    table = fold_long_words(Table("hash", "came", "study", "state", width=80))
+    table = fold_long_words(Table("hash", "came (UTC)", "study", "state", width=80))
     for plan in plans:
-        table.add_row(plan.sha256[:12], plan.time[:10], Text(plan.title), Text(plan.state))
+        table.add_row(plan.sha256[:12], plan.time[:16].replace("T", " "), Text(plan.title), Text(plan.state))
     console.print(table)
     if settings.file.policy.approval != "required":
         _plain('Nobody needs to approve them: policy.approval is not "required".')
@@ -142,6 +144,7 @@ def approve_plan(
     settings, stored = _find_text(folder, digits)
     until_utc = _decide(settings, stored, decision, key, approves=True)
     _plain(f"Approved until {format_last_day(until_utc)}: plan {stored.sha256[:12]}.")
+    _print_waiting_plans(settings)
     if is_longer_than_a_year(until):
         _plain("That is more than a year, in which nobody has to look at it again.")
     if settings.file.policy.approval != "required":
@@ -253,6 +256,16 @@ def _find_text(folder: Path, digits: str) -> "tuple[SiteSettings, StoredText]":
 
     settings = _read_settings(folder)
     return settings, PlanStore(settings.state_folder).find_text(digits)
+
+
+def _print_waiting_plans(settings: "SiteSettings") -> None:
+    """Name the plans that still wait: each changed experiment is a plan of its own, often with the same title."""
+    from polyclinic.client.approval.overview import list_plan_states
+
+    waiting = [plan for plan in list_plan_states(settings) if plan.is_waiting]
+    if waiting:
+        hashes = ", ".join(plan.sha256[:12] for plan in waiting[-MOST_WAITING:])
+        _plain(f"Other plans wait for approval, the newest last: {hashes}. flwr-client status names the one asked for.")
 
 
 def _decide(

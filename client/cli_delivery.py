@@ -165,6 +165,7 @@ def withdraw_from_federation(
     Shows in which runs the hospital took part, and what stays where. Writes a signed statement, NAME.withdrawal, for
     the coordinator, who gives it to flwr-server remove. Exit code 1 if nothing was done.
     """
+    from polyclinic.client.connection.preflight import refuse_running_site
     from polyclinic.client.site.site_file import read_site_with_faults
     from polyclinic.client.withdrawal.withdraw import (
         describe_withdrawal,
@@ -179,6 +180,7 @@ def withdraw_from_federation(
         _plain(f"{folder} may take part again. A coordinator that has removed it has to admit it anew, by a new key:")
         _plain(f"flwr-client init {quote_for_shell(folder)} --renew-key")
         return
+    refuse_running_site(settings.state_folder)  # before anybody reads what leaving means, and agrees
     withdrawal = examine_withdrawal(settings)
     for line in describe_withdrawal(withdrawal):
         _plain(line)

@@ -71,21 +71,33 @@ def init_coordinator(
         list[str],
         typer.Option("--host", help="Name or address by which hospitals reach this machine; the first is in kits."),
     ] = [],  # noqa: B006 - typer copies it
-    port: Annotated[int, typer.Option("--port", help="The one port that hospitals reach.")] = 9092,
-    listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
-    renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
+    port: Annotated[
+        int | None, typer.Option("--port", help="The one port that hospitals reach.", show_default="9092")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="Address that the port is bound to.", show_default="0.0.0.0")
+    ] = None,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew", help="Only a new certificate, of the same authority; with --host, --port, --listen: these too."
+        ),
+    ] = False,
 ) -> None:
     """Create a coordinator's folder: settings, certificate authority, server certificate.
 
     Example: flwr-server init trial --name trial --host fl.hospital.example
-    """
-    from polyclinic.server.coordinator.init import make_coordinator_folder, renew_server_certificate
 
-    lines = (
-        renew_server_certificate(folder, hosts)
-        if renew
-        else make_coordinator_folder(folder, name, hosts, listen=listen, port=port)
-    )
+    Example: flwr-server init trial --renew --port 9443
+    """
+    from polyclinic.server.coordinator.init import Endpoint, make_coordinator_folder, renew_server_certificate
+
+    if renew:
+        lines = renew_server_certificate(folder, Endpoint(tuple(hosts), listen, port), name)
+    else:
+        listen = "0.0.0.0" if listen is None else listen
+        port = 9092 if port is None else port
+        lines = make_coordinator_folder(folder, name, hosts, listen=listen, port=port)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

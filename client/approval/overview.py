@@ -17,6 +17,7 @@ class PlanState:
         time: UTC time (ISO 8601) at which it came first.
         state: What was decided, in words.
         is_approved: True if a request by this plan would be carried out now.
+        is_waiting: True if nobody has decided about it, and somebody has to.
     """
 
     sha256: str
@@ -27,6 +28,7 @@ class PlanState:
     coordinator: str
     state: str
     is_approved: bool
+    is_waiting: bool
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,6 +51,7 @@ def list_plan_states(settings: SiteSettings) -> list[PlanState]:
                 coordinator=facts.coordinator,
                 state=describe_state(verdict) if is_required or verdict.rule != MISSING else "needs no approval here",
                 is_approved=not verdict.reason,
+                is_waiting=is_required and verdict.rule == MISSING,
             )
         )
     return states

@@ -35,8 +35,8 @@ def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
     """
     settings, _ = read_site_with_faults(folder)  # faults of class names are reported with those of the data
     refuse_withdrawn_site(folder, settings.state_folder)
-    if not has_job and is_client_running(settings.state_folder):
-        raise BadInput([make_already_running_fault(settings.state_folder)])
+    if not has_job:
+        refuse_running_site(settings.state_folder)
     faults = list[Fault]()
     try:
         kit = read_and_check_connection_kit(settings)
@@ -58,6 +58,18 @@ def is_client_running(state: Path) -> bool:
     return is_file_locked(state / "lock")
 
 
+def refuse_running_site(state: Path) -> None:
+    """Refuse a change of the site while its program runs.
+
+    Raises:
+        BadInput: If a ``flwr-client`` process holds the lock of this state folder.
+    """
+    if is_client_running(state):
+        raise BadInput([make_already_running_fault(state)])
+
+
 def make_already_running_fault(state: Path) -> Fault:
     """Make the fault that another ``flwr-client`` process runs on this folder."""
-    return Fault(str(state.parent), "another flwr-client runs on this folder.", "A site has one process.")
+    return Fault(
+        str(state.parent), "another flwr-client runs on this folder.", "A site has one process: stop it first."
+    )

@@ -115,8 +115,8 @@ class IdleLimitReached(Exception):
     """Raised if no message has come for the time that ``--until-idle`` allows."""
 
 
-class PlanApproved(Exception):
-    """Raised if a person has approved a plan that this site refused before, so that the coordinator has to ask anew."""
+class PlanDecided(Exception):
+    """Raised if a person has approved or denied a plan that this site refused, so that the coordinator asks anew."""
 
 
 class RunWorkInterrupted(BaseException):
@@ -201,10 +201,10 @@ class HospitalMessageLoop:
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
-            except PlanApproved:
+            except PlanDecided as decided:
                 # The coordinator asks a site again that connects as a new process.
                 self._process, self.status.last_error = secrets.token_hex(8), ""
-                self.tell("a plan was approved here: connecting anew, so that the coordinator asks again")
+                self.tell(f"a plan was {decided} here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two: the coordinator answers a call that is about no run or message as if it were.
                 if str(error) != self.status.last_error or self.status.state != "connecting":
@@ -332,18 +332,23 @@ class HospitalMessageLoop:
             wait_s, self._last_work, self._is_memory_of_work_kept = POLL_S, time.monotonic(), True
 
     def _ask_to_be_asked_again(self) -> None:
-        """Have the coordinator ask again about a plan that was approved here after this site refused it.
+        """Have the coordinator ask again about a plan that was approved or denied here after this site refused it.
+
+        Without this a coordinator would wait for a plan that was denied until its deadline.
 
         Raises:
-            PlanApproved: To connect as a new process.
+            PlanDecided: To connect as a new process.
         """
         approvals = self.site.approvals
-        if approvals is None or not approvals.find_newly_approved_texts():
+        decided = {} if approvals is None else approvals.find_new_decisions()
+        if not decided:
             return
+        is_approval = any(not verdict.reason for verdict in decided.values())
+        word = "approved" if is_approval else "denied"
         if PROCESS_VARIABLE in os.environ:  # the program that submits jobs calls under the same id
-            self.tell("a plan was approved here: stop flwr-client slurm watch and start it again")
+            self.tell(f"a plan was {word} here: stop flwr-client slurm watch and start it again")
             return
-        raise PlanApproved
+        raise PlanDecided(word)
 
     def _end_if_idle(self) -> None:
         if self.idle_limit_s is not None and time.monotonic() - self._last_work >= self.idle_limit_s:
@@ -500,13 +505,22 @@ class HospitalMessageLoop:
             return make_error_reply(message, SITE_RAISED, reason)
         if reply.has_error():
             if reply.error.code == AWAITS_APPROVAL:  # the gate has printed why
-                folder = quote_for_shell(self.settings.folder)
-                self._report_error(f"a plan waits for approval here: flwr-client plans list {folder}")
+                self._report_waiting_plan()
                 return reply
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
         self._record_and_print_work_result(message, reply, time.monotonic() - began)
         return reply
+
+    def _report_waiting_plan(self) -> None:
+        """Name the plan that a coordinator waits for: the list may have earlier ones of the same title."""
+        folder = quote_for_shell(self.settings.folder)
+        sha256 = "" if self.site.approvals is None else self.site.approvals.latest_refused_text[:12]
+        if sha256:
+            command = f"flwr-client plans show {folder} {sha256}"
+            self._report_error(f"plan {sha256} waits for approval here: {command}")
+            return
+        self._report_error(f"a plan waits for approval here: flwr-client plans list {folder}")
 
     def leave_out_opted_out_patients(self) -> None:
         """Read who opted out, and leave these patients out of the site's images from now on.

@@ -16,6 +16,7 @@ from typing import Any
 from polyclinic.client.connection.preflight import is_client_running
 from polyclinic.client.site.authority_record import read_authority_record
 from polyclinic.client.site.budget import describe_privacy_status
+from polyclinic.client.site.withdrawn import refuse_withdrawn_site
 from polyclinic.common import __version__
 from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.errors import BadInput, Fault
@@ -147,6 +148,7 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
         BadInput: If no process runs on the folder, or it has not written its status for :data:`SILENT_S` seconds.
     """
     if not is_client_running(state):
+        refuse_withdrawn_site(state.parent, state)
         remedy = "Its log says whether it waits after a refusal; else start it with flwr-client start."
         raise BadInput([Fault(str(state.parent), "no flwr-client runs on this folder.", remedy)])
     try:

@@ -13,7 +13,13 @@ from polyclinic.client.delivery.manifests import get_delivered_folder, list_run_
 from polyclinic.client.delivery.store import StoredDelivery, store_delivery, verify_stored_delivery
 from polyclinic.client.site.site_file import SiteSettings, read_and_check_connection_kit
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.security.delivery import REPORT, DeliveryFault, unpack_delivery, verify_delivery
+from polyclinic.common.security.delivery import (
+    REPORT,
+    DeliveryFault,
+    OtherSiteDelivery,
+    unpack_delivery,
+    verify_delivery,
+)
 from polyclinic.common.system.files import make_missing_input_fault, open_input_file
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
@@ -40,6 +46,10 @@ def receive_delivery_file(settings: SiteSettings, path: Path) -> StoredDelivery:
         raise BadInput([make_missing_input_fault(path)]) from None
     try:
         delivery = verify_delivery(unpack_delivery(content), authority, settings.file.name)
+    except OtherSiteDelivery as fault:
+        # Nothing is wrong with the package: to make it again would not help.
+        remedy = f"Ask the coordinator for {settings.file.name}.delivery of the same run."
+        raise BadInput([Fault(str(path), f"is not stored: {fault}.", remedy)]) from None
     except DeliveryFault as fault:
         raise BadInput([Fault(str(path), f"is not stored: {fault}.", _AGAIN)]) from None
     return store_delivery(settings.state_folder, delivery)

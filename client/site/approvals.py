@@ -111,7 +111,8 @@ class SiteApprovals:
     def __init__(self, folder: Path, state: Path, site: str, policy: "SitePolicy") -> None:
         self._folder, self._state, self._site = folder, state, site
         self._disclosure = select_disclosure_policy(policy)
-        self._awaited: dict[str, str] = {}  # hash -> kind of the texts that wait, since the program started
+        # Hash -> kind and deciding rule of the texts that were refused since the program started; the latest is last.
+        self._refused_texts: dict[str, tuple[str, str]] = {}
         self._runs = RunEntryFolder(state / RUNS, state / EARLIER_RUNS)
         self.store = PlanStore(state)
 
@@ -142,7 +143,8 @@ class SiteApprovals:
             return ApprovalVerdict("approval.size", f"it has more than {MOST_TEXT_BYTES:,} bytes", request.sha256)
         store_request_text(site, request)
         if verdict.reason:
-            self._awaited[request.sha256] = request.kind
+            self._refused_texts.pop(request.sha256, None)
+            self._refused_texts[request.sha256] = (request.kind, verdict.rule)
         else:
             self._record_approved_run(run, {"kind": request.kind, "text": str(request.sha256)})
         return verdict
@@ -153,12 +155,23 @@ class SiteApprovals:
         if RunName.pattern.fullmatch(run) and self._runs.read_entry(run) != approved:
             self._runs.write_entry(run, approved)
 
-    def find_newly_approved_texts(self) -> list[str]:
-        """Return the hashes of texts that were refused for want of an approval and are approved now, each once."""
-        approved = [sha256 for sha256, kind in self._awaited.items() if not self.find_verdict(kind, sha256).reason]
-        for sha256 in approved:
-            del self._awaited[sha256]
-        return approved
+    @property
+    def latest_refused_text(self) -> str:
+        """Hash of the text that was refused last since the program started; empty if there is none."""
+        return next(reversed(self._refused_texts), "")
+
+    def find_new_decisions(self) -> dict[str, ApprovalVerdict]:
+        """Return the verdicts on refused texts that were approved or denied since their last request, each once."""
+        decided = dict[str, ApprovalVerdict]()
+        for sha256, (kind, earlier_rule) in self._refused_texts.items():
+            verdict = self.find_verdict(kind, sha256)
+            # A text that was denied already stays so: the coordinator knows it.
+            is_new_denial = verdict.rule == DENIED != earlier_rule
+            if is_new_denial or not verdict.reason:
+                decided[sha256] = verdict
+        for sha256 in decided:
+            del self._refused_texts[sha256]
+        return decided
 
     def find_verdict(self, kind: str, sha256: str) -> ApprovalVerdict:
         """Return the verdict on a text: that of the newest decision on it, verified now."""

@@ -31,13 +31,8 @@ from polyclinic.common.patients.parts import PatientChanges, PatientPartMemory
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import derive_storage_key, read_private_key
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet, concatenate_image_sets
-<<<<<<< HEAD
-from polyclinic.data.base.pixel_form import make_pixel_form
-from polyclinic.data.base.spec import SPLIT_SEED, FolderDatasetSpec
-=======
 from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form, read_as_trained
-from polyclinic.data.base.spec import SPLIT_SEED
->>>>>>> evalnet
+from polyclinic.data.base.spec import SPLIT_SEED, FolderDatasetSpec
 from polyclinic.data.base.splits import (
     assign_images_to_parts,
     divide_splits_again,

@@ -36,7 +36,11 @@ nothing of it is needed to prove what was done."""
 STAYS = (
     ("state/audit*, state/plans/", "what came in, what left, who approved it", "as long as your record of processing"),
     ("state/privacy/, the ledger", "the privacy budget that was spent", "as long as the patients' data"),
-    ("state/patient-parts, state/masked/", "keys and parts, so that a return repeats nothing", "until you are sure"),
+    (
+        "state/patient-parts, state/masked/, counts/",
+        "parts, keys and the count sheet, so that a return repeats nothing",
+        "until you are sure",
+    ),
     ("state/model/, alone/, delivered/", "models at this hospital", "as you decide"),
     ("at the coordinator", "the models with your part in them, receipts, figures", "by your agreement"),
     ("at the coordinator", "updates/ and checkpoints/ of old runs", "until it deletes them: ask for it"),

@@ -95,11 +95,8 @@ class Evaluation:
     Attributes:
         cautions: Sentences that stand first in the terminal and on the page.
         columns: Columns of the subgroups.
-<<<<<<< HEAD
         scored: The scores of each data set's images. They are on no page of figures and in no file.
-=======
         notes: Further sentences on limits of the figures.
->>>>>>> evalnet
     """
 
     models: tuple[ScoredModel, ...]
@@ -108,11 +105,8 @@ class Evaluation:
     class_names: tuple[str, ...]
     cautions: tuple[str, ...]
     columns: tuple[str, ...] = ()
-<<<<<<< HEAD
     scored: tuple[ScoredImages, ...] = ()
-=======
     notes: tuple[str, ...] = ()
->>>>>>> evalnet
 
 
 def evaluate_models(

@@ -56,6 +56,10 @@ class DeliveryFault(ValueError):
     """Raised for a package that is altered, or not by the coordinator of this site, with the reason as text."""
 
 
+class OtherSiteDelivery(DeliveryFault):
+    """Raised for a whole package that is for another site."""
+
+
 class DeliveredFile(BaseModel):
     """Size and SHA-256 of a file in a package."""
 
@@ -173,7 +177,8 @@ def verify_delivery(contents: Mapping[str, bytes], authority: x509.Certificate, 
     except ValidationError as error:
         raise DeliveryFault(f"{MANIFEST} is not in the form of this release: {error.errors()[0]['msg']}") from None
     if manifest.site != site:
-        raise DeliveryFault(f'it is for the site "{make_printable_line(manifest.site)}", and this site is "{site}"')
+        name = make_printable_line(manifest.site)
+        raise OtherSiteDelivery(f'it is for the site "{name}", and this site is "{site}"')
     actual = describe_files({name: contents[name] for name in FILES})
     changed = [name for name in FILES if actual[name] != manifest.files[name]]
     if changed:

@@ -170,7 +170,7 @@ def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str
 
 def write_coordinator_toml(folder: Path, file: CoordinatorTomlContent) -> CoordinatorFolder:
     """Write ``coordinator.toml``; return the folder with the new content."""
-    lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
+    lines = ["# Polyclinic coordinator. To change hosts or port: flwr-server init DIR --renew --host HOST --port PORT."]
     lines += [f"{key} = {to_toml_text(value)}" for key, value in file.model_dump(exclude={"retention"}).items()]
     if (days := file.retention.working_files_days) is not None:
         lines += ["", "[retention]", f"working_files_days = {days}"]

@@ -1,6 +1,7 @@
 """``flwr-server init``: create a coordinator's folder, or renew the server's certificate."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.errors import Fault, raise_faults
@@ -67,19 +68,48 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
     ]
 
 
-def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class Endpoint:
+    """Where hospitals reach the coordinator; what is empty or None stays as ``coordinator.toml`` has it.
+
+    Attributes:
+        hosts: Names and addresses by which hospitals reach this machine.
+        listen: Address that the port is bound to.
+    """
+
+    hosts: tuple[str, ...] = ()
+    listen: str | None = None
+    port: int | None = None
+
+
+def renew_server_certificate(folder: Path, endpoint: Endpoint, name: str = "") -> list[str]:
     """Issue a new server certificate by the same authority, and return lines to print.
 
-    If ``hosts`` are given, settings and connection kits are updated, too.
+    What ``endpoint`` has is written into the settings. Connection kits are written anew if their address may change.
+
+    Args:
+        name: The federation's name if it was given; it must be the present one, which the authority bears.
 
     Raises:
-        BadInput: If the folder is not a coordinator's folder, or a host is not valid.
+        BadInput: If the folder is not a coordinator's folder, an option is not valid, or the name is another one.
     """
     coordinator = read_coordinator_folder(folder)
-    raise_faults(_find_option_value_faults("--host", normalize_host, hosts))
-    if hosts:
-        chosen = tuple(normalize_host(host) for host in hosts)
-        coordinator = write_coordinator_toml(folder, coordinator.file.model_copy(update={"hosts": chosen}))
+    faults = _find_option_value_faults("--host", normalize_host, endpoint.hosts)
+    if name not in ("", coordinator.file.name):
+        problem = f'"{name}" is not the name of this federation, "{coordinator.file.name}", which its authority bears.'
+        faults.append(Fault("--name", problem, "Leave --name out, or make a new folder for another federation."))
+    raise_faults(faults)
+    changes: dict[str, object] = {}
+    if endpoint.hosts:
+        changes["hosts"] = endpoint.hosts
+    if endpoint.listen is not None:
+        changes["listen"] = endpoint.listen
+    if endpoint.port is not None:
+        changes["port"] = endpoint.port
+    if changes:
+        tree = coordinator.file.model_dump() | changes
+        content = validate_tables(CoordinatorTomlContent, tree, "flwr-server init --renew")
+        coordinator = write_coordinator_toml(folder, content)
     issue_server_certificate(coordinator)
     lines = [
         f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_DAYS} days.",
@@ -87,7 +117,7 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
         "The authority and its phrase stay:",
         f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",
     ]
-    if hosts:
+    if endpoint.hosts or endpoint.port is not None:
         kits = [str(write_connection_kit(coordinator, site)) for site in read_unrevoked_sites(coordinator).values()]
         if kits:
             lines.append(f"The address in kits is now {coordinator.public_address}; send them again: {', '.join(kits)}")

@@ -210,7 +210,10 @@ class Coordinator:
         measure = "AUROC" if self.state.criterion == "auroc" else "loss"
         few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals sent a validation {measure} to compare rounds by"
         rule = f"and one hospital alone must not choose. The {model} is the result"
-        remedy = "give more hospitals validation images with known labels"
+        remedy = (
+            "give more hospitals validation images with known labels, of policy.smallest_count patients or more: a"
+            " hospital with fewer sends no figure"
+        )
         if measure == "AUROC":
             remedy = (
                 'set evaluation.criterion = "loss", or give more hospitals validation images with and without a finding'

@@ -244,6 +244,42 @@ def test_a_denied_plan_stops_in_mid_run_and_only_the_audit_has_the_reason(approv
     assert not trained(at, PLAN).has_error()
 
 
+def test_each_new_decision_on_a_refused_plan_is_returned_once(hospital: Hospital) -> None:
+    """The site connects anew for each: a denial that came back for ever would connect for ever."""
+    at = hospital.site
+    approvals = at.approvals
+    assert approvals is not None
+    assert approvals.latest_refused_text == ""
+    called(at, PLAN)
+    (sha256,) = hospital.plans
+    assert approvals.latest_refused_text == sha256
+    assert approvals.find_new_decisions() == {}
+    assert hospital.weber.deny(hospital.folder, sha256).code == 0
+    assert [verdict.rule for verdict in approvals.find_new_decisions().values()] == ["approval.denied"]
+    assert called(at, PLAN).error.code == DECLINED
+    assert approvals.find_new_decisions() == {}
+    assert hospital.weber.approve(hospital.folder, sha256).code == 0
+    assert [verdict.reason for verdict in approvals.find_new_decisions().values()] == [""]
+    assert not called(at, PLAN).has_error()
+    assert approvals.find_new_decisions() == {}
+
+
+def test_of_plans_with_one_title_the_latest_one_can_be_told_from_the_others(hospital: Hospital) -> None:
+    """Each changed experiment is a plan of its own, so that several of one title wait."""
+    at, later = hospital.site, changed_plan(PLAN, run={"seed": 6})
+    called(at, PLAN)
+    (first,) = hospital.plans
+    called(at, later)
+    (second,) = set(hospital.plans) - {first}
+    listed = json.loads(flwr_client("plans", "list", hospital.folder, "--json").out)
+    assert {plan["sha256"]: plan["is_waiting"] for plan in listed} == {first: True, second: True}
+    assert at.approvals is not None
+    assert at.approvals.latest_refused_text == second
+    approved = hospital.weber.approve(hospital.folder, first)
+    assert second[:12] in approved.out
+    assert listed[1]["time"][:16].replace("T", " ") in flwr_client("plans", "list", hospital.folder).out
+
+
 def test_a_denial_stays_one_after_its_approver_was_removed(approved: Hospital) -> None:
     approved.weber.deny(approved.folder, approved.plans[0])
     remove_approver(approved)

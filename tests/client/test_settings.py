@@ -28,6 +28,7 @@ from polyclinic.data.base.spec import PhantomDatasetSpec
 from polyclinic.data.images import store
 from polyclinic.data.load import load_dataset
 from tests.client.handshakes import coordinator_in
+from tests.network.real import flwr_client
 
 HEAD = 'name = "north"\n'
 DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
@@ -148,6 +149,17 @@ def test_init_again_or_with_a_name_that_leads_elsewhere_writes_nothing(folder: P
         make_site_folder(folder / "site", "../north")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert sum("is there already and stays." in line for line in lines) == 2
+
+
+def test_init_with_an_experiment_says_that_it_leaves_a_site_toml_that_is_there(folder: Path, tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment.toml"
+    text = '[run]\nmethod = "surgical"\n[model]\narchitecture = "tiny_cnn"\nchannels = 3\nimage_size = 48\n'
+    experiment.write_text(text, encoding="utf-8")
+    before = (folder / "site.toml").read_bytes()
+    ended = flwr_client("init", folder, "--name", "north", "--experiment", experiment)
+    assert ended.code == 0, ended.err
+    assert (folder / "site.toml").read_bytes() == before
+    assert f"flwr-client check {folder} --experiment {experiment}" in ended.out
 
 
 def test_everything_may_be_left_out_but_name_and_data_and_kit_and_key_may_lie_elsewhere(folder: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.security.audit import AuditLog
-from tests.client.approvals import WEBER, Approver, add_approver, stored_plans, write_approvers
+from tests.client.approvals import WEBER, Approver, add_approver, write_approvers
 from tests.network.federated import SLOW, Federation, admitted, events, hash_in, sites_by_round, undisturbed
 from tests.network.real import PARTIAL, Site, eventually, flwr_client, flwr_server, summary_of
 
@@ -33,7 +34,8 @@ def hospitals(tmp_path: Path) -> Iterator[tuple[Federation, Approver]]:
 
 def wait_for_plan(site: Site, count: int = 1) -> str:
     """The hash of the plan that waits at a site last."""
-    eventually(lambda: len(stored_plans(site.folder)) == count, f"{count} plans at {site.name}")
+    store = PlanStore(site.folder / "state")
+    eventually(lambda: len(list(store.list_texts())) == count, f"{count} plans at {site.name}")
     listed = json.loads(flwr_client("plans", "list", site.folder, "--json").out)
     return str(listed[-1]["sha256"])
 
@@ -105,6 +107,24 @@ def test_a_site_joins_after_a_late_approval_and_leaves_after_a_denial(hospitals:
 def refusing_rules(site: Site) -> set[str]:
     entries = AuditLog(site.folder / "state").read_entries()
     return {str(entry["rule"]) for entry in entries if entry.get("decision") == "deny"}
+
+
+def test_a_run_that_waits_for_an_approval_goes_on_at_once_after_a_denial(
+    hospitals: tuple[Federation, Approver],
+) -> None:
+    """Without the site's new connection, the run would wait until the deadline of its roll call, 300 s."""
+    federation, weber = hospitals
+    south = federation.south
+    run = federation.run(
+        "participation.min_sites=2", "participation.roll_call_deadline_s=200", "run.rounds=1", once=True
+    )
+    run.says("south waits for approval at the hospital")
+    assert weber.deny(south.folder, wait_for_plan(south)).code == 0
+    south.program.says("a plan was denied here")
+    run.says("the hospital has denied it")
+    run.succeeds()
+    assert sites_by_round(federation.out)[0] == ["east", "north"]
+    assert south.program.output.count("a plan was denied here") == 1
 
 
 def test_an_approval_that_expires_or_is_altered_in_mid_run_ends_the_part_of_its_site(

@@ -93,7 +93,9 @@ def test_a_package_by_hand_is_stored_as_one_that_was_sent(handed_out: Federation
 def test_another_hospitals_package_is_refused(handed_out: Federation) -> None:
     ended = flwr_client("receive", handed_out.north.folder, handed_out.folder / "packages" / "south.delivery")
     assert ended.code == 2
-    assert 'it is for the site "south", and this site is "north"' in " ".join(ended.err.split())
+    words = " ".join(ended.err.split())
+    assert 'it is for the site "south", and this site is "north"' in words
+    assert "north.delivery" in words  # what to ask for; the package itself is whole
 
 
 @pytest.mark.parametrize("name", [*FILES, MANIFEST, SIGNATURE])
@@ -109,6 +111,19 @@ def test_a_changed_byte_of_any_file_is_refused(handed_out: Federation, tmp_path:
     ended = flwr_client("receive", handed_out.north.folder, changed)
     assert ended.code == 2
     assert "is not stored" in ended.err
+
+
+def test_a_hospital_evaluates_a_received_model_by_the_first_digits_of_its_run(
+    handed_out: Federation, tmp_path: Path
+) -> None:
+    site, run = handed_out.north, run_name(handed_out)
+    folder = site.folder / "state" / "delivered" / run
+    by_digits = flwr_client("evaluate", site.folder, run[:8], "--out", tmp_path / "digits")
+    assert by_digits.code == 0, by_digits.err
+    assert flwr_client("evaluate", site.folder, folder, "--out", tmp_path / "folder").code == 0
+    first, second = ((tmp_path / name / "figures.csv").read_bytes() for name in ("digits", "folder"))
+    assert first == second
+    assert flwr_client("evaluate", site.folder, "no-such-run").code == 2
 
 
 def test_a_package_of_an_unknown_authority_is_refused(handed_out: Federation, tmp_path: Path) -> None:
@@ -242,6 +257,7 @@ def test_a_hospital_leaves_with_a_signed_statement_that_the_coordinator_verifies
     running = flwr_client("withdraw", site.folder, "--yes")
     assert running.code == 2
     assert "another flwr-client runs on this folder" in running.err
+    assert "What stays" not in running.out  # refused before anybody reads on and agrees
     handed_out.stop(site)
     (site.folder / "state" / "features").mkdir(exist_ok=True)
     (site.folder / "state" / "features" / "cache").write_bytes(b"features")
@@ -255,6 +271,7 @@ def test_a_hospital_leaves_with_a_signed_statement_that_the_coordinator_verifies
     refused = flwr_client("start", site.folder)
     assert refused.code == 2
     assert "has left its federation" in refused.err
+    assert "has left its federation" in flwr_client("status", site.folder).err
     statement = site.folder / "north.withdrawal"
     changed = tmp_path / "changed.withdrawal"
     changed.write_bytes(statement.read_bytes().replace(b"contract ended", b"contract  ended"))

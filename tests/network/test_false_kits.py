@@ -88,6 +88,11 @@ def test_a_strangers_kit_shows_another_phrase_than_the_coordinator_reads_out(
     assert shown == phrase_that_is_read_out(stranger.coordinator) == connection["facts"]["authority_phrase"] != read_out
     heard = flwr_client("confirm", site.folder, *read_out.split())
     assert (heard.code, "NOT the phrase" in heard.out) == (1, True)
+    # The site's own phrase, of the same call, says nothing about the kit.
+    own = phrase_of(flwr_client("init", site.folder, "--name", site.name).out)
+    assert own not in (read_out, shown)
+    mixed_up = flwr_client("confirm", site.folder, *own.split())
+    assert (mixed_up.code, "it is this site's own" in mixed_up.out) == (1, True)
     before_it_connects, _, _ = _output_of(site).partition("connected to")
     assert (shown in before_it_connects, "cannot know" in before_it_connects) == (True, True)
 

@@ -38,7 +38,7 @@ from polyclinic.server.coordinator.authority import (
     issue_server_certificate,
     make_certificate_authority,
 )
-from polyclinic.server.coordinator.folder import CoordinatorFolder
+from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from tests.certificates import of_version_10, pem_of
 from tests.network.real import flwr_client, flwr_server
@@ -232,6 +232,26 @@ def test_a_renewal_writes_new_kits_for_members_only(
     renewed = flwr_server("init", coordinator.folder, "--renew", "--host", "new.example")
     assert [read_connection_kit(path).address for path in (kit, revoked)] == ["new.example:9092", "fl.example:9092"]
     assert [str(path) in renewed.out for path in (kit, revoked)] == [True, False]
+
+
+def test_a_renewal_with_another_port_changes_settings_and_kits_and_no_host(
+    coordinator: CoordinatorFolder, kit: Path
+) -> None:
+    renewed = flwr_server("init", coordinator.folder, "--renew", "--port", "9443", "--listen", "127.0.0.1")
+    assert renewed.code == 0
+    file = read_coordinator_folder(coordinator.folder).file
+    assert (file.hosts, file.port, file.listen) == (coordinator.file.hosts, 9443, "127.0.0.1")
+    assert read_connection_kit(kit).address == "fl.example:9443"
+    assert str(kit) in renewed.out
+
+
+@pytest.mark.parametrize("option", [("--port", "0"), ("--port", "70000"), ("--name", "other")])
+def test_a_renewal_with_an_option_that_it_cannot_follow_changes_nothing(
+    option: tuple[str, str], coordinator: CoordinatorFolder
+) -> None:
+    before = {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()}
+    assert flwr_server("init", coordinator.folder, "--renew", *option).code == 2
+    assert {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()} == before
 
 
 def test_claims_are_written_shown_changed_and_removed(coordinator: CoordinatorFolder, request_file: Path) -> None:
