@@ -286,6 +286,7 @@ INTERNAL = {
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
     "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
+    "REPORT_INTERVAL_S",  # how often a long list of who is waited for is said; nothing else happens
     "SHOWN_AFTER_S",  # who is waited for is said; nothing else happens
 }
 
