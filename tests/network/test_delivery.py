@@ -71,10 +71,14 @@ def test_the_report_of_a_hospital_has_its_own_figures_and_no_others(handed_out: 
 def test_a_package_is_a_line_of_the_hospitals_audit_in_both_directions(handed_out: Federation) -> None:
     entries = lines_of(handed_out.north.folder / "state" / "audit.jsonl")
     lines = [line for line in entries if str(line.get("run", "")).startswith("delivery-")]
-    assert [(line["direction"], line["record"], line["decision"]) for line in lines] == [
+    received, stored, acknowledged = lines
+    assert [(line["direction"], line["record"], line["decision"]) for line in (received, acknowledged)] == [
         ("in", "DeliveryRequest", "allow"),
         ("out", "RefusalNoted", "allow"),
     ]
+    model = {"run": run_name(handed_out), "sha256": summary_of(handed_out.out)["model_sha256"]}
+    assert (stored["event"], stored["name"], stored["coordinator"]) == ("delivered", "first study", "trial")
+    assert stored["model"] == model
     assert flwr_client("audit", "verify", handed_out.north.folder).code == 0
 
 
