@@ -112,8 +112,8 @@ class IdleLimitReached(Exception):
     """Raised if no message has come for the time that ``--until-idle`` allows."""
 
 
-class PlanApproved(Exception):
-    """Raised if a person has approved a plan that this site refused before, so that the coordinator has to ask anew."""
+class PlanDecided(Exception):
+    """Raised if a person has decided on a plan that this site refused, so that the coordinator has to ask anew."""
 
 
 class RunWorkInterrupted(BaseException):
@@ -198,10 +198,10 @@ class HospitalMessageLoop:
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
-            except PlanApproved:
+            except PlanDecided:
                 # The coordinator asks a site again that connects as a new process.
                 self._process, self.status.last_error = secrets.token_hex(8), ""
-                self.tell("a plan was approved here: connecting anew, so that the coordinator asks again")
+                self.tell("a plan was decided on here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two: the coordinator answers a call that is about no run or message as if it were.
                 if str(error) != self.status.last_error or self.status.state != "connecting":
@@ -329,18 +329,18 @@ class HospitalMessageLoop:
             wait_s, self._last_work, self._is_memory_of_work_kept = POLL_S, time.monotonic(), True
 
     def _ask_to_be_asked_again(self) -> None:
-        """Have the coordinator ask again about a plan that was approved here after this site refused it.
+        """Have the coordinator ask again about a plan on which a person decided after this site refused it.
 
         Raises:
-            PlanApproved: To connect as a new process.
+            PlanDecided: To connect as a new process.
         """
         approvals = self.site.approvals
-        if approvals is None or not approvals.find_newly_approved_texts():
+        if approvals is None or not approvals.find_newly_decided_texts():
             return
         if PROCESS_VARIABLE in os.environ:  # the program that submits jobs calls under the same id
-            self.tell("a plan was approved here: stop flwr-client slurm watch and start it again")
+            self.tell("a plan was decided on here: stop flwr-client slurm watch and start it again")
             return
-        raise PlanApproved
+        raise PlanDecided
 
     def _end_if_idle(self) -> None:
         if self.idle_limit_s is not None and time.monotonic() - self._last_work >= self.idle_limit_s:

@@ -110,7 +110,8 @@ class SiteApprovals:
     def __init__(self, folder: Path, state: Path, site: str, policy: "SitePolicy") -> None:
         self._folder, self._state, self._site = folder, state, site
         self._disclosure = select_disclosure_policy(policy)
-        self._awaited: dict[str, str] = {}  # hash -> kind of the texts that wait, since the program started
+        # hash -> kind and rule of the texts that were refused since the program started
+        self._refused: dict[str, tuple[str, str]] = {}
         self._runs = RunEntryFolder(state / RUNS, state / EARLIER_RUNS)
         self.store = PlanStore(state)
 
@@ -141,7 +142,7 @@ class SiteApprovals:
             return ApprovalVerdict("approval.size", f"it has more than {MOST_TEXT_BYTES:,} bytes", request.sha256)
         store_request_text(site, request)
         if verdict.reason:
-            self._awaited[request.sha256] = request.kind
+            self._refused[request.sha256] = request.kind, verdict.rule
         else:
             self._record_approved_run(run, {"kind": request.kind, "text": str(request.sha256)})
         return verdict
@@ -152,12 +153,19 @@ class SiteApprovals:
         if RunName.pattern.fullmatch(run) and self._runs.read_entry(run) != approved:
             self._runs.write_entry(run, approved)
 
-    def find_newly_approved_texts(self) -> list[str]:
-        """Return the hashes of texts that were refused for want of an approval and are approved now, each once."""
-        approved = [sha256 for sha256, kind in self._awaited.items() if not self.find_verdict(kind, sha256).reason]
-        for sha256 in approved:
-            del self._awaited[sha256]
-        return approved
+    def find_newly_decided_texts(self) -> list[str]:
+        """Return the hashes of refused texts that a person has approved or denied since then, each once."""
+        decided = []
+        for sha256, (kind, rule) in list(self._refused.items()):
+            verdict = self.find_verdict(kind, sha256)
+            if not verdict.reason:
+                del self._refused[sha256]
+                decided.append(sha256)
+            elif verdict.rule == DENIED != rule:
+                # A later approval of the same text counts too, so it stays.
+                self._refused[sha256] = kind, DENIED
+                decided.append(sha256)
+        return decided
 
     def find_verdict(self, kind: str, sha256: str) -> ApprovalVerdict:
         """Return the verdict on a text: that of the newest decision on it, verified now."""
