@@ -20,6 +20,7 @@ from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
 from polyclinic.common.security.delivery import DELIVERY_RUN, DeliveryManifest
+from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
 from polyclinic.common.system.terminal import fold_long_words
 
@@ -69,6 +70,7 @@ class RunRecord:
             the coordinator's signature; empty if none came. Of a delivery: the run and the SHA-256 of its model.
         epsilon: The privacy budget that the run used; None without noise.
         approvals: Each approval by which the run worked: approver, key, until, decision.
+        denials: Each denial of the plan, oldest first, as its file says it: approver, key, time, reason.
         refused: Rule -> how many requests it refused.
     """
 
@@ -90,6 +92,7 @@ class RunRecord:
     model: dict[str, Any] = field(default_factory=dict)
     epsilon: float | None = None
     approvals: list[dict[str, str]] = field(default_factory=list)
+    denials: list[dict[str, str]] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -239,6 +242,17 @@ def _add_facts_of_plan(run: RunRecord, store: PlanStore) -> None:
         run.kind = stored.facts.kind
     run.title = run.title or stored.title
     run.purpose = stored.purpose
+    run.denials = list(_list_denials(run.plan, store))
+
+
+def _list_denials(sha256: str, store: PlanStore) -> Iterator[dict[str, str]]:
+    for path in store.list_decisions(sha256):
+        try:
+            decision, _ = parse_decision(path.read_bytes())
+        except (OSError, DecisionFault):  # "flwr-client plans show" names the file and its fault
+            continue
+        if not decision.is_approval:
+            yield decision.model_dump(include={"approver", "key", "time", "reason"})
 
 
 # ---------------------------------------------------------------------- for people
@@ -280,6 +294,11 @@ def describe_run(run: RunRecord) -> list[str]:
     for approval in run.approvals:
         lines.append(f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DAY]},")
         lines.append(f"    key {approval['key']}")
+    for denial in run.denials:
+        reason = make_printable_line(denial["reason"] or "no reason given", 500)
+        lines.append(f"  denied by {make_printable_line(denial['approver'])}, {_format_minute(denial['time'])} UTC,")
+        lines.append(f"    key {denial['key']}")
+        lines += textwrap.wrap(f"reason: {reason}", WIDTH, initial_indent="    ", subsequent_indent="    ")
     trained = f"trained: {format_count_with_noun(len(run.rounds), 'round')}; " if run.kind == "training" else ""
     lines.append(f"  {trained}received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
     for name, left in run.left.items():
@@ -319,7 +338,7 @@ COLUMNS = (
     *("run", "kind", "title", "purpose", "coordinator", "authority", "first", "last", "plan"),
     *("train_images", "validation_images", "test_images", "unreadable_images", "patients_opted_out"),
     *("rounds", "received_bytes", "sent_bytes", "records_left", "model_sha256", "epsilon"),
-    *("approved_by", "approved_until", "approver_keys", "refused"),
+    *("approved_by", "approved_until", "approver_keys", "denied_by", "refused"),
 )
 
 
@@ -339,6 +358,7 @@ def format_record_csv(record: HospitalRecord) -> str:
             "approved_by": run.approvers,
             "approved_until": "; ".join(approval["until"] for approval in run.approvals),
             "approver_keys": "; ".join(dict.fromkeys(approval["key"] for approval in run.approvals)),
+            "denied_by": "; ".join(f"{denial['approver']}: {denial['reason']}" for denial in run.denials),
             "refused": "; ".join(f"{rule} {count}" for rule, count in run.refused.items()),
         }
         writer.writerow({name: _escape_for_spreadsheet(value) for name, value in row.items()})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.metrics.benefit import MODELS, WORDS, FederationBenefit
-from polyclinic.common.system.plain_text import format_count_with_noun, format_rounds_in_words
+from polyclinic.common.system.plain_text import format_rounds_in_words
 from polyclinic.server.reporting import run_claims
 from polyclinic.server.reporting.page import write_template_page
 from polyclinic.server.runs.reader import RunFolderContent
@@ -32,6 +32,9 @@ REPLY_WORDS: Mapping[str, str] = {
 AT_HOME = (
     "Figures by class did not leave this hospital, or there are none. flwr-client evaluate scores the model on this "
     "hospital's own images, and nothing leaves."
+)
+COMPARED_AT_HOME = (
+    "Each hospital also keeps its comparison, with all its classes, in state/alone/does-it-help.txt of its folder."
 )
 
 
@@ -113,13 +116,15 @@ def write_own_report(
         models=[WORDS[model] for model in MODELS] if benefit else [WORDS["federated"]],
         rows=list_class_rows(run, site, benefit),
         mean=summary.per_site[site].mean_auroc if site in summary.per_site else None,
-        at_home=AT_HOME,
+        at_home=f"{AT_HOME} {COMPARED_AT_HOME}" if choice else AT_HOME,
         trained=f"in {format_rounds_in_words(rounds)} of {len(receipt.rounds)}" if rounds else "in no round",
         used=format_rounds_in_words(used) if used else "no round",
         absences=absences[:MOST_ABSENCES],
         more_absences=len(absences) - MOST_ABSENCES,
         sent=list_sent_records(receipt, site),
         own=own,
-        own_classes=format_count_with_noun(len(own.classes), "class", "classes") if own else "",
+        own_classes=", ".join(own.classes) if own else "",
+        classes=", ".join(summary.classes),
         unlearned=summary.unlearned,
+        maybe_unlearned=summary.maybe_unlearned,
     )

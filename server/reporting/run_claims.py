@@ -38,7 +38,9 @@ ONE_SCORE_CAUSE = (
 )
 MOST_NAMED = 8
 """Names in one sentence; more are counted."""
-WITHHELD_BY_SITE = "its policy tells no such figures, or no class has both a positive and a negative test image there"
+WITHHELD_BY_SITE = (
+    "its policy tells no such figures, or for each class too few of its test patients have the finding, or do not"
+)
 STAYED_MASKED = "fewer sites tested it than a sum needs, so its counts stayed masked"
 THRESHOLDS_HEADING = "Thresholds chosen on validation images"
 """Heading of the page's table of thresholds."""

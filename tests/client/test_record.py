@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from polyclinic.client.approval.record import COLUMNS, read_hospital_record
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.common.security.audit import FILE, AuditLog
 from polyclinic.common.security.delivery import FILES, MANIFEST, DeliveryManifest, describe_files
+from polyclinic.common.security.plan_decisions import PlanDecision, sign_decision
 from tests.client.rounds import changed_plan, plan
 from tests.network.real import flwr_client
 
@@ -80,6 +82,22 @@ def test_a_run_has_its_study_its_images_what_left_and_who_approved_it(folder: Pa
     assert (run.model["record"], run.model["sha256"]) == ("EvaluateRequest", "2EvaluateRequest")
     assert run.refused == {"approval.missing": 1, "policy.test_metrics": 1}
     assert (other.title, other.rounds, other.refused, other.images) == ("Bone age", [], {"policy.methods": 1}, {})
+
+
+def test_a_denial_is_in_the_record_with_its_person_day_and_reason(folder: Path) -> None:
+    facts = {"kind": "training", "sha256": TEXT.sha256, "site": "north", "coordinator": "trial", "authority": "ab" * 32}
+    person = {"approver": "Dr. A. Weber", "key": "SHA256:abc", "title": "=Lung findings", "purpose": ""}
+    time = "2026-01-02T10:30:00+00:00"
+    denial = PlanDecision(decision="denied", time=time, reason="no legal basis", **facts, **person)
+    PlanStore(folder / "state").add_decision(TEXT.sha256, sign_decision(denial, Ed25519PrivateKey.generate()))
+    run, other = read_hospital_record(folder / "state").runs
+    said = {"approver": "Dr. A. Weber", "key": "SHA256:abc", "time": time, "reason": "no legal basis"}
+    assert (run.denials, other.denials) == ([said], [])
+    shown = flwr_client("record", folder, "--csv", folder / "record.csv")
+    assert "denied by Dr. A. Weber, 2026-01-02 10:30 UTC" in shown.out
+    assert "reason: no legal basis" in shown.out
+    with (folder / "record.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["denied_by"] for row in csv.DictReader(file)] == ["Dr. A. Weber: no legal basis", ""]
 
 
 def test_a_study_is_found_by_a_part_of_its_title(folder: Path) -> None:

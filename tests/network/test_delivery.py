@@ -58,6 +58,7 @@ def test_the_report_of_a_hospital_has_its_own_figures_and_no_others(handed_out: 
         assert f"{benefit['auroc']['alone'][name]:.3f}" in text
         assert f"{benefit['auroc']['federated'][name]:.3f}" in text
     assert "It trained in rounds 1 to 2 of 2 rounds" in text
+    assert f"a probability for each of these findings: {', '.join(summary_of(handed_out.out)['classes'])}." in text
     assert "east" not in text
     assert "south" not in text
     sent = [
