@@ -206,7 +206,7 @@ class ScoringReply:
 
     def _check_points(self) -> None:
         for row, true, false in zip(self.point_rows, self.true_positives, self.false_positives, strict=True):
-            if row >= len(self.models) or true > self.positives[row] or false > self.negatives[row]:
+            if not 0 <= row < len(self.models) or true > self.positives[row] or false > self.negatives[row]:
                 raise WireError("decisions must be on the images of their row.")
 
     @property

@@ -66,6 +66,6 @@ def _read_files(file: ModelFile) -> Iterator[tuple[str, bytes]]:
     if not file.is_run:
         yield f"model{file.file.suffix}", file.file.read_bytes()
         return
-    for name in (DESCRIPTION, TENSORS):
-        yield name, (file.path / name).read_bytes()
+    yield DESCRIPTION, (file.path / DESCRIPTION).read_bytes()
+    yield TENSORS, (file.path / TENSORS).read_bytes()
     yield THRESHOLDS, make_summary_of_thresholds(file.path)

@@ -24,13 +24,17 @@ from polyclinic.client.site.site_file import read_site_toml_without_data
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import CountQuestion
 from polyclinic.common.errors import BadInput
+from polyclinic.common.evaluation.foreign import find_model_file
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.wire.counts import CountReply, CountRequest
+from polyclinic.common.wire.evaluation import ScoringReply, make_scoring_request
 from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL, WAITING_FOR_APPROVAL
 from polyclinic.common.wire.records import Refusal, RollCallAnswer
 from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest
+from polyclinic.server.evaluation.collect import make_question
 from tests.client.approvals import KHAN, PASSPHRASE, WEBER, Approver, add_approver, stored_plans, typed, write_approvers
 from tests.client.rounds import called, changed_plan, judged, log, plan, record_of, send, site, trained
+from tests.common.evaluation.models import write_run_model
 from tests.network.real import flwr_client
 from tests.processes import ROOT
 
@@ -329,6 +333,35 @@ def test_a_question_for_counts_needs_an_approval_of_its_own(approved: Hospital) 
     assert record_of(ask_for_counts(approved.site, "How many?"), CountReply).tables
     assert refused([ask_for_counts(approved.site, "How many? ")])
     assert [line["approval"]["approver"] for line in log(approved.site) if "approval" in line] == [WEBER]
+
+
+def ask_for_figures(at: Site, title: str, folder: Path) -> Message:
+    asked = make_question([find_model_file(folder, frozenset())], (), title)
+    return send(
+        at, "query.scoring", make_scoring_request("evaluate-1", asked.question.model_dump_json(), asked.content)
+    )
+
+
+def test_models_are_scored_after_an_approval_of_the_question_that_has_their_hashes(
+    approved: Hospital, tmp_path: Path
+) -> None:
+    model = write_run_model(tmp_path / "first", ("b", "a"))
+    policy = approved.site.policy.model_copy(update={"evaluate": True})
+    toml = approved.folder / "site.toml"
+    text = toml.read_text(encoding="utf-8")
+    toml.write_text(text.replace("smallest_count = 0\n", "smallest_count = 0\nevaluate = true\n"), encoding="utf-8")
+    approvals = SiteApprovals(approved.folder, approved.folder / "state", "north", policy)
+    at = replace(approved.site, policy=policy, approvals=approvals)
+    before = set(approved.plans)
+    assert refused([ask_for_figures(at, "How good?", model)])
+    (sha256,) = set(approved.plans) - before
+    shown = flwr_client("plans", "show", approved.folder, sha256[:12]).out
+    for words in ("How good?", "first: a model of a federated run", "average precision", "Nothing is trained"):
+        assert words in shown
+    assert approved.weber.approve(approved.folder, sha256[:12]).code == 0
+    assert record_of(ask_for_figures(at, "How good?", model), ScoringReply).models
+    other = write_run_model(tmp_path / "again" / "first", ("b", "a"), seed=1)
+    assert refused([ask_for_figures(at, "How good?", other)])
 
 
 def test_a_refusal_is_noted_without_an_approval(hospital: Hospital) -> None:
