@@ -264,8 +264,8 @@ IN_MEMORY = 2**29
 """Largest number of bytes of updates in memory in a simulation, where a file would cost time and save little."""
 IN_MEMORY_OVER_NETWORK = 2**25
 """The same over the network: so the coordinator's memory does not grow with the number of hospitals."""
-MOST_OPEN_FILES = 256
-"""Most updates of which each is mapped from a file of its own; a process may often open 1,024 files."""
+MOST_OPEN_FILES = 128
+"""Most updates that are each mapped from a file of its own, which takes two descriptors; 1,024 are a common limit."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import gc
 import os
+import resource
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from polyclinic.common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from polyclinic.server.deployment.superlink.object_store import LARGE_ARRAY_BYTES, join_large_array_in_file
+from polyclinic.server.deployment.superlink.object_store import LARGE_ARRAY_BYTES, ReplyArrayFiles
 from polyclinic.server.simulation.backends.inline import run_with_inline_grid
 from polyclinic.strategies.engine import aggregator
 from polyclinic.strategies.engine.aggregator import UpdateStorage, is_mapped_from_file
@@ -68,7 +68,7 @@ class OverNetwork:
 
     def __init__(self, grid: Any, folder: Path) -> None:
         self.get_node_ids, self.push_messages, self._pull = grid.get_node_ids, grid.push_messages, grid.pull_messages
-        self._join = partial(join_large_array_in_file, folder)
+        self._join = ReplyArrayFiles(folder).join_array
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._arrive(reply) for reply in self._pull(message_ids)]
@@ -135,7 +135,7 @@ def test_a_large_array_is_joined_in_a_file_without_a_name_and_a_small_one_in_mem
     for size in (LARGE_ARRAY_BYTES, LARGE_ARRAY_BYTES - 4):
         data = np.arange(size // 4, dtype="<f4").tobytes()
         parts = [memoryview(data)[:1000], memoryview(data)[1000:]]
-        joined = join_large_array_in_file(tmp_path, parts)
+        joined = ReplyArrayFiles(tmp_path).join_array(parts)
         array = np.frombuffer(joined, "<f4")
         assert joined == data
         assert is_mapped_from_file(array) == is_mapped_from_file(array[10:]) == (size >= LARGE_ARRAY_BYTES)
@@ -145,21 +145,27 @@ def test_a_large_array_is_joined_in_a_file_without_a_name_and_a_small_one_in_mem
 
 def test_a_large_array_is_joined_in_memory_where_no_file_can_be_made(tmp_path: Path) -> None:
     data = os.urandom(LARGE_ARRAY_BYTES)
-    assert join_large_array_in_file(tmp_path / "not-there", [memoryview(data)]) == data
+    assert ReplyArrayFiles(tmp_path / "not-there").join_array([memoryview(data)]) == data
 
 
-def test_the_files_of_replies_are_closed_with_the_last_view_of_them(tmp_path: Path) -> None:
+def test_a_file_is_used_again_after_the_last_view_of_its_array_and_closed_at_the_end(tmp_path: Path) -> None:
     def count_open_files() -> int:
         return sum(
             os.path.realpath(Path("/proc/self/fd", name)).startswith(str(tmp_path))
             for name in os.listdir("/proc/self/fd")
         )
 
-    data = memoryview(bytes(LARGE_ARRAY_BYTES))
+    data, files = [memoryview(bytes([number]) * LARGE_ARRAY_BYTES) for number in range(4)], ReplyArrayFiles(tmp_path)
     with without_garbage_collection():
-        views = [np.frombuffer(join_large_array_in_file(tmp_path, [data]), "<f4") for _ in range(3)]
-        assert count_open_files() == 3
-        del views
+        arrays = [np.frombuffer(files.join_array([each]), np.uint8) for each in data[:3]]
+        opened = count_open_files()
+        del arrays[0]
+        arrays.append(np.frombuffer(files.join_array([data[3]]), np.uint8))
+        assert count_open_files() == opened
+        assert [int(array[-1]) for array in arrays] == [1, 2, 3]
+        del files
+        assert [int(array[-1]) for array in arrays] == [1, 2, 3]
+        del arrays
         assert count_open_files() == 0
 
 
@@ -177,3 +183,16 @@ def test_counting_the_bytes_of_a_message_leaves_its_arrays_in_no_cycle() -> None
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2.5 * TRUNK_BYTES
+
+
+def test_a_disk_that_fills_up_costs_memory_and_no_reply(tmp_path: Path) -> None:
+    files, data = ReplyArrayFiles(tmp_path), bytes(range(256)) * (LARGE_ARRAY_BYTES // 256)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE_ARRAY_BYTES // 2, hard))
+    try:
+        joined = files.join_array([memoryview(data)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert joined == data
+    assert not is_mapped_from_file(np.frombuffer(joined, "<f4"))
+    assert is_mapped_from_file(np.frombuffer(files.join_array([memoryview(data)]), "<f4"))

@@ -50,8 +50,8 @@ from polyclinic.server.deployment.superlink.object_store import (
     NO_REPLY,
     SPARE_BYTES,
     ObjectFileStore,
+    ReplyArrayFiles,
     ReplySizeBound,
-    join_large_array_in_file,
     read_masked_update_size,
 )
 from polyclinic.server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
@@ -204,6 +204,7 @@ class NetworkGrid(Grid):
         self._control, self._run, self._clock, self._signed_off = control, run, clock, signed_off
         self._asks_all = asks_all
         self._files, self._signer, self._earlier_replies = files, signer, earlier_replies
+        self._arrays = ReplyArrayFiles(files.folder)
         self._requests: dict[str, _AwaitedRequest] = {}  # by the request's name, as are the next ones
         self._pending: dict[str, _IncompleteReply] = {}
         self._fetched: list[str] = []  # replies that were returned, and that may not be in the audit yet
@@ -402,7 +403,7 @@ class NetworkGrid(Grid):
         if not fault:
             try:
                 contents = {part: self._files.map_object_into_memory(part) or b"" for part in pending.names}
-                join = partial(join_large_array_in_file, self._files.folder)
+                join = self._arrays.join_array
                 message = decode_message_objects(metadata.message_id, contents, bound.assembled, join)
             except MessageTooLarge:
                 fault = bound.reply_too_large_reason

@@ -9,11 +9,12 @@ import os
 import tempfile
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from polyclinic.common.system.files import (
     make_temporary_path,
@@ -41,7 +42,7 @@ class ObjectFileStore:
     """A folder with one file per object. Ids that are not a SHA-256 never reach the file system.
 
     Attributes:
-        folder: The folder; it also has the files without names of :func:`join_large_array_in_file`.
+        folder: The folder; it also has the files without names of :class:`ReplyArrayFiles`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,27 +120,55 @@ LARGE_ARRAY_BYTES = 2**20
 """Smallest array of a reply that is joined in a file: of a smaller one the memory does not matter."""
 
 
-def join_large_array_in_file(folder: Path, chunks: Sequence[memoryview]) -> bytes | memoryview:
-    """Join the chunks of an array; if it is large, in a file that is mapped into memory and read-only.
+class ReplyArrayFiles:
+    """Files in which the large arrays of replies are joined, and which are mapped into memory read-only.
 
-    The system can take the pages of a mapped file back, so many replies can wait without memory of their own. The file
-    has no name, so that a killed process leaves nothing. Without room on the disk, or with too many open files, the
-    array is joined in memory.
+    The system can take the pages of a mapped file back, so many replies can wait without memory of their own. A file is
+    used again when the last view of its array is gone, because to write into a new file takes five times as long. The
+    files have no names, so that a killed process leaves nothing.
 
     Args:
-        folder: Folder of the file.
-        chunks: Views of the array's parts, in order.
+        folder: Folder of the files.
     """
-    size = sum(map(len, chunks))
-    if size < LARGE_ARRAY_BYTES:
-        return join_chunks_in_memory(chunks)
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.writelines(chunks)
-            file.flush()
-            return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
-    except OSError:
-        return join_chunks_in_memory(chunks)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: list[IO[bytes]] = []
+        self._free: list[IO[bytes]] = []
+        weakref.finalize(self, _close_files, self._files)  # what is mapped stays so
+
+    def join_array(self, chunks: Sequence[memoryview]) -> bytes | memoryview:
+        """Join the chunks of an array: a large one in a file; a small one, or without room on the disk, in memory."""
+        size = sum(map(len, chunks))
+        if size < LARGE_ARRAY_BYTES:
+            return join_chunks_in_memory(chunks)
+        try:
+            file = self._free.pop() if self._free else self._open_file()
+        except OSError:
+            return join_chunks_in_memory(chunks)
+        try:
+            file.seek(0)
+            for chunk in chunks:
+                left = chunk
+                while left:  # the system may take only a part
+                    left = left[file.write(left) :]
+            mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        except OSError:
+            file.truncate(0)  # other programs need the room more
+            self._free.append(file)
+            return join_chunks_in_memory(chunks)
+        weakref.finalize(mapped, self._free.append, file).atexit = False
+        return memoryview(mapped)
+
+    def _open_file(self) -> IO[bytes]:
+        file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - until the finalizer
+        self._files.append(file)
+        return file
+
+
+def _close_files(files: Sequence[IO[bytes]]) -> None:
+    for file in files:
+        file.close()
 
 
 # ---------------------------------------------------------------------- through gRPC, without copies by protobuf
