@@ -7,7 +7,7 @@ its answer may leave. The gate reads nothing else about it.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import RecordDict
 
@@ -15,7 +15,6 @@ from polyclinic.client.gate.policy_rules import PolicyVerdict
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.counts import NOT_STATED, UNKNOWN, parse_count_question
 from polyclinic.common.errors import WireError
-from polyclinic.common.evaluation.question import EvaluationQuestion, parse_evaluation_question
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.common.plugins import PLUGIN
 from polyclinic.common.system.plain_text import make_printable_line
@@ -24,6 +23,9 @@ from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
 from polyclinic.common.wire.evaluation import ScoringReply, ScoringRequest
 from polyclinic.common.wire.records import RefusalNoted
+
+if TYPE_CHECKING:
+    from polyclinic.common.evaluation.question import EvaluationQuestion
 
 Rules = Iterator[tuple[str, str]]
 """The name of each rule, with the reason why a record breaks it; empty if it does not."""
@@ -94,6 +96,8 @@ AT_HOME = "evaluate the model at the hospital in place of it: flwr-client evalua
 
 def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
     """Yield the rules for a request to score models."""
+    from polyclinic.common.evaluation.question import parse_evaluation_question
+
     try:
         question = parse_evaluation_question(request.question)
     except ValueError as error:
@@ -115,7 +119,7 @@ def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
     yield "policy.networks", f'it does not have "{make_printable_line(unlisted[0])}"' if unlisted else ""
 
 
-def _find_unlisted_model(policy: SitePolicy, question: EvaluationQuestion) -> str:
+def _find_unlisted_model(policy: SitePolicy, question: "EvaluationQuestion") -> str:
     """Return the reason against a model that the policy does not list, with the line that lists it."""
     if policy.evaluate is True:
         return ""
@@ -130,6 +134,8 @@ def _find_unlisted_model(policy: SitePolicy, question: EvaluationQuestion) -> st
 
 def check_scoring_answer(policy: SitePolicy, request: ScoringRequest, reply: ScoringReply) -> Rules:
     """Yield the rules for the figures of models."""
+    from polyclinic.common.evaluation.question import parse_evaluation_question
+
     question = parse_evaluation_question(request.question)
     yield "policy.evaluate", _find_unlisted_model(policy, question)
     unasked = {*reply.models, *reply.pair_firsts, *reply.pair_seconds} - {model.name for model in question.models}

@@ -13,10 +13,9 @@ from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, Sha256
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.system.toml import TomlSection
+from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
 
 MOST_MODELS = 20
-MOST_MODEL_BYTES = 4 * 10**9
-"""Bytes of all files of a question: the hospital has them in memory."""
 LONGEST_NAME = 200
 THRESHOLDS = "summary.json"
 """File of a run's model with the thresholds that the run chose, and nothing else of its summary."""

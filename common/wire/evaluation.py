@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Annotated
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.evaluation.question import MOST_MODEL_BYTES
 from polyclinic.common.metrics.score_histograms import BINS, ScoreCounts, ScoreHistogram, make_empty_score_counts
 from polyclinic.common.wire.bounds import (
     COUNT,
@@ -25,6 +24,8 @@ from polyclinic.common.wire.bounds import (
 from polyclinic.common.wire.delivery import find_padding_fault, pad_to_integers, read_padded_bytes
 from polyclinic.common.wire.secure_aggregation import Integers
 
+MOST_MODEL_BYTES = 4 * 10**9
+"""Bytes of all files of a question: the hospital has them in memory."""
 LONGEST_QUESTION = 2**17
 """Characters of a question as JSON."""
 MOST_ROWS = 20_000

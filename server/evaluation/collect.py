@@ -8,7 +8,6 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.evaluation.foreign import ModelFile
 from polyclinic.common.evaluation.models import ModelToScore, make_summary_of_thresholds, open_models
 from polyclinic.common.evaluation.question import (
-    MOST_MODEL_BYTES,
     THRESHOLDS,
     EvaluationQuestion,
     GroupColumn,

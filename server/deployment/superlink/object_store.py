@@ -30,7 +30,6 @@ from polyclinic.common.wire.fleet_protocol import (
     append_protobuf_field,
     extract_protobuf_field,
 )
-from polyclinic.common.wire.message_objects import join_chunks_in_memory
 
 
 def is_object_id(text: str) -> bool:
@@ -141,11 +140,11 @@ class ReplyArrayFiles:
         """Join the chunks of an array: a large one in a file; a small one, or without room on the disk, in memory."""
         size = sum(map(len, chunks))
         if size < LARGE_ARRAY_BYTES:
-            return join_chunks_in_memory(chunks)
+            return b"".join(chunks)
         try:
             file = self._free.pop() if self._free else self._open_file()
         except OSError:
-            return join_chunks_in_memory(chunks)
+            return b"".join(chunks)
         try:
             file.seek(0)
             for chunk in chunks:
@@ -156,7 +155,7 @@ class ReplyArrayFiles:
         except OSError:
             file.truncate(0)  # other programs need the room more
             self._free.append(file)
-            return join_chunks_in_memory(chunks)
+            return b"".join(chunks)
         weakref.finalize(mapped, self._free.append, file).atexit = False
         return memoryview(mapped)
 
