@@ -16,6 +16,7 @@ from polyclinic.common.evaluation.question import (
 )
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
 from polyclinic.common.system.plain_text import format_bytes
+from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
 
 
 @dataclass(frozen=True)
