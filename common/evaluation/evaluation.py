@@ -8,7 +8,8 @@ import numpy as np
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.evaluation.figures import EvaluationFigures, ScoredImages, compute_evaluation_figures
 from polyclinic.common.evaluation.groups import UNSTATED, Grouping
-from polyclinic.common.evaluation.models import FixedThreshold, ModelToScore, Scores, find_missing_classes_fault
+from polyclinic.common.evaluation.models import ModelToScore, Scores, find_missing_classes_fault
+from polyclinic.common.evaluation.thresholds import FixedThreshold
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.vocabulary import (
     Vocabulary,

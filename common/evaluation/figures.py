@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.evaluation.groups import Grouping
-from polyclinic.common.evaluation.models import FixedThreshold
+from polyclinic.common.evaluation.thresholds import FixedThreshold
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, compute_metrics_per_class
 from polyclinic.common.metrics.bootstrap import (
     EstimateWithInterval,

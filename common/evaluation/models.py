@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.evaluation.foreign import ForeignModel, ModelFile, ModelFormat, make_template
@@ -21,39 +20,24 @@ from polyclinic.common.evaluation.runtimes import (
     open_torch_export,
     read_onnx_metadata,
 )
+from polyclinic.common.evaluation.thresholds import UNFIXED, FixedThreshold, read_points_of_run
 from polyclinic.common.models.network import convert_channels, convert_pixels, logits_to_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.models.zoo.spec import Task
-from polyclinic.common.system.files import is_file
+from polyclinic.common.security.delivery import MANIFEST
+from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.vocabulary import Vocabulary
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.images.pixels import load_pixels_on_device
 
 BATCH = 64
-SUMMARY = "summary.json"
 OUT_OF_RANGE = 1e-5
 """Distance from 0..1 within which a probability is a rounding error."""
 
 Scores = NDArray[np.float32]
 Kind = Literal["run", "onnx of a run", "onnx", "torch.export", "timm"]
-
-
-@dataclass(frozen=True)
-class FixedThreshold:
-    """A threshold that was fixed before the images were scored; an image with a higher score counts as positive.
-
-    Attributes:
-        rule: How it was fixed, for people: ``Youden on validation``, ``stated``.
-    """
-
-    rule: str
-    threshold: float
-
-
-UNFIXED = FixedThreshold("none fixed", 0.5)
-"""Stands for the threshold of a class for which nobody fixed one."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +83,21 @@ def open_models(files: Sequence[ModelFile], device: str = "") -> list[ModelToSco
     Raises:
         BadInput: If a model cannot be loaded.
     """
-    names = [file.path.resolve().stem if not file.is_run else file.path.resolve().name for file in files]
+    names = [file.path.resolve().stem if not file.is_run else _name_run(file.path.resolve()) for file in files]
     if len(set(names)) < len(names):
         names = [str(file.path) for file in files]
     if len(set(names)) < len(names):
         raise BadInput([Fault(name, "is named twice.") for name in {name for name in names if names.count(name) > 1}])
     return [open_model(file, name, device) for file, name in zip(files, names, strict=True)]
+
+
+def _name_run(folder: Path) -> str:
+    """Return the name of a run's folder; of a received package, whose folder is named by a hash, the run's name."""
+    try:
+        name = str(json.loads((folder / MANIFEST).read_bytes())["name"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return folder.name
+    return f"{make_printable_line(name)} ({folder.name[:8]})"
 
 
 def open_model(file: ModelFile, name: str, device: str = "") -> ModelToScore:
@@ -142,57 +135,6 @@ def _open_run_model(folder: Path, name: str, device: str) -> ModelToScore:
         unlearned,
         read_points_of_run(folder),
     )
-
-
-class _Point(BaseModel):
-    rule: str
-    target: float | None
-    threshold: float
-
-
-class _Test(BaseModel):
-    operating_points: dict[str, tuple[_Point, ...]] = {}
-
-
-class _Summary(BaseModel):
-    test: _Test
-
-
-def read_points_of_run(folder: Path) -> dict[str, tuple[FixedThreshold, ...]]:
-    """Return class -> thresholds that the run chose on validation images; empty if its summary is not in the folder.
-
-    Raises:
-        BadInput: If the summary is there and cannot be read.
-    """
-    return {
-        name: tuple(FixedThreshold(_describe_rule(point), point.threshold) for point in points)
-        for name, points in _read_summary(folder).test.operating_points.items()
-    }
-
-
-def make_summary_of_thresholds(folder: Path) -> bytes:
-    """Return a summary with a run's thresholds alone: the whole one has figures of each hospital.
-
-    Raises:
-        BadInput: If the summary is there and cannot be read.
-    """
-    return _read_summary(folder).model_dump_json().encode()
-
-
-def _read_summary(folder: Path) -> _Summary:
-    path = folder / SUMMARY
-    if not is_file(path):
-        return _Summary(test=_Test())
-    try:
-        return _Summary.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput([Fault(str(path), f"cannot be read: {reason}.", "Copy it again from the run.")]) from None
-
-
-def _describe_rule(point: _Point) -> str:
-    rule = "Youden" if point.target is None else f"sensitivity ≥ {point.target:g}"
-    return f"{rule} on validation"
 
 
 def _open_exported_run_model(path: Path, name: str) -> ModelToScore:

@@ -15,7 +15,7 @@ from polyclinic.common.evaluation.figures import (
     FigureRow,
     ModelComparison,
 )
-from polyclinic.common.evaluation.models import UNFIXED
+from polyclinic.common.evaluation.thresholds import UNFIXED
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES
 from polyclinic.common.metrics.measured import format_value_with_error
 from polyclinic.common.reporting.fitted_table import FittedTable

@@ -34,14 +34,15 @@ from polyclinic.common.wire.delivery import MOST_PACKAGE_BYTES
 ENDING = ".delivery"
 DELIVERY_RUN = "delivery"
 """Beginning of the name under which the coordinator sends a package, as it sends questions."""
-MODEL, DESCRIPTION, CARD, REPORT, RECEIPT = (
+MODEL, DESCRIPTION, CARD, REPORT, RECEIPT, THRESHOLDS = (
     "model.safetensors",
     "model.json",
     "MODEL_CARD.md",
     "report.html",
     "receipt.json",
+    "summary.json",
 )
-FILES = (MODEL, DESCRIPTION, CARD, REPORT, RECEIPT)
+FILES = (MODEL, DESCRIPTION, CARD, REPORT, RECEIPT, THRESHOLDS)
 """The files of a package, beside the two that are signed and sign."""
 MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 _PREFIX = b"polyclinic delivery\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.evaluation.thresholds import make_summary_of_thresholds
 from polyclinic.common.models.saved import read_model_description
 from polyclinic.common.security.delivery import (
     CARD,
@@ -15,6 +16,7 @@ from polyclinic.common.security.delivery import (
     MODEL,
     RECEIPT,
     REPORT,
+    THRESHOLDS,
     Delivery,
     DeliveryManifest,
     describe_files,
@@ -144,4 +146,4 @@ def _read_model_files(folder: Path, receipt: RunReceipt) -> dict[str, bytes]:
         problem = f"has SHA-256 {actual}, and {DESCRIPTION} names {saved.safetensors_sha256}."
         faults.append(Fault(str(folder / MODEL), problem, remedy))
     raise_faults(faults)
-    return {**contents, CARD: card.encode()}
+    return {**contents, CARD: card.encode(), THRESHOLDS: make_summary_of_thresholds(folder)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.evaluation.foreign import ModelFile
-from polyclinic.common.evaluation.models import ModelToScore, make_summary_of_thresholds, open_models
+from polyclinic.common.evaluation.models import ModelToScore, open_models
 from polyclinic.common.evaluation.question import (
     THRESHOLDS,
     EvaluationQuestion,
@@ -14,6 +14,7 @@ from polyclinic.common.evaluation.question import (
     SentFile,
     SentModel,
 )
+from polyclinic.common.evaluation.thresholds import make_summary_of_thresholds
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES

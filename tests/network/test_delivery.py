@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.common.security.delivery import CARD, FILES, MANIFEST, REPORT, SIGNATURE
+from polyclinic.common.security.delivery import CARD, FILES, MANIFEST, REPORT, SIGNATURE, THRESHOLDS
 from polyclinic.server.delivery.own_report import REPLY_WORDS
 from tests.network.federated import Federation, admitted
 from tests.network.real import FULL, flwr_client, flwr_server, flwr_sim, lines_of, summary_of
@@ -43,6 +43,11 @@ def test_each_connected_hospital_stores_its_own_package(handed_out: Federation) 
         assert {path.name for path in folder.iterdir()} == {*FILES, MANIFEST, SIGNATURE}
         assert (folder / "model.safetensors").read_bytes() == (handed_out.out / "model.safetensors").read_bytes()
         assert (folder / "receipt.json").read_bytes() == (handed_out.out / "receipt.json").read_bytes()
+        points = summary_of(handed_out.out)["test"]["operating_points"]
+        kept = ("rule", "target", "threshold")
+        chosen = {name: [{key: point[key] for key in kept} for point in each] for name, each in points.items()}
+        assert json.loads((folder / THRESHOLDS).read_text()) == {"test": {"operating_points": chosen}}
+        assert chosen
         manifest = json.loads((folder / MANIFEST).read_text())
         assert (manifest["site"], manifest["name"], manifest["coordinator"]) == (site.name, "first study", "trial")
         assert manifest["model_sha256"] == summary_of(handed_out.out)["model_sha256"]

@@ -12,9 +12,10 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.evaluation.evaluation import DataToScore, Evaluation, evaluate_models, split_by_source
 from polyclinic.common.evaluation.figures import TOGETHER, ScoredImages, compute_evaluation_figures
 from polyclinic.common.evaluation.groups import Grouping, parse_grouping
-from polyclinic.common.evaluation.models import FixedThreshold, ModelToScore
+from polyclinic.common.evaluation.models import ModelToScore
 from polyclinic.common.evaluation.page import write_evaluation_folder
 from polyclinic.common.evaluation.results import list_limitations
+from polyclinic.common.evaluation.thresholds import FixedThreshold
 from polyclinic.common.vocabulary import VocabularyEntry
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import PixelForm
