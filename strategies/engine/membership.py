@@ -376,7 +376,8 @@ class RollCaller:
             sentences.append(f"Not there: {quote_names(self.missing_site_names)}.")
         if self.refused:
             reasons = [f"{self.get_registered_site_name(node)}: {why}" for node, why in sorted(self.refused.items())]
-            sentences.append("; ".join(reasons))
+            listed = "; ".join(reasons)
+            sentences.append(listed if listed.endswith((".", "!", "?")) else f"{listed}.")
         if awaiting := self.site_names_awaiting_approval:
             names = quote_names(awaiting)
             sentences.append(

@@ -55,6 +55,7 @@ image_size = 16
 opt_out = "cat opted-out.txt"
 
 [policy]
+evaluate = true
 """
 TITLE, PURPOSE = "Digits of three hospitals", "Can one model read the digits of all hospitals?"
 """The name of the experiment's file is the title of its runs."""
@@ -200,7 +201,8 @@ def test_a_whole_study(study: Study) -> None:
         count_patients(study)
     with study.step("evaluate"):
         evaluate_an_existing_model(study)
-    # flwr-server evaluate, which asks all hospitals for the figures of that model, belongs here.
+    with study.step("evaluate at all"):
+        ask_all_for_the_figures_of_the_model(study)
     with study.step("first run"):
         first = study.train("first", *HOSPITALS)  # begins at once, because its plan is approved
     with study.step("opt-out"):
@@ -280,6 +282,24 @@ def evaluate_an_existing_model(study: Study) -> None:
     assert scored["data"][0]["images"] == len(list_patients(study.sites["north"])["test"])
     assert (study.folder / "at-north" / "failures.html").read_text(encoding="utf-8").count("<img ") == 2 * 2 * 4
     assert (north / "state" / "audit.jsonl").read_bytes() == before
+
+
+def ask_all_for_the_figures_of_the_model(study: Study) -> None:
+    """South's figures wait for an approval. Then all three are there, north's as it computed them itself."""
+    asking = ("evaluate", study.coordinator.folder, study.folder / "existing", "--title", "Is it good?")
+    ended = flwr_server(*asking, "--out", study.folder / "figures-early")
+    assert ended.code == 1
+    assert "south did not answer: waiting for approval at the hospital" in flat(ended)
+    study.approve("evaluation")
+    ended = flwr_server(*asking, "--out", study.folder / "figures")
+    assert ended.code == 0, ended.out + ended.err
+    scored = json.loads((study.folder / "figures" / "evaluation.json").read_text(encoding="utf-8"))
+    assert [data["name"] for data in scored["data"]] == sorted(HOSPITALS)
+    own = json.loads((study.folder / "at-north" / "evaluation.json").read_text(encoding="utf-8"))
+    of_own = {row["class"]: row["auroc"] for row in own["figures"] if not row.get("group")}
+    at_north = {row["class"]: row["auroc"] for row in scored["figures"] if row["data"] == "north"}
+    assert at_north == pytest.approx(of_own, abs=1e-6)
+    assert at_north.keys() == {"Large", "Round"}
 
 
 def let_a_patient_opt_out(study: Study) -> None:

@@ -350,6 +350,8 @@ class NetworkGrid(Grid):
         size = sum(map(len, objects.values())) + SPARE_BYTES
         try:
             message = decode_message_objects(name, objects, size)
+            if not message.has_content():
+                return None  # an error, such as that a plan waits for approval
             statement = self._signer.verify_earlier_run_reply(node, message.content)
         except SignatureFault:
             return None
