@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
@@ -273,7 +275,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
-    source = received.trunk.base if isinstance(received.trunk.base, bytes) else None
+    source = _find_received_bytes(received.trunk)
     is_trunk_there = source is not None and source is trunk_in_network
     trunk = None if is_trunk_there else received.trunk
     write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
@@ -297,6 +299,17 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     return task
 
 
+def _find_received_bytes(trunk: NDArray[np.float32]) -> object:
+    """Return what holds the bytes of a received trunk, to tell if another message has the very same; None if unknown.
+
+    In a simulation in one process that is the coordinator's array, which nobody changes in place.
+    """
+    base: object = trunk.base
+    if isinstance(base, memoryview):
+        return base.obj if base.readonly else None
+    return base if isinstance(base, bytes) else None
+
+
 # ---------------------------------------------------------------------- the network of this process
 
 
@@ -308,14 +321,14 @@ class NetworkCache:
         by_rows: Class names of the head rows -> network.
         frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.
         memory_format: Memory format of the convolutions.
-        trunk_source: The bytes of the message whose trunk is in the network, if only evaluation followed. In a
-            simulation in one process all sites evaluate the very same bytes, and one copy serves all.
+        trunk_source: What holds the bytes of the message whose trunk is in the network, if only evaluation followed.
+            In a simulation in one process all sites evaluate the very same bytes, and one copy serves all.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
     frozen_sha256: str = ""
     memory_format: MemoryFormat = "channels_last"
-    trunk_source: bytes | None = None
+    trunk_source: object = None
 
 
 @lru_cache(maxsize=1)
