@@ -198,7 +198,7 @@ FULL = at(1, failed(2, "disk full"))
         pytest.param(
             {7: hospital(7), 8: FULL, 9: Site(away=(0, 10**9))},
             NAMES,
-            r'^1 of 3 sites answered the roll call \("north"\)\. Not there: "east"\. south: disk full$',
+            r'^1 of 3 sites answered the roll call \("north"\)\. Not there: "east"\. south: disk full\.$',
             DEADLINE_S,
             id="each_with_its_reason",
         ),
