@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from polyclinic.common.errors import suggest_nearest_name
 from polyclinic.common.system.plain_text import is_plain_text
-from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
+from polyclinic.common.system.toml import TomlSection, parse_json_section, read_toml, validate_tables
 from polyclinic.common.vocabulary import LONGEST_NAME, VocabularyTable
 from polyclinic.data.base.names import Name
 
@@ -165,12 +165,7 @@ def parse_count_question(text: str) -> CountQuestion:
     Raises:
         ValueError: If it is no question, with a short reason.
     """
-    try:
-        return CountQuestion.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place or 'the question'}: {first['msg']}"[:200]) from None
+    return parse_json_section(CountQuestion, text, "the question")
 
 
 # ---------------------------------------------------------------------- rows of a masked sum

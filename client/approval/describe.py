@@ -267,6 +267,18 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     }
 
 
+# ---------------------------------------------------------------------- questions
+
+NOTHING_IS_TRAINED = PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",))
+
+
+def _describe_who_asks(title: str, stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
+    return [
+        PlanSection("The question", (f"Title: {make_printable_line(title) or 'none given'}",)),
+        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+    ]
+
+
 # ---------------------------------------------------------------------- a question for counts
 
 
@@ -293,12 +305,11 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
     if policy.epsilon is None and policy.smallest_count:
         protection.append(f"A number of fewer than {policy.smallest_count} patients is hidden, and what reveals it.")
     return [
-        PlanSection("The question", (f"Title: {make_printable_line(question.title) or 'none given'}",)),
-        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+        *_describe_who_asks(question.title, stored, settings),
         PlanSection("What is counted: images and patients", (*counted, f"Classes: {classes}")),
         *([PlanSection("What is not counted, by this hospital's policy", tuple(refused))] if refused else []),
         PlanSection("How what leaves is protected", tuple(protection)),
-        PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)),
+        NOTHING_IS_TRAINED,
     ]
 
 
@@ -333,12 +344,11 @@ def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> 
         protection.append(f"No figure leaves of a class that {few}.")
     models = tuple(map(_describe_sent_model, question.models))
     return [
-        PlanSection("The question", (f"Title: {make_printable_line(question.title) or 'none given'}",)),
-        PlanSection("Who asks, and receives what leaves", tuple(describe_coordinator(stored, settings))),
+        *_describe_who_asks(question.title, stored, settings),
         PlanSection("Models that are scored on the test images here", models),
         PlanSection("What leaves", tuple(leaves)),
         PlanSection("How what leaves is protected", tuple(protection)),
-        PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)),
+        NOTHING_IS_TRAINED,
     ]
 
 

@@ -91,8 +91,8 @@ def _open_sent_models(question: EvaluationQuestion, content: bytes, folder: Path
 def _score_models(site: Site, run: str, question: EvaluationQuestion, models: Sequence[ModelToScore]) -> ScoringReply:
     named, policy = site.name_classes_by(join_vocabularies(models)), site.policy
     hidden = named.hidden_classes("test")
-    told = _find_told_groups(named.test, question, hidden, policy)
-    groupings = [GROUPINGS[column] for column in question.groups if column in told]
+    allowed = _find_allowed_groupings(named.test, question, hidden, policy)
+    groupings = [GROUPINGS[column] for column in question.groups if column in allowed]
     data = DataToScore(site.name, site.test, PartInModelForm(site), GroupCells(site.test), about="")
     (scored,) = score_images(models, [data], groupings)
     thresholds = list_thresholds_of_models(models)
@@ -114,7 +114,7 @@ def _score_models(site: Site, run: str, question: EvaluationQuestion, models: Se
         class_names=scored.class_names,
         hidden=tuple(sorted(hidden)),
         over_patients=are_all_patients_known(site.test.patients),
-        withheld=tuple(column for column in question.groups if column not in told),
+        withheld=tuple(column for column in question.groups if column not in allowed),
         **columns.make_fields(),
     )
 
@@ -155,7 +155,7 @@ class GroupCells:
         return np.array([str(age) if age >= 0 else "" for age in ages], dtype=np.str_)
 
 
-def _find_told_groups(
+def _find_allowed_groupings(
     images: ImageSet, question: EvaluationQuestion, hidden: Collection[str], policy: SitePolicy
 ) -> set[str]:
     """Return the columns of the question whose subgroups may leave.
@@ -164,15 +164,15 @@ def _find_told_groups(
     class may be of few patients that is not hidden in all images, either.
     """
     columns = images.attributes.columns if images.attributes is not None else ()
-    told = set[str]()
+    allowed = set[str]()
     for column in question.groups:
         if f"class_by_{column}" not in policy.counts or column not in columns:
             continue
         groups = GROUPINGS[column].assign_groups(GroupCells(images)(column))
         parts = [images.select_rows(np.flatnonzero(groups == group)) for group in np.unique(groups).tolist()]
         if all(find_classes_hidden_by_policy(part, policy.smallest_count) <= set(hidden) for part in parts):
-            told.add(column)
-    return told
+            allowed.add(column)
+    return allowed
 
 
 # ---------------------------------------------------------------------- the lists of the answer

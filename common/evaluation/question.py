@@ -5,21 +5,21 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from polyclinic.common.evaluation.foreign import WHY_TRUST, ForeignModel, ModelFormat
 from polyclinic.common.evaluation.groups import Grouping
+from polyclinic.common.evaluation.thresholds import SUMMARY
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, Sha256
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.system.plain_text import is_plain_text
-from polyclinic.common.system.toml import TomlSection
+from polyclinic.common.system.toml import TomlSection, parse_json_section
 from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
 
 MOST_MODELS = 20
 LONGEST_NAME = 200
-THRESHOLDS = "summary.json"
-"""File of a run's model with the thresholds that the run chose, and nothing else of its summary."""
-RUN_FILES = (DESCRIPTION, TENSORS, THRESHOLDS)
+RUN_FILES = (DESCRIPTION, TENSORS, SUMMARY)
+"""Files of a run's model; the summary has the thresholds that the run chose, and nothing else."""
 
 GroupColumn = Literal["sex", "age"]
 GROUPINGS: Mapping[GroupColumn, Grouping] = {"sex": Grouping("sex"), "age": Grouping("age", (40, 65))}
@@ -162,9 +162,4 @@ def parse_evaluation_question(text: str) -> EvaluationQuestion:
     Raises:
         ValueError: If it is no question, with a short reason.
     """
-    try:
-        return EvaluationQuestion.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place or 'the question'}: {first['msg']}"[:300]) from None
+    return parse_json_section(EvaluationQuestion, text, "the question")

@@ -232,3 +232,20 @@ def _find_models_in_annotations(annotations: Iterable[Any]) -> Iterable[type[Bas
 
 def _get_kind_literal(member: type[BaseModel]) -> str:
     return str(get_args(member.model_fields["kind"].annotation)[0])
+
+
+def parse_json_section(kind: type[M], text: str, name: str) -> M:
+    """Parse a section that the other side sent as JSON.
+
+    Args:
+        name: What the text is, for a fault of the whole.
+
+    Raises:
+        ValueError: If the text is none, with a short reason.
+    """
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place or name}: {first['msg']}"[:300]) from None

@@ -8,13 +8,12 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.evaluation.foreign import ModelFile
 from polyclinic.common.evaluation.models import ModelToScore, open_models
 from polyclinic.common.evaluation.question import (
-    THRESHOLDS,
     EvaluationQuestion,
     GroupColumn,
     SentFile,
     SentModel,
 )
-from polyclinic.common.evaluation.thresholds import make_summary_of_thresholds
+from polyclinic.common.evaluation.thresholds import SUMMARY, make_summary_of_thresholds
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
@@ -48,11 +47,11 @@ def make_question(files: Sequence[ModelFile], groups: Sequence[GroupColumn], tit
             SentFile(name=name, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
             for name, content in parts.items()
         )
-        own = None
+        description = None
         if file.described is not None:
             # A hospital needs no path of this machine.
-            own = file.described.model_copy(update={"file": described[0].name, "sha256": described[0].sha256})
-        sent.append(SentModel(name=model.name, files=described, described=own))
+            description = file.described.model_copy(update={"file": described[0].name, "sha256": described[0].sha256})
+        sent.append(SentModel(name=model.name, files=described, described=description))
         contents += parts.values()
     size = sum(map(len, contents))
     if size > MOST_MODEL_BYTES:
@@ -69,4 +68,4 @@ def _read_files(file: ModelFile) -> Iterator[tuple[str, bytes]]:
         return
     yield DESCRIPTION, (file.path / DESCRIPTION).read_bytes()
     yield TENSORS, (file.path / TENSORS).read_bytes()
-    yield THRESHOLDS, make_summary_of_thresholds(file.path)
+    yield SUMMARY, make_summary_of_thresholds(file.path)

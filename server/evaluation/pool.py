@@ -6,7 +6,7 @@ AUROC and the average precision have bounds. Decisions, calibration error and Br
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 
@@ -92,7 +92,7 @@ def pool_answers(
     pooled = list(_pool_rows(by_site))
     several = len(answers) > 1
     rows = [row for row in pooled if several and not row.column] + rows
-    rows += [row if several else _name_data(row, next(iter(answers))) for row in pooled if row.column]
+    rows += [row if several else replace(row, data=next(iter(answers))) for row in pooled if row.column]
     comparisons = [comparison for site, reply in answers.items() for comparison in _read_comparisons(site, reply)]
     if several:
         comparisons = [*_pool_comparisons(comparisons), *comparisons]
@@ -127,17 +127,12 @@ def pool_answers(
     )
 
 
-def _name_data(row: FigureRow, site: str) -> FigureRow:
-    return FigureRow(site, row.model, row.class_name, row.figures, row.column, row.group)
-
-
 def _describe_coverage(site: str, model: str, classes: Sequence[str], reply: ScoringReply) -> Coverage:
-    own = set(reply.class_names)
     return Coverage(
         site,
         model,
         tested=tuple(name for name in reply.class_names if name in classes and name not in reply.hidden),
-        not_annotated=tuple(name for name in classes if name not in own),
+        not_annotated=tuple(name for name in classes if name not in reply.class_names),
         not_in_model=tuple(name for name in reply.class_names if name not in classes),
     )
 
