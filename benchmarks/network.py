@@ -171,7 +171,11 @@ class Processes:
 
     def cpu(self) -> float:
         """CPU seconds so far, of all processes and of all their children that have ended."""
-        return sum(sum(process.cpu_times()[:4]) for process in self._all())
+        seconds = 0.0
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seconds += sum(process.cpu_times()[:4])
+        return seconds
 
     def cpu_by_name(self) -> dict[str, float]:
         """CPU seconds so far by the part of a process's name before the first dash: all sites are one."""
@@ -208,7 +212,13 @@ class Processes:
 
     def _name(self, process: psutil.Process) -> str:
         own = {started.pid: name for name, started in self._started.items()}
-        return own.get(process.pid, "superlink" if process.ppid() == self._started["coordinator"].pid else "other")
+        if process.pid in own:
+            return own[process.pid]
+        # Flower starts a process for each message, which may have ended since the list was made.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() == self._started["coordinator"].pid:
+                return "superlink"
+        return "other"
 
     def end(self) -> None:
         """SIGTERM, and after 20 s SIGKILL."""
