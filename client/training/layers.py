@@ -33,6 +33,7 @@ from polyclinic.common.wire.records import (
 )
 from polyclinic.strategies.local.optimisation import make_optimizer
 from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.local.training import use_thread_count
 from polyclinic.strategies.local.updates import clip_update_to_norm, compress_trunk
 
 
@@ -47,7 +48,8 @@ def train_with_privacy_layers(site: Site, request: TrainRequest, masks: HeldUpda
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.wrap_answer, answer)
-    return answer(request)
+    with use_thread_count(followed.plan.training.threads):
+        return answer(request)
 
 
 def evaluate_with_privacy_layers(
@@ -55,7 +57,9 @@ def evaluate_with_privacy_layers(
 ) -> EvaluateReply:
     """Answer a request to evaluate, with the same layers as :func:`train_with_privacy_layers`."""
     followed = adapt_plan_to_site(site, request.plan)
-    return answer_evaluate_request(site, request, make_privacy_layers(site, followed.plan, followed.method, masks))
+    layers = make_privacy_layers(site, followed.plan, followed.method, masks)
+    with use_thread_count(followed.plan.training.threads):
+        return answer_evaluate_request(site, request, layers)
 
 
 def make_privacy_layers(

@@ -318,20 +318,32 @@ def judge_logits(
 
 
 @contextlib.contextmanager
-def make_training_reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
-    """Fix thread count and seeds inside the context, which yields a seeded CPU generator; restore both afterwards."""
+def use_thread_count(threads: int) -> Iterator[None]:
+    """Let torch compute with this number of CPU threads inside the context; restore the number afterwards.
+
+    By default torch uses all cores even to copy a small array, and the idle threads then burn the CPU time of training.
+    """
     before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
     torch.set_num_threads(threads)
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
-        with torch.random.fork_rng(devices):
-            # Dropout draws from the global generators. torch.manual_seed, without a GPU, notes a stack trace each time.
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                torch.cuda.manual_seed_all(seed)
-            yield torch.Generator().manual_seed(seed)
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def make_training_reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
+    """Fix thread count and seeds inside the context, which yields a seeded CPU generator; restore both afterwards."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with use_thread_count(threads), torch.random.fork_rng(devices):
+        # Dropout draws from the global generators. torch.manual_seed, without a GPU, notes a stack trace each time.
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield torch.Generator().manual_seed(seed)
 
 
 def refuse_diverged_training(trained: ModelGroups, loss: float) -> None:
