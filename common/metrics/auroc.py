@@ -155,6 +155,9 @@ FEWEST_POSITIVES = 30
 """Fewest positive test images with which the AUROC of a class counts in a headline: with 30 the standard error of an
 AUROC of 0.8 is 0.05 to 0.06 (Hanley and McNeil, Radiology 1982, equation 1, with 300 or 30 negatives)."""
 
+MOST_COMPARISONS = 50_000
+"""Most comparisons of scores, over all classes, for which an AUROC compares all pairs instead of sorting."""
+
 Figure = Literal["auroc", "average_precision", "balanced_accuracy"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
 
@@ -351,10 +354,16 @@ def compute_mean_auroc(scores: Floats, labels: Floats) -> float | None:
         scores: Finite, ``(n, classes)``.
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
     """
-    if not np.isnan(labels).any():
-        return compute_mean_and_sd(map(_compute_auroc, scores.T, labels.T))[0]
-    rows_of = (~np.isnan(column) for column in labels.T)
-    return compute_mean_and_sd(_compute_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(rows_of))[0]
+    images, classes = scores.shape
+    defined = list[float]()
+    if images * images * classes <= MOST_COMPARISONS:
+        defined = _compute_aurocs_by_comparisons(scores, labels).tolist()
+    else:
+        for of_class, truth in zip(scores.T, labels.T, strict=True):
+            is_known = ~np.isnan(truth)
+            if (auroc := _compute_auroc(of_class[is_known], truth[is_known])) is not None:
+                defined.append(auroc)
+    return float(np.mean(defined)) if defined else None
 
 
 def compute_mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
@@ -432,6 +441,26 @@ def _compute_auroc(scores: Floats, labels: Floats) -> float | None:
     ordered = np.sort(negatives)
     smaller = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")
     return float(smaller.sum() / 2 / (len(positives) * len(negatives)))
+
+
+def _compute_aurocs_by_comparisons(scores: Floats, labels: Floats) -> NDArray[np.float64]:
+    """Return the AUROCs of those classes that have one, with the bits of :func:`_compute_auroc`.
+
+    All positives are compared with all negatives of their class, for all classes at once. With few images this takes
+    less time than to sort the images of each class.
+
+    Args:
+        scores: ``(n, classes)``.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``.
+    """
+    is_positive, is_negative = labels == 1, labels == 0
+    pairs = is_positive.sum(axis=0) * is_negative.sum(axis=0)  # (classes,)
+    is_pair = is_positive[:, np.newaxis] & is_negative  # (positives, negatives, classes)
+    positives = scores[:, np.newaxis]
+    not_smaller = ((positives >= scores) & is_pair).sum(axis=(0, 1))
+    larger = ((positives > scores) & is_pair).sum(axis=(0, 1))
+    has_auroc = pairs > 0
+    return np.asarray((not_smaller + larger)[has_auroc] / 2 / pairs[has_auroc])
 
 
 def _compute_average_precision(scores: Floats, labels: Floats) -> float:
