@@ -4,7 +4,7 @@ import platform
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
@@ -154,10 +154,12 @@ class RunTotals:
 
     def totals_as_json(self) -> dict[str, Any]:
         """Return the sums, and the round whose line is not written yet, as JSON values for a checkpoint."""
-        pending = self._pending and {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
+        pending = None
+        if self._pending is not None:
+            pending = {"record": make_json_object(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
         for number, of_sites in self.tallies.items():
-            tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()} if of_sites else {}
+            tallies[str(number)] = {site: make_json_object(tally) for site, tally in of_sites.items()}
         sums = dict(zip(_SUMS, map(copy, attrgetter(*_SUMS)(self)), strict=True))
         return {**sums, "tallies": tallies, "pending": pending}
 
@@ -175,6 +177,23 @@ class RunTotals:
         if (pending := facts["pending"]) is not None:
             self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]
         self.folder.remove_rounds_after(last_round if pending is None else last_round - 1)
+
+
+def make_json_object(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, for JSON.
+
+    Unlike :func:`dataclasses.asdict` it does not copy each value of a mapping, which for a thousand sites takes as long
+    as training some of them.
+    """
+    values = dict[str, Any]()
+    for name in record.__dataclass_fields__:
+        value = getattr(record, name)
+        if is_dataclass(value):
+            value = make_json_object(value)
+        elif isinstance(value, Mapping):
+            value = {key: make_json_object(each) if is_dataclass(each) else each for key, each in value.items()}
+        values[name] = value
+    return values
 
 
 class RunRecorder(RunCallbacks):
@@ -412,7 +431,7 @@ class RunRecorder(RunCallbacks):
         self.totals.add_round_to_totals(record, state, learned)
         self._record_left_out_sites(record.round)  # late joiners that declined
         self.ledger.record_aggregation(record, state, coordinator.sites.contract.hash)
-        judged, sites = asdict(coordinator.last_validation), coordinator.sites
+        judged, sites = make_json_object(coordinator.last_validation), coordinator.sites
         self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
         totals = self.totals.totals_as_json()
         self.checkpoints.save_checkpoint(Checkpoint(self.setting.run, state, self._experiment_json, totals, judged))

@@ -425,6 +425,7 @@ class RunMembership:
     _roll_call_end: float = 0.0  # on the monotonic clock, in seconds
     _expected: int = 0
     _begun_classes: tuple[str, ...] = ()  # of a run that is resumed
+    _sorted_answers: Mapping[str, RollCallAnswer] | None = None  # of all members; made once for thousands of them
 
     def __post_init__(self) -> None:
         self._evaluated = count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
@@ -588,6 +589,7 @@ class RunMembership:
             on_roll = {member.answer.site: member for member in self._roll.members.values()}
             for site in self.members.keys() - on_roll.keys():
                 del self.members[site]
+                self._sorted_answers = None
             for site in on_roll.keys() - self.members.keys():
                 self._add_run_member(on_roll[site])
             context = self.make_round_context(0, NO_ARRAYS)
@@ -605,6 +607,7 @@ class RunMembership:
     def _add_run_member(self, member: RunMember) -> None:
         site = member.answer.site
         self.members[site] = member
+        self._sorted_answers = None
         self.bytes_down[site] += member.bytes_down
         self.bytes_up[site] += member.bytes_up
 
@@ -626,9 +629,12 @@ class RunMembership:
         return self._roll.site_names_awaiting_approval
 
     @property
-    def answers(self) -> dict[str, RollCallAnswer]:
+    def answers(self) -> Mapping[str, RollCallAnswer]:
         """Return the members' answers to the roll call, sorted by site name."""
-        return {site: member.answer for site, member in sorted(self.members.items())}
+        if self._sorted_answers is None:
+            ordered = {site: self.members[site].answer for site in sorted(self.members)}
+            self._sorted_answers = MappingProxyType(ordered)
+        return self._sorted_answers
 
     def lower_image_claims(self, uncounted: Collection[str] = ()) -> dict[str, int]:
         """Return site -> the number of images that counts for it, for the members that claim too many.
@@ -650,12 +656,12 @@ class RunMembership:
             uncounted: Sites whose statistics do not count; their answers are left out.
         """
         lowered, answers = self.lower_image_claims(uncounted), self.answers
-        for site in answers.keys() & set(uncounted):
-            del answers[site]
-        images = {site: lowered.get(site, answer.train_samples) for site, answer in answers.items()}
-        for site, count in cap_image_counts(images, self.participation.largest_share).items():
-            if count < answers[site].train_samples:
-                answers[site] = lower_answer_claims(answers[site], count)
+        if lowered or uncounted or self.participation.largest_share < 1:
+            answers = {site: answer for site, answer in answers.items() if site not in uncounted}
+            images = {site: lowered.get(site, answer.train_samples) for site, answer in answers.items()}
+            for site, count in cap_image_counts(images, self.participation.largest_share).items():
+                if count < answers[site].train_samples:
+                    answers[site] = lower_answer_claims(answers[site], count)
         task, seed = self.plan.model.task, self.plan.run.seed
         return RoundContext(task, self.contract, answers, statistics, server_round, seed, frozenset(uncounted))
 
