@@ -129,7 +129,6 @@ class Processes:
         self._seconds_of_sample = 0.0
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-            "OMP_NUM_THREADS": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_HOME": str(folder / "flwr"),
