@@ -171,7 +171,9 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
     stamps, log = scratch / "stamps", scratch / "log"
     paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths}
-    environment.pop("OMP_NUM_THREADS", None)  # as a user has it: the experiment sets the threads of a site
+    # As flwr-sim has it for its user: the experiment sets the threads of a site, and idle threads sleep.
+    environment.pop("OMP_NUM_THREADS", None)
+    environment["OMP_WAIT_POLICY"] = "passive"
     if environment.pop("PYTHONDONTWRITEBYTECODE", None):  # as `make` does, which keeps it in the environment
         environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir(), "polyclinic-benchmark-bytecode"))
     command = [sys.executable, str(HERE / "simulated_run.py"), contender, str(experiment), str(stamps)]

@@ -16,8 +16,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _PROGRAMS = ("flwr-sim", "flwr-server", "flwr-client")
 
-if (
-    os.path.basename(sys.argv[0] if getattr(sys, "argv", None) else "") in _PROGRAMS
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if os.path.basename(sys.argv[0] if getattr(sys, "argv", None) else "") in _PROGRAMS:
+    # Set before torch is imported, whose idle threads would otherwise keep a core busy for some milliseconds after each
+    # operation. Where other processes use the cores, a test of 10,000 images then takes nine times the CPU time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
