@@ -82,6 +82,8 @@ def make_unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
 def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> UnlabelledPictures:
     """Read the images of an npz file, the pictures in a folder, or one picture.
 
+    Of a model of volumes, the slices of one DICOM series in a folder are one image, with the name of the folder.
+
     Raises:
         BadInput: If the data holds no image.
     """
@@ -99,7 +101,11 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
             images = scale_values_to_8_bits(images, value_range)
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
-    names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
+    if form.is_volume:
+        from polyclinic.data.images.dicom_series import merge_series_files  # takes a second
+
+        files = merge_series_files(files)
+    names = [file.name if file == data else str(file.relative_to(data)) for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
     return UnlabelledPictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))

@@ -7,7 +7,7 @@ at one place, a gap, unequal sizes or directions, a tilted gantry. A slice that 
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,38 @@ def list_series_files(folder: Path) -> list[Path]:
     if not files:
         raise ValueError("the folder holds no DICOM file")
     return files
+
+
+def is_series_folder(folder: Path) -> bool:
+    """Return True if the first two DICOM files of a folder are slices of one series at two places."""
+    planes = list[tuple[Any, Any]]()
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.is_dir() or not is_dicom_file(read_first_bytes(file)):
+                continue
+            with file.open("rb") as opened:
+                head = read_dicom_elements(opened, _READ)
+            uid, place = (read_dicom_element_value(head, key) for key in ("SeriesInstanceUID", "ImagePositionPatient"))
+            planes.append((uid, None if place is None else tuple(place)))
+            if len(planes) == 2:
+                break
+    except Exception:  # a damaged file, which reading reports
+        return False
+    if len(planes) < 2:
+        return False
+    (first_uid, first_place), (second_uid, second_place) = planes
+    return first_uid == second_uid and None not in (first_place, second_place) and first_place != second_place
+
+
+def merge_series_files(files: Iterable[Path]) -> list[Path]:
+    """Return files in their order, with each folder of the slices of one series in place of its files."""
+    merged, is_series = dict[Path, None](), dict[Path, bool]()
+    for file in files:
+        folder = file.parent
+        if folder not in is_series:
+            is_series[folder] = is_series_folder(folder)
+        merged[folder if is_series[folder] else file] = None
+    return list(merged)
 
 
 def _quote(name: str) -> str:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from polyclinic.data.base.spec import PictureRenderingOptions, Resize, VolumeSize, Window
 from polyclinic.data.images.grey import apply_voi_window, rescale_to_unit_range
 from polyclinic.data.images.volume_grid import FittedVolume, fit_volume
+from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volumes import Volume, read_volume
 
 DARKEST_PERCENT, BRIGHTEST_PERCENT = 0.5, 99.5
@@ -24,10 +25,12 @@ class RenderedVolume:
     Attributes:
         voxels: uint8 ``(depth, height, width, 1)``.
         is_blank: True if all voxels are one grey although those of the file differ, because the window misses them.
+        header: The grid of the file.
     """
 
     voxels: NDArray[np.uint8]
     is_blank: bool
+    header: VolumeHeader
 
 
 def render_volume(
@@ -43,7 +46,7 @@ def render_volume(
     grey = convert_volume_to_8_bits(fitted, rendering.window)
     inside = fitted.voxels[fitted.filled]
     is_blank = bool(grey[fitted.filled].min() == grey[fitted.filled].max() and inside.min() < inside.max())
-    return RenderedVolume(grey[..., None], is_blank)
+    return RenderedVolume(grey[..., None], is_blank, volume.header)
 
 
 def fill_missing_voxels(volume: Volume) -> Volume:

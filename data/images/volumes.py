@@ -22,6 +22,7 @@ from polyclinic.data.base.spec import Spacing, VolumeSize
 from polyclinic.data.images.dicom_series import open_dicom_series
 from polyclinic.data.images.nifti import open_nifti_file, read_nifti_header, read_nifti_voxels
 from polyclinic.data.images.reading import explain_unsupported_file_type, is_dicom_file, is_nifti_file, read_first_bytes
+from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 _WORLD = ((2, 1), (1, -1), (0, -1))
@@ -38,36 +39,26 @@ class Volume:
     Attributes:
         voxels: float32 ``(depth, height, width)``, after the file's own rescaling; NaN where the file has no number.
         affine: ``(4, 4)``, from an index ``(depth, height, width, 1)`` to mm in the patient (RAS+).
+        kind: ``NIfTI``, ``DICOM series`` or ``DICOM``.
         knows_orientation: False if the file does not say how its axes lie in the patient; then they are taken to run
             from feet to head, from back to front and from left to right, as nibabel does.
     """
 
     voxels: NDArray[np.float32]
     affine: NDArray[np.float64]
+    kind: str = "NIfTI"
     knows_orientation: bool = True
 
     @property
     def spacing(self) -> Spacing:
         """The distance of neighbouring voxels in mm, along depth, height and width."""
-        depth, height, width = measure_spacing(self.affine)
-        return depth, height, width
+        return measure_spacing(self.affine)
 
-
-@dataclass(frozen=True)
-class VolumeHeader:
-    """A volume's grid, read without its voxels.
-
-    Attributes:
-        shape: Numbers of voxels along depth, height and width.
-        spacing: Distance of neighbouring voxels in mm, in the same order.
-        kind: ``NIfTI``, ``DICOM series`` or ``DICOM``.
-        knows_orientation: As in :class:`Volume`.
-    """
-
-    shape: VolumeSize
-    spacing: Spacing
-    kind: str
-    knows_orientation: bool = True
+    @property
+    def header(self) -> VolumeHeader:
+        """The grid of the volume."""
+        depth, height, width = self.voxels.shape
+        return VolumeHeader((depth, height, width), self.spacing, self.kind, self.knows_orientation)
 
 
 def read_volume(content: Path | bytes, largest_mb: int = LARGEST_MB) -> Volume:
@@ -92,9 +83,7 @@ def read_volume_header(content: Path | bytes, largest_mb: int = LARGEST_MB) -> V
         ValueError: As in :func:`read_volume`, but for damaged voxels.
     """
     with _open_volume(content, largest_mb) as source:
-        volume = _turn_to_canonical(np.broadcast_to(np.float32(0), source.shape), source)
-        depth, height, width = volume.voxels.shape
-        return VolumeHeader((depth, height, width), volume.spacing, source.kind, source.knows_orientation)
+        return _turn_to_canonical(np.broadcast_to(np.float32(0), source.shape), source).header
 
 
 @dataclass(frozen=True)
@@ -145,7 +134,7 @@ def _refuse_large_volume(shape: VolumeSize, itemsize: int, packed: int, largest_
     """Refuse a volume whose voxels take too much memory, or that has a single slice; return the limit in bytes."""
     if min(shape) == 1:
         sides = " × ".join(map(str, shape))
-        raise ValueError(f"its shape is {sides}: one slice, which is no volume")
+        raise ValueError(f"its shape is {sides}: {ONE_SLICE}")
     limit = max(packed, compute_decoded_file_size_limit(packed, largest_mb))
     refuse_oversized_file(math.prod(shape) * max(itemsize, _BYTES_OF_A_VOXEL), limit)
     return limit
@@ -179,4 +168,4 @@ def _turn_to_canonical(voxels: NDArray[np.float32], source: _VolumeSource) -> Vo
         order.append(old)
         steps.append(step)
     turned = voxels.transpose(order)[:: steps[0], :: steps[1], :: steps[2]]
-    return Volume(turned, source.affine @ to_old, source.knows_orientation)
+    return Volume(turned, source.affine @ to_old, source.kind, source.knows_orientation)

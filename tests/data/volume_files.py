@@ -39,7 +39,6 @@ def write_series(
     *,
     spacing: tuple[float, float, float] = (3, 2, 1),
     start: float = 0.0,
-    series: str = "1.2.3",
     prefix: str = "IM",
     **elements: Any,
 ) -> list[Path]:
@@ -49,8 +48,9 @@ def write_series(
     files = []
     for number, plane in enumerate(voxels):
         file = folder / f"{prefix}{names[number]:03d}.dcm"
-        place = {"ImagePositionPatient": [0, 0, start + number * spacing[0]]}
-        file.write_bytes(slice_file(plane, spacing, SeriesInstanceUID=series, **{**place, **elements}))
+        place = [0, 0, start + number * spacing[0]]
+        settings = {"SeriesInstanceUID": "1.2.3", "ImagePositionPatient": place, **elements}
+        file.write_bytes(slice_file(plane, spacing, **settings))
         files.append(file)
     return files
 
