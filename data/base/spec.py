@@ -487,7 +487,8 @@ class NpzDatasetSpec(BaseDatasetSpec):
         train_limit: Maximum number of training images, sampled in proportion to each combination of labels.
         test_limit: Maximum number of test images, sampled in the same way.
         validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
-        image_size: Height and width in pixels; None keeps those of the file.
+        image_size: Height and width in pixels; None keeps those of the file. Volumes, arrays ``(n, depth, height,
+            width)`` as in MedMNIST3D, stay as they are.
         largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.data.base.decoded_size`.
         value_range: Values of black and white, for arrays of any type; None takes 0 and 255, of uint8 only.
         duplicates: As in :class:`PictureTableSpec`.

@@ -51,6 +51,8 @@ _MOST_OF_A_VALUE = 16
 _OF_A_ROW = 256
 """Bytes per image for the patient's and centre's names and an index, if the file has no such arrays."""
 _OF_A_LABEL = 8
+MOST_CHANNELS = 4
+"""Most entries of a last axis of colours."""
 KEPT_BYTES = 256 << 20
 """Total size of a part's images above which they go to the cache on the disk instead of memory."""
 _DIVIDE = (
@@ -96,6 +98,14 @@ def find_npz_array_name_faults(
     return faults
 
 
+def is_volume_array(shape: Sequence[int]) -> bool:
+    """Return True if an array ``(n, depth, height, width)``, or with one channel as a fifth axis, holds volumes.
+
+    A last axis of at most four entries is one of colours.
+    """
+    return (len(shape) == 4 and shape[3] > MOST_CHANNELS) or (len(shape) == 5 and shape[4] == 1)
+
+
 def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images.
 
@@ -115,6 +125,10 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         else:
             images = headers[f"{prefix}_images"]
             is_picture = len(images.shape) == 3 or (len(images.shape) == 4 and images.shape[3] == 3)
+            if is_volume_array(images.shape) and spec.image_size is not None:
+                problems.append(f"{prefix}_images is {images}, of volumes, and image_size resizes pictures.")
+                remedies[len(problems) - 1] = "Leave data.image_size out: the network resizes volumes."
+            is_picture |= is_volume_array(images.shape)
             if not is_picture or min(images.shape[1:]) < 1 or images.dtype.kind not in "biuf":
                 forms = "uint8 (n, height, width) or (n, height, width, 3)"
                 problems.append(f"{prefix}_images is {images}; expected {forms}.")
@@ -405,12 +419,16 @@ def _read_npz_array_images(
     key = f"{part.prefix}_images"
     header = arrays.read_array_header_by_name(key)
     shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
+    shape = (*shape, 1) if is_volume_array(header.shape) and len(shape) == 3 else shape
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
 
         def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
             for block in _iterate_8_bit_blocks(spec, arrays, key, part.rows[numbers]):
-                yield resize_images(block, spec.image_size, spec.resize)
+                if is_volume_array(header.shape):
+                    yield block.reshape(len(block), *shape)
+                else:
+                    yield resize_images(block, spec.image_size, spec.resize)
 
         form: dict[str, Any] = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
         if spec.value_range is not None:
@@ -426,7 +444,10 @@ def _read_npz_array_images(
         stored = np.concatenate(
             [np.empty((0, *header.shape[1:]), np.uint8), *_iterate_8_bit_blocks(spec, arrays, key, part.rows)]
         )
-    images = resize_images(stored, spec.image_size, spec.resize)
+    if is_volume_array(stored.shape):
+        images = stored.reshape(len(stored), *shape)
+    else:
+        images = resize_images(stored, spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
