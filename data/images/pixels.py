@@ -129,6 +129,10 @@ def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
         tensor = torch.from_numpy(np.ascontiguousarray(images))
+    if tensor.ndim == 5 and tensor.shape[4] == 1:
+        # Moved, an axis of one channel would keep a stride by which torch takes the channels to lie last, and chooses
+        # another algorithm with other digits.
+        return tensor[..., 0][:, None]
     return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(-1, 1)
 
 
