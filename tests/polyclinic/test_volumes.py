@@ -11,7 +11,12 @@ from torch.utils.data import Dataset
 
 import polyclinic as pc
 from polyclinic.common.errors import BadInput
+from polyclinic.data.images.volume_grid import fit_volume
+from polyclinic.data.images.volumes import read_volume
+from tests.data.volume_files import write_nifti
 
+QUIET_MONAI = pytest.mark.filterwarnings("ignore:NvImgCodecPydicomReader")
+"""MONAI warns of a reader that is not installed."""
 LABELS = np.random.default_rng(1).integers(0, 2, (60, 2)).astype(np.float32)
 TABLES = {
     "run": {"method": "surgical", "rounds": 1},
@@ -115,3 +120,42 @@ def test_several_channels_of_a_volume_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match=r"Volumes have one channel: \(1, depth, height, width\)"):
         pc.simulate(TABLES, dataset=Coloured(), out=tmp_path / "run")
+
+
+@QUIET_MONAI
+def test_a_data_set_of_monai_with_dictionary_transforms_is_taken_as_it_is(tmp_path: Path) -> None:
+    data, transforms = pytest.importorskip("monai.data"), pytest.importorskip("monai.transforms")
+    for place, voxels in enumerate(VOLUMES[:30]):
+        write_nifti(tmp_path / f"{place}.nii.gz", voxels.astype(np.int16), (2, 1, 1))
+    items = [{"image": str(tmp_path / f"{place}.nii.gz"), "label": LABELS[place]} for place in range(30)]
+    steps = transforms.Compose(
+        [
+            transforms.LoadImaged("image", reader="NibabelReader"),
+            transforms.EnsureChannelFirstd("image"),
+            transforms.Orientationd("image", axcodes="SPL", labels=None),
+            transforms.Spacingd("image", pixdim=(2, 2, 2)),
+            transforms.ScaleIntensityRanged("image", 0, 209, 0, 1, clip=True),
+            transforms.ResizeWithPadOrCropd("image", (8, 10, 12)),
+        ]
+    )
+    images = pc.LabelledImages(data.Dataset(items, steps), class_names=("Mass", "Fluid"))
+    run = pc.simulate(TABLES, dataset=images, out=tmp_path / "run")
+    assert set(run.classes.index) == {"Mass", "Fluid"}
+
+
+@QUIET_MONAI
+def test_axes_and_grid_are_those_of_monai(tmp_path: Path) -> None:
+    """MONAI's transforms make the same grid of the same file, but for its own filter where voxels become larger."""
+    transforms = pytest.importorskip("monai.transforms")
+    voxels = np.random.default_rng(3).integers(0, 200, (8, 10, 12)).astype(np.int16)
+    file = write_nifti(tmp_path / "it.nii.gz", voxels, (2, 1, 1))
+    steps = transforms.Compose(
+        [
+            transforms.LoadImage(reader="NibabelReader"),
+            transforms.EnsureChannelFirst(),
+            transforms.Orientation("SPL", labels=None),
+            transforms.ResizeWithPadOrCrop((6, 14, 12)),
+        ]
+    )
+    fitted = fit_volume(read_volume(file), (6, 14, 12), spacing=(2, 1, 1))
+    np.testing.assert_allclose(fitted.voxels, np.asarray(steps(str(file)))[0])
