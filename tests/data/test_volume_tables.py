@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import concatenate_image_sets
-from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
 from polyclinic.data.images import volume_pixels
 from polyclinic.data.images.store import IN_MEMORY, DecodedImageStore
 from polyclinic.data.load import load_dataset
@@ -165,3 +165,46 @@ def test_class_folders_have_a_series_for_one_volume(folder: Path) -> None:
         "ill": ["ill/p0", "ill/p2", "ill/p9.nii.gz"],
         "well": ["well/p1", "well/p3"],
     }
+
+
+# ---------------------------------------------------------------------- arrays
+
+
+def write_npz(path: Path, *axes: int) -> NDArray[np.uint8]:
+    """Write an npz file of 30 images with these axes, and return those of the training part."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for part in ("train", "val", "test"):
+        random = np.random.default_rng(len(part))
+        arrays[f"{part}_images"] = random.integers(0, 256, (10, *axes), dtype=np.uint8)
+        arrays[f"{part}_labels"] = random.integers(0, 2, (10, 2))
+    np.savez(path, **arrays)
+    return arrays["train_images"]
+
+
+def of_npz(path: Path, **more: Any) -> NpzDatasetSpec:
+    return NpzDatasetSpec.model_validate({"kind": "npz", "path": path.name, "classes": ["a", "b"], **more})
+
+
+@pytest.mark.parametrize("axes", [(6, 7, 8), (6, 7, 8, 1)])
+@pytest.mark.parametrize("kept_bytes", [1 << 20, 0])
+def test_arrays_of_volumes_have_five_axes_in_memory_and_in_the_cache(
+    axes: tuple[int, ...], kept_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyclinic.data.sources.npz.KEPT_BYTES", kept_bytes)
+    written = write_npz(tmp_path / "it.npz", *axes)
+    train = load_dataset(of_npz(tmp_path / "it.npz"), tmp_path, DecodedImageStore(tmp_path / "cache")).train
+    assert train.images.shape == (10, 6, 7, 8, 1)
+    assert (train.images[..., 0] == written.reshape(10, 6, 7, 8)).all()
+
+
+def test_a_last_axis_of_few_entries_is_one_of_colours_and_no_volume(tmp_path: Path) -> None:
+    write_npz(tmp_path / "it.npz", 16, 16, 4)
+    with pytest.raises(BadInput, match="expected uint8"):
+        load_dataset(of_npz(tmp_path / "it.npz"), tmp_path)
+
+
+def test_a_side_for_pictures_does_not_resize_volumes_and_without_it_they_are_read(tmp_path: Path) -> None:
+    write_npz(tmp_path / "it.npz", 6, 7, 8)
+    with pytest.raises(BadInput, match=r"image_size resizes pictures. Leave data.image_size out"):
+        load_dataset(of_npz(tmp_path / "it.npz", image_size=16), tmp_path)
+    assert load_dataset(of_npz(tmp_path / "it.npz"), tmp_path).test.stored.ndim == 5
