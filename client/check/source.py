@@ -169,8 +169,11 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
+    names = tuple(file.name for file in table.files)
+    if not isinstance(spec.image_size, int):
+        names = tuple(table.files.names.tolist())  # folders of slices often have one name for all patients
     return SiteImageSource(
-        names=tuple(file.name for file in table.files),
+        names=names,
         labels=table.labels,
         class_names=table.class_names,
         patients=table.patients,

@@ -92,6 +92,22 @@ def test_a_damaged_series_is_named_with_its_reason(hospital: Hospital) -> None:
     assert "farther apart than most, 10 and 5 mm; slices are missing" in said
 
 
+def test_a_folder_of_slices_is_named_as_in_the_table(hospital: Hospital) -> None:
+    damaged = hospital.folder / "images" / "p1"
+    damaged.rename(hospital.folder / "images" / "series")
+    (hospital.folder / "images" / "p1").mkdir()
+    (hospital.folder / "images" / "series").rename(hospital.folder / "images" / "p1" / "series")
+    write_series(hospital.folder / "images" / "p1" / "series", np.zeros((6, 8, 8)), spacing=(5, 1, 1))[2].unlink()
+    hospital.rewrite(
+        [
+            {**row, "image": row["image"].replace("p1", "p1/series")} if row["image"] == "p1" else row
+            for row in hospital.table
+        ]
+    )
+    _, said = check(hospital)
+    assert "p1/series: " in said
+
+
 def test_volumes_do_not_fit_a_run_of_pictures(hospital: Hospital) -> None:
     pictures = EXPERIMENT.replace("tiny_cnn_3d", "tiny_cnn").replace("[8, 8, 8]", "32")
     _, said = check(hospital, pictures)
