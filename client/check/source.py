@@ -27,6 +27,7 @@ from polyclinic.data.base.spec import (
     NpzDatasetSpec,
     PhantomDatasetSpec,
     PluginDatasetSpec,
+    VolumeSize,
 )
 from polyclinic.data.base.splits import Names
 from polyclinic.data.connections import list_dataset_connections
@@ -94,9 +95,20 @@ class SiteImageSource:
     def longer_image_side(self) -> int:
         """Longer side, in pixels, of an image as the network receives it."""
         if self.form:
-            return self.form.size
+            return self.form.side
         first = self.read(0)
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
+
+    @property
+    def volume_size(self) -> VolumeSize | None:
+        """Depth, height and width of a volume as the network receives it; None for pictures."""
+        if self.form:
+            return self.form.size if isinstance(self.form.size, tuple) else None
+        first = self.read(0)
+        if not isinstance(first, np.ndarray) or first.ndim != 4:
+            return None
+        depth, height, width = first.shape[:3]
+        return depth, height, width
 
     def select_rows(self, rows: NDArray[np.intp]) -> "SiteImageSource":
         """Return the source with these images only."""
@@ -157,8 +169,11 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
+    names = tuple(file.name for file in table.files)
+    if not isinstance(spec.image_size, int):
+        names = tuple(table.files.names.tolist())  # folders of slices often have one name for all patients
     return SiteImageSource(
-        names=tuple(file.name for file in table.files),
+        names=names,
         labels=table.labels,
         class_names=table.class_names,
         patients=table.patients,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.files import is_file
+from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
@@ -82,6 +83,8 @@ def make_unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
 def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> UnlabelledPictures:
     """Read the images of an npz file, the pictures in a folder, or one picture.
 
+    Of a model of volumes, the slices of one DICOM series in a folder are one image, with the name of the folder.
+
     Raises:
         BadInput: If the data holds no image.
     """
@@ -97,9 +100,14 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
             raise BadInput([Fault(str(data), problem, "Give images of the run's own kind, or uint8.")])
         if value_range is not None:
             images = scale_values_to_8_bits(images, value_range)
+        images = add_channel_axis(images)
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
-    names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
+    if form.is_volume:
+        from polyclinic.data.images.dicom_series import merge_series_files  # takes a second
+
+        files = merge_series_files(files)
+    names = [file.name if file == data else str(file.relative_to(data)) for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
     return UnlabelledPictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
@@ -143,7 +151,7 @@ def _find_npz_images_key(data: Path) -> str:
         problem = f"has no images. Keys: {quote_names(headers)}."
         raise BadInput([Fault(str(data), problem, f"Expected one of {quote_names(keys)}.")])
     images = headers[key]
-    if images.dtype.kind not in "biuf" or len(images.shape) not in (3, 4) or images.shape[3:] not in ((), (3,)):
+    if images.dtype.kind not in "biuf" or not is_image_array(images.shape):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
         raise BadInput([Fault(str(data), f"{key} is {images.dtype} of shape {images.shape}, {expected}.")])
     return key

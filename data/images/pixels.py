@@ -122,11 +122,18 @@ def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
 
 
 def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
-    """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible."""
+    """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible.
+
+    Volumes ``(n, depth, height, width, channels)`` become ``(n, channels, depth, height, width)``.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
         tensor = torch.from_numpy(np.ascontiguousarray(images))
-    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+    if tensor.ndim == 5 and tensor.shape[4] == 1:
+        # Moved, an axis of one channel would keep a stride by which torch takes the channels to lie last, and chooses
+        # another algorithm with other digits.
+        return tensor[..., 0][:, None]
+    return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(-1, 1)
 
 
 _on_devices: dict[tuple[int, str], Tensor] = {}

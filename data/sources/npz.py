@@ -28,6 +28,7 @@ from polyclinic.data.base.splits import (
     find_shared_patient_faults,
     hold_out_patients,
 )
+from polyclinic.data.base.volume_arrays import is_volume_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.reading import (
     DecodedImageFormat,
@@ -115,6 +116,10 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         else:
             images = headers[f"{prefix}_images"]
             is_picture = len(images.shape) == 3 or (len(images.shape) == 4 and images.shape[3] == 3)
+            if is_volume_array(images.shape) and spec.image_size is not None:
+                problems.append(f"{prefix}_images is {images}, of volumes, and image_size resizes pictures.")
+                remedies[len(problems) - 1] = "Leave data.image_size out: the network resizes volumes."
+            is_picture |= is_volume_array(images.shape)
             if not is_picture or min(images.shape[1:]) < 1 or images.dtype.kind not in "biuf":
                 forms = "uint8 (n, height, width) or (n, height, width, 3)"
                 problems.append(f"{prefix}_images is {images}; expected {forms}.")
@@ -405,12 +410,16 @@ def _read_npz_array_images(
     key = f"{part.prefix}_images"
     header = arrays.read_array_header_by_name(key)
     shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
+    shape = (*shape, 1) if is_volume_array(header.shape) and len(shape) == 3 else shape
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
 
         def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
             for block in _iterate_8_bit_blocks(spec, arrays, key, part.rows[numbers]):
-                yield resize_images(block, spec.image_size, spec.resize)
+                if is_volume_array(header.shape):
+                    yield block.reshape(len(block), *shape)
+                else:
+                    yield resize_images(block, spec.image_size, spec.resize)
 
         form: dict[str, Any] = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
         if spec.value_range is not None:
@@ -426,7 +435,10 @@ def _read_npz_array_images(
         stored = np.concatenate(
             [np.empty((0, *header.shape[1:]), np.uint8), *_iterate_8_bit_blocks(spec, arrays, key, part.rows)]
         )
-    images = resize_images(stored, spec.image_size, spec.resize)
+    if is_volume_array(stored.shape):
+        images = stored.reshape(len(stored), *shape)
+    else:
+        images = resize_images(stored, spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 

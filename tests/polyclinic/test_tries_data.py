@@ -318,7 +318,7 @@ NO_PICTURES: dict[str, tuple[Callable[[int], Any], str]] = {
     "four channels": (lambda row: np.dstack([COLOR[row], GREY[row]]), "1 or 3 channels"),
     "two channels": (lambda row: np.dstack([GREY[row]] * 2), "1 or 3 channels"),
     # no batch
-    "a volume": (lambda row: np.stack([GREY[row]] * 4)[None], "is no image"),
+    "two volumes": (lambda row: np.stack([np.stack([GREY[row]] * 4)] * 2), "is no image"),
     "a vector": (lambda row: GREY[row].reshape(-1), "is no image"),
     "no pixel": (lambda row: GREY[row][:0], "is no image"),
     "a path": (lambda row: "scan.png", "is no image"),

@@ -493,7 +493,18 @@ def try_one_spelling(folder: Path, message: str) -> None:
     assert len({name for part in load(similar_patients("p1")).parts for name in part.patients.tolist()}) == 19
 
 
+def volumes() -> LabelledImages:
+    """Volumes ``(n, depth, height, width)`` in the place of pictures."""
+    return arrays(np.repeat(PICTURES[:, None], 5, axis=1))
+
+
+def try_volumes_as_they_are(folder: Path, message: str) -> None:
+    assert "Leave it out: the network resizes volumes." in message
+    assert load(volumes()).train.stored.shape[1:] == (5, *PICTURES.shape[1:], 1)
+
+
 PART_CASES = (
+    Case(f"{PLUGIN} _make_plugin_image_set", lambda folder: load(volumes(), image_size=4), try_volumes_as_they_are),
     Case(
         f"{PLUGIN} _join_plugin_parts",
         lambda folder: load({"training": arrays(PICTURES[:40]), "exam": arrays(PICTURES[40:])}),
