@@ -17,6 +17,9 @@ from polyclinic.studies.benchmark_report import format_block_cell
 from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, RunResultLine
 from polyclinic.studies.claims import format_markdown_table
 
+EQUAL_ROUNDS = ("published", "busi")
+EQUAL_TIME = ("rounds84", "rounds36", "busi84", "busi36")
+"""Variants of the benchmark with equally many rounds for all methods, and with as many for averaging as time allows."""
 PASSING = ("fedseq", "polyclinic")
 AVERAGING = ("surgical", "partial_loss")
 Block = tuple[str, str]
