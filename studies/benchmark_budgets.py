@@ -18,7 +18,7 @@ from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, R
 from polyclinic.studies.claims import format_markdown_table
 
 EQUAL_ROUNDS = ("published", "busi")
-EQUAL_TIME = ("rounds84", "busi84", "busi36")
+EQUAL_TIME = ("rounds84", "rounds36", "busi84", "busi36")
 """Variants of the benchmark with equally many rounds for all methods, and with as many for averaging as time allows."""
 PASSING = ("fedseq", "polyclinic")
 AVERAGING = ("surgical", "partial_loss")

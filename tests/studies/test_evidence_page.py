@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from polyclinic.common.system.plain_text import format_signed
+from polyclinic.common.system.plain_text import format_signed, join_as_english_list
 from polyclinic.studies.benchmark_budgets import (
     CPU_CORE,
     EQUAL_ROUNDS,
@@ -30,7 +30,12 @@ from polyclinic.studies.benchmark_choice import (
     list_candidates,
 )
 from polyclinic.studies.benchmark_partitions import read_partitions
-from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, read_result_lines
+from polyclinic.studies.benchmark_results import (
+    BenchmarkResult,
+    BlockResult,
+    compute_interval_half_width,
+    read_result_lines,
+)
 from polyclinic.studies.init.experiment import METHOD_REASON, describe_other_method
 from tests.studies.published_runs import FOLDER, RESULTS, ROOT, published_result
 
@@ -108,6 +113,17 @@ def describe_best_rounds() -> str:
     return f"its best round is {of_composites} of 84 on composites and {of_ham} on HAM10000"
 
 
+def describe_widths() -> str:
+    """The widest half of a 95 % interval, over patients and seeds, of surgical aggregation in a block of equal time."""
+    widths: dict[str, float] = {}
+    for result in equal_time():
+        for block in result.blocks:
+            width = compute_interval_half_width([(block.data, block.entries["surgical"])])
+            widths[block.data] = max(widths.get(block.data, 0.0), width or 0.0)
+    parts = [f"±{width:.3f} on {data}" for data, width in widths.items()]
+    return f"The 95 % interval of one mean, over patients and seeds, is at most {join_as_english_list(parts)}."
+
+
 def describe_equal_bytes() -> str:
     rounds = sorted(round(budgets()[key].count_rounds_of_equal_bytes()) for key in by_key(equal_time()))
     return f"{rounds[0]} to {rounds[-1]} rounds of averaging"
@@ -158,7 +174,7 @@ def test_rounds_of_equal_time_are_those_of_the_model_for_sites_of_one_size() -> 
 
 
 def test_the_sentences_on_equal_time_have_the_leads() -> None:
-    for words in (describe_leads(), describe_best_rounds(), describe_equal_bytes()):
+    for words in (describe_leads(), describe_best_rounds(), describe_equal_bytes(), describe_widths()):
         assert words in RESULTS
     assert describe_readme_leads() in README
 
