@@ -319,12 +319,14 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
 
 
 def print_cost_estimate(options: BenchmarkOptions, console: Console) -> None:
-    """Print the estimated cost of the variant, from the finished runs in all results files of the benchmark's folder.
+    """Print the estimated cost of the variant, or of the user's row alone, by the finished runs in the folder's files.
 
     Raises:
         BadInput: With the faults of the benchmark's files.
     """
     plan = options.read_plan()
+    if options.row:
+        plan = replace(plan, form=plan.form.model_copy(update={"methods": (options.row_label,)}))
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_result_lines(path).values()]
     for sentence in estimate_benchmark_cost(plan, lines):

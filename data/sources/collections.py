@@ -147,4 +147,8 @@ def _set_image_size(own: CollectionSpec, size: int) -> CollectionSpec:
 
 
 def _prefix_fault_with_collection(name: str, fault: Fault) -> Fault:
-    return replace(fault, where=fault.where.replace("data", f"data.collections.{name}", 1))
+    """Return the fault with its key in the collection's table; a fault of a file names the collection before it."""
+    section = f"data.collections.{name}"
+    is_key = fault.where == "data" or fault.where.startswith("data.")
+    where = f"{section}{fault.where.removeprefix('data')}" if is_key else f"{section}: {fault.where}"
+    return replace(fault, where=where)

@@ -11,11 +11,11 @@ from PIL import Image
 from pydantic import ValidationError
 
 from polyclinic.common.config import validate_experiment
-from polyclinic.common.errors import BadInput
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.simulation import load_simulated_data
-from polyclinic.data.base.spec import CollectionsDatasetSpec
+from polyclinic.data.base.spec import CollectionsDatasetSpec, CollectionSpec
 from polyclinic.data.load import find_dataset_faults, load_dataset, load_external_test_images
-from polyclinic.data.sources.collections import merge_labels
+from polyclinic.data.sources.collections import find_collection_faults, merge_labels
 
 ARRAYS = {"kind": "npz", "path": "arrays.npz", "classes": ["Effusion", "Mass", "Hernia"], "patient_key": "patient"}
 SCANS = {
@@ -97,6 +97,14 @@ def test_the_faults_of_all_collections_are_found_before_pictures_are_read(base: 
     wrong = {"arrays": {**ARRAYS, "path": "array.npz"}, "scans": {**SCANS, "image_column": "picture"}}
     faults = find_dataset_faults(spec(collections=wrong), base)
     assert [fault.where for fault in faults] == ["data.collections.arrays.path", "data.collections.scans.image_column"]
+
+
+def test_a_fault_of_a_file_keeps_its_path_behind_the_name_of_the_collection(base: Path) -> None:
+    def find_faults(own: CollectionSpec) -> list[Fault]:
+        return [Fault("my data/table.csv: line 3", "is odd.", "")] if own.kind == "folder" else []
+
+    (fault,) = find_collection_faults(spec(), find_faults)
+    assert fault.where == "data.collections.scans: my data/table.csv: line 3"
 
 
 def test_a_map_for_a_collection_that_is_not_there_is_refused() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from polyclinic.common.errors import BadInput
 from polyclinic.strategies.registry import build_site_method
-from polyclinic.studies.benchmark import BenchmarkOptions, run_benchmark
+from polyclinic.studies.benchmark import BenchmarkOptions, print_cost_estimate, run_benchmark
 from polyclinic.studies.benchmark_budgets import BlockBudget, FederationSpeed, compute_block_budgets
 from polyclinic.studies.benchmark_choice import (
     MASKABLE,
@@ -139,6 +139,16 @@ def test_a_new_method_gets_a_row_with_its_settings_and_the_learning_rates_of_its
     assert (row.name, row.set) == ("fedprox", ("training.class_weights=true", "method.proximal_mu=0.5"))
     longer = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "rounds24").add_method("condistfl")[0]
     assert "condistfl" in {run.method for run in longer.iterate_tuning_runs("composites")}
+
+
+def test_the_estimate_of_a_new_method_is_that_of_its_own_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three rates on each of five data sets, and fifteen blocks with three seeds."""
+    published = FOLDER / "published.jsonl"
+    options = BenchmarkOptions(FOLDER, "published", published, tmp_path, 1, None, again=False, row="condistfl")
+    print_cost_estimate(options, Console(width=200))
+    assert capsys.readouterr().out.startswith("60 runs of 12 rounds: about ")
 
 
 def test_a_method_beside_the_published_rows_runs_alone_and_is_told_from_them(
