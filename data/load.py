@@ -11,6 +11,7 @@ from polyclinic.data.base.dark_pictures import note_dark_pictures, note_dark_tes
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
 from polyclinic.data.base.spec import (
     ChexpertDatasetSpec,
+    CollectionsDatasetSpec,
     CompositesDatasetSpec,
     DataSpec,
     DicomwebDatasetSpec,
@@ -25,6 +26,7 @@ from polyclinic.data.base.spec import (
 )
 from polyclinic.data.images.store import IN_MEMORY, DecodedImageStore
 from polyclinic.data.sources.built_in import load_digits_dataset, load_phantom_dataset
+from polyclinic.data.sources.collections import find_collection_faults, load_collections
 from polyclinic.data.sources.composed import (
     find_composite_faults,
     find_mixture_faults,
@@ -57,6 +59,8 @@ def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
                 return find_composite_faults(spec, base)
             case MixtureDatasetSpec():
                 return find_mixture_faults(spec, base)
+            case CollectionsDatasetSpec():
+                return find_collection_faults(spec, lambda own: find_dataset_faults(own, base))
             case PluginDatasetSpec():
                 return find_plugin_installation_faults(spec)
             case DigitsDatasetSpec() | PhantomDatasetSpec():
@@ -92,6 +96,8 @@ def _load_dataset_of_kind(spec: DataSpec, base: Path, store: DecodedImageStore) 
             return load_composites(spec, base, store)
         case MixtureDatasetSpec():
             return load_mixture(spec, base, store)
+        case CollectionsDatasetSpec():
+            return load_collections(spec, lambda own: _load_dataset_of_kind(own, base, store))
         case DigitsDatasetSpec():
             return load_digits_dataset(spec)
         case PhantomDatasetSpec():

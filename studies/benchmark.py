@@ -24,13 +24,14 @@ from polyclinic.common.system.stopping import remove_output_if_stopped
 from polyclinic.server.runs.reader import read_run
 from polyclinic.strategies.registry import build_site_method
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
-from polyclinic.studies.benchmark_report import benchmark_as_markdown, write_benchmark_report
+from polyclinic.studies.benchmark_report import benchmark_as_markdown, describe_standing, write_benchmark_report
 from polyclinic.studies.benchmark_results import (
     BenchmarkResult,
     RunResultLine,
     append_result_line,
     choose_learning_rates,
     evaluate_benchmark,
+    format_runs_as_csv,
     hash_result_code,
     make_benchmark_result_line,
     read_result_lines,
@@ -51,6 +52,9 @@ class BenchmarkOptions:
         workers: Number of runs at a time.
         minutes: Time after which no run begins; None for no limit. 0 only writes the page.
         again: True to repeat finished runs of another version of the code.
+        row: Method to compare with all rows of the variant; empty for none.
+        row_settings: Overrides for the runs of ``row``.
+        published: File of finished runs that is only read; None for none.
     """
 
     folder: Path
@@ -60,6 +64,32 @@ class BenchmarkOptions:
     workers: int
     minutes: float | None
     again: bool
+    row: str = ""
+    row_settings: tuple[str, ...] = ()
+    published: Path | None = None
+
+    def read_plan(self) -> BenchmarkVariantPlan:
+        """Read the variant from its file, and add the row that the user compares with it.
+
+        Raises:
+            BadInput: With the faults of the benchmark's files.
+        """
+        plan = BenchmarkVariantPlan.read_benchmark_variant(self.folder, self.form)
+        return plan.add_method(self.row, self.row_settings)[0] if self.row else plan
+
+    @property
+    def row_label(self) -> str:
+        """Return the name of the user's row in the tables."""
+        plan = BenchmarkVariantPlan.read_benchmark_variant(self.folder, self.form)
+        return plan.add_method(self.row, self.row_settings)[1]
+
+    def read_finished_runs(self) -> dict[str, RunResultLine]:
+        """Return the finished runs of both files by their key; the user's own count where both have one."""
+        return {**self.read_published_runs(), **read_result_lines(self.results)}
+
+    def read_published_runs(self) -> dict[str, RunResultLine]:
+        """Return the finished runs of the file that is only read, by their key."""
+        return read_result_lines(self.published) if self.published else {}
 
 
 def list_benchmark_experiments(options: BenchmarkOptions) -> list[ExperimentFile]:
@@ -68,7 +98,7 @@ def list_benchmark_experiments(options: BenchmarkOptions) -> list[ExperimentFile
     The runs that choose learning rates are those of another variant, with overrides of its own. A run with faults is
     left out, because it is reported before it begins.
     """
-    plan, files = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form), list[ExperimentFile]()
+    plan, files = options.read_plan(), list[ExperimentFile]()
     for run in plan.iterate_runs_of_all_settings():
         with suppress(BadInput):
             files.append(run.experiment_file)
@@ -83,7 +113,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         RunsFailed: If a run fails, after the other runs have finished and the page is written.
     """
     until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
-    plan, failures = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form), list[str]()
+    plan, failures = options.read_plan(), list[str]()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.minutes == 0:  # also while another process is at work
         result = write_benchmark_pages(plan, options)
@@ -97,8 +127,10 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
                 failures = _run_missing_runs(plan, options, until, console)
             finally:
                 result = write_benchmark_pages(plan, options)
-    for text in (benchmark_as_markdown(result), f"Report: {options.out / 'report.html'}"):
-        _print_plain_line(console, text)
+    standing = describe_standing(result, options.row_label) if options.row else ""
+    for text in (benchmark_as_markdown(result), standing, f"Report: {options.out / 'report.html'}"):
+        if text:
+            _print_plain_line(console, text)
     if failures:
         raise RunsFailed("\n".join(failures))
     return result
@@ -133,6 +165,7 @@ def _run_missing_runs(
     def run_unfinished_runs(runs: Iterable[PlannedRun]) -> None:
         lines, code = read_result_lines(options.results), hash_result_code()
         finished = {key for key, line in lines.items() if not options.again or line.code == code}
+        finished |= options.read_published_runs().keys()
         todo = [run for run in runs if run.results_key not in finished]
         with closing(run_in_parallel(todo, options.workers, run_planned_run, until=until)) as events:
             for run, end in events:
@@ -156,7 +189,7 @@ def _run_missing_runs(
             for data in plan.list_data_sets():
                 tuning = list(plan.iterate_tuning_runs(data))
                 run_unfinished_runs(tuning)
-                lines = read_result_lines(options.results)
+                lines = options.read_finished_runs()
                 rates = choose_learning_rates(
                     [lines[run.results_key] for run in tuning if run.results_key in lines], data
                 )
@@ -189,12 +222,20 @@ def check_planned_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
 
 
 def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions) -> BenchmarkResult:
-    """Write the results of the finished runs as Markdown and as HTML."""
-    lines = group_results_by_block(plan, read_result_lines(options.results))
+    """Write the results of the finished runs as Markdown and as HTML, and the figures of each run as csv."""
+    lines = group_results_by_block(plan, options.read_finished_runs())
     result = evaluate_benchmark(plan, options.form, lines, count_planned_runs(plan))
     write_atomically(options.out / "benchmark.md", f"{benchmark_as_markdown(result)}\n".encode())
+    write_atomically(options.out / "runs.csv", format_runs_as_csv(lines.values()).encode())
     write_benchmark_report(result, options.out / "report.html")
     return result
+
+
+def read_benchmark_result(folder: Path, form: str, results: Path) -> BenchmarkResult:
+    """Evaluate the finished runs of one variant in a results file."""
+    plan = BenchmarkVariantPlan.read_benchmark_variant(folder, form)
+    lines = group_results_by_block(plan, read_result_lines(results))
+    return evaluate_benchmark(plan, form, lines, count_planned_runs(plan))
 
 
 def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
@@ -278,12 +319,14 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
 
 
 def print_cost_estimate(options: BenchmarkOptions, console: Console) -> None:
-    """Print the estimated cost of the variant, from the finished runs in all results files of the benchmark's folder.
+    """Print the estimated cost of the variant, or of the user's row alone, by the finished runs in the folder's files.
 
     Raises:
         BadInput: With the faults of the benchmark's files.
     """
-    plan = BenchmarkVariantPlan.read_benchmark_variant(options.folder, options.form)
+    plan = options.read_plan()
+    if options.row:
+        plan = replace(plan, form=plan.form.model_copy(update={"methods": (options.row_label,)}))
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_result_lines(path).values()]
     for sentence in estimate_benchmark_cost(plan, lines):

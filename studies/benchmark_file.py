@@ -5,7 +5,7 @@ A variant is a table ``[forms.NAME]`` of the file: a benchmark of one size, such
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -226,6 +226,33 @@ class BenchmarkVariantPlan:
             remedy = suggest_nearest_name(form, benchmark.forms) or f"Forms: {quote_names(benchmark.forms)}."
             raise BadInput([Fault("--variant", f'there is no form "{form}".', remedy)])
         return cls(benchmark, folder, benchmark.forms[form])
+
+    def add_method(self, name: str, settings: Sequence[str] = ()) -> tuple["BenchmarkVariantPlan", str]:
+        """Add a method to compare with all rows of the variant; return the new plan, and the label of its row.
+
+        A method of the file keeps its settings there, and a variant without it gets its row.
+
+        Args:
+            name: Label of a row of the file, or a value of ``run.method``.
+            settings: Overrides for the method's runs; with any, the method gets a row of its own.
+        """
+        benchmark, form, label = self.benchmark, self.form, name
+        own = next((method for method in benchmark.methods if method.label == name), None)
+        if own is None or settings:
+            label = ", ".join([name, *settings]) if own else name
+            base = own or BenchmarkMethod(name=name)
+            row = base.model_copy(update={"title": label, "set": (*base.set, *settings)})
+            benchmark = benchmark.model_copy(update={"methods": (*benchmark.methods, row)})
+        if form.methods and label not in form.methods:
+            form = form.model_copy(update={"methods": (*form.methods, label)})
+        if form.rates:
+            # The rates of the new row come from the other variant, which therefore has to run it too.
+            forms = dict(benchmark.forms)
+            rates = forms[form.rates]
+            if rates.methods and label not in rates.methods:
+                forms[form.rates] = rates.model_copy(update={"methods": (*rates.methods, label)})
+            benchmark = benchmark.model_copy(update={"forms": forms})
+        return replace(self, benchmark=benchmark, form=form), label
 
     @property
     def variant_methods(self) -> list[BenchmarkMethod]:

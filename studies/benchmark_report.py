@@ -111,6 +111,42 @@ def describe_rank_tests(ranking: MethodRanking, kind: str) -> str:
     return f"{over}, {best}; {critical}: {behind} of {methods}."
 
 
+def describe_standing(result: BenchmarkResult, label: str) -> str:
+    """Return sentences on where a method stands among the rows of the benchmark.
+
+    Ranks and tests are over data sets, because blocks of one data set share their test part.
+    """
+    method = next(each for each in result.methods if each.label == label)
+    ranking = result.ranking_of_data
+    if method.auroc is None:
+        return f"{label}: its runs are not finished, so it stands nowhere yet. The same command goes on."
+    sentences = [f"{label}: mean AUROC {format_number(method.auroc)}."]
+    if label in ranking.ranks:
+        place = list(ranking.ranks).index(label) + 1
+        over = format_count_with_noun(ranking.blocks, "data set")
+        sentences[0] = (
+            f"{label}: place {place} of {len(ranking.ranks)} by mean rank over {over} ({ranking.ranks[label]:.2f}), "
+            f"mean AUROC {format_number(method.auroc)}."
+        )
+    if (test := method.test) is not None and test.mean_difference is not None:
+        reference = next(each for each in result.methods if each.label == result.reference).by_data
+        ahead = sum(mean.auroc > reference[data].auroc for data, mean in method.by_data.items())
+        tested = test.reason if test.p_value is None else f"{format_p_value(test.p_value)}, not corrected"
+        sentences.append(
+            f"Against {result.reference}: {format_signed(test.mean_difference)}, ahead on {ahead} of {test.pairs} data "
+            f"sets ({tested})."
+        )
+    if ranking.critical_difference is not None and label in ranking.ranks:
+        own = ranking.ranks[label]
+        beaten = [name for name, rank in ranking.ranks.items() if rank - own >= ranking.critical_difference]
+        beat = [name for name, rank in ranking.ranks.items() if own - rank >= ranking.critical_difference]
+        sentences.append(
+            f"By Nemenyi's test at 0.05 it is ahead of {join_as_english_list(beaten) or 'no method'} and behind "
+            f"{join_as_english_list(beat) or 'none'}; the other places may be chance."
+        )
+    return " ".join(sentences)
+
+
 def list_benchmark_condition_notes(result: BenchmarkResult) -> Iterator[str]:
     """Yield notes on the conditions of the results, such as rounds, seeds and rare classes, for a list."""
     size = f"Form {result.form}: {result.rounds} rounds, {format_count_with_noun(result.seeds, 'seed')}"

@@ -1,6 +1,7 @@
 """The benchmark's results file, with a JSON line for each finished run, and the evaluation of these runs."""
 
 import ast
+import csv
 import hashlib
 import json
 import os
@@ -8,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +153,39 @@ def append_result_line(path: Path, line: RunResultLine) -> None:
         file.write(json.dumps(line.model_dump(mode="json"), sort_keys=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+RUNS_HEADING = (
+    "data", "pattern", "method", "learning_rate", "seed", "chooses_rate", "rounds", "best_round", "class", "positives",
+    "negatives", *MEASURES, "auroc_low", "auroc_high", "validation_auroc", "cpu_seconds", "megabytes", "code", "key",
+)  # fmt: skip
+
+
+def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
+    """Return the figures of finished runs as csv, a line for each class of each run; a blank cell is no figure.
+
+    ``auroc_low`` and ``auroc_high`` are the ends of the class's 95 % interval over patients.
+    """
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(RUNS_HEADING)
+    for line in lines:
+        of_run = (
+            line.data,
+            line.pattern,
+            line.method,
+            line.lr,
+            line.seed,
+            int(line.tuning),
+            line.rounds,
+            line.best_round,
+        )
+        cost = (line.validation_auroc, line.cpu_seconds, line.megabytes, line.code, line.key)
+        for name, result in line.classes.items():
+            measures = [getattr(result, measure) for measure in MEASURES]
+            low, high = result.interval or (None, None)
+            writer.writerow([*of_run, name, result.positives, result.negatives, *measures, low, high, *cost])
+    return text.getvalue()
 
 
 @cache

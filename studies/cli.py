@@ -28,7 +28,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.common.errors import ProgramCannotContinue, raise_faults
+from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from polyclinic.common.system.files import (
     find_existing_output_faults,
     is_file,
@@ -363,6 +363,10 @@ def run_reference_benchmark(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Print the cost by the rates of finished runs; run nothing.")
     ] = False,
+    method: Annotated[
+        str, typer.Option("--method", help="Run this method alone, and say where it stands among the published rows.")
+    ] = "",
+    overrides: Overrides = [],  # noqa: B006
     yes: Yes = False,
 ) -> None:
     """Run the reference benchmark (data sets x label patterns x all methods x seeds), and write its page.
@@ -370,11 +374,16 @@ def run_reference_benchmark(
     Finished runs are kept in the results file, so the same command continues after an interruption.
 
     Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
+
+    A method of your own beside all published rows: flwr-sim benchmark --variant published --method fedpull --set
+    method.pull=0.001 --out runs/fedpull
     """
     from polyclinic.common.system.preflight import find_folder_write_faults, find_occupied_folder_faults
     from polyclinic.studies.benchmark_file import read_benchmark_toml
 
     read_benchmark_toml(folder)  # before torch is imported
+    if overrides and not method:
+        raise BadInput([Fault("--set", "changes the runs of --method, and none is named.", "Name it with --method.")])
     raise_faults([] if estimate else find_occupied_folder_faults(out) or find_folder_write_faults(out))
     from polyclinic.server.outbound_hosts import ask_for_experiments
     from polyclinic.studies.benchmark import (
@@ -384,7 +393,18 @@ def run_reference_benchmark(
         run_benchmark,
     )
 
-    options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
+    options = BenchmarkOptions(
+        folder,
+        variant,
+        results or out / f"{variant}.jsonl",
+        out,
+        workers,
+        minutes,
+        again,
+        row=method,
+        row_settings=tuple(overrides),
+        published=folder / "published.jsonl" if method else None,
+    )
     if estimate:
         print_cost_estimate(options, console)
     else:

@@ -20,6 +20,7 @@ from polyclinic.data.base.image_set import (
     find_placeholder_patients,
 )
 from polyclinic.data.base.spec import (
+    CollectionsDatasetSpec,
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
@@ -139,6 +140,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         spec,
         NpzDatasetSpec
         | MixtureDatasetSpec
+        | CollectionsDatasetSpec
         | DigitsDatasetSpec
         | PhantomDatasetSpec
         | CompositesDatasetSpec

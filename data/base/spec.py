@@ -660,6 +660,42 @@ class MixtureDatasetSpec(BaseDatasetSpec):
         return self
 
 
+CollectionSpec = Annotated[
+    NpzDatasetSpec | FolderDatasetSpec | NihDatasetSpec | ChexpertDatasetSpec | MimicDatasetSpec,
+    Field(discriminator="kind"),
+]
+"""A data set that can be one of several joined collections."""
+
+
+class CollectionsDatasetSpec(BaseDatasetSpec):
+    """Several collections that share classes, joined into one data set with images of one size.
+
+    The source of each image is the name of its collection. A class that a collection lacks is unknown in its images,
+    not absent.
+
+    Attributes:
+        collections: Each collection, by its name.
+        names: Collection -> its own name of a label -> the class that it means. Several labels of one class are one:
+            present if one of them is, unknown if none is present and one is unknown. Labels that are not named keep
+            their own name.
+        classes: The classes to learn; those of the collections are left out if they are not listed. Empty for all.
+        image_size: Height and width in pixels, for all collections.
+    """
+
+    kind: Literal["collections"]
+    collections: Annotated[Mapping[TaskName, CollectionSpec], Field(min_length=1)]
+    names: Mapping[TaskName, Mapping[Name, Name]] = Field(default_factory=dict)
+    classes: tuple[Name, ...] = ()
+    image_size: Side
+    color: bool = False
+
+    @model_validator(mode="after")
+    def _check_collection_names(self) -> Self:
+        if unknown := sorted(self.names.keys() - self.collections.keys()):
+            raise ValueError(f"names: there is no collection {', '.join(unknown)}")
+        return self
+
+
 DataSpec = Annotated[
     NpzDatasetSpec
     | FolderDatasetSpec
@@ -671,6 +707,7 @@ DataSpec = Annotated[
     | PhantomDatasetSpec
     | CompositesDatasetSpec
     | MixtureDatasetSpec
+    | CollectionsDatasetSpec
     | PluginDatasetSpec,
     Field(discriminator="kind"),
 ]

@@ -30,9 +30,10 @@ from polyclinic.studies.init.table import InspectedDataset
 
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
 [run]
-method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
+method = "surgical"             # {why}
+# {alternative}
 # name = {name}   # in tables and pages; the method's where left out
-rounds = 20
+rounds = 20                     # a first look: more rounds were ahead in each block of the benchmark
 
 [model]
 {architecture}
@@ -69,6 +70,8 @@ _WORDS_OF_VOLUMES = {
     "around": " around the axis from feet to head",
 }
 """What differs in the file of an experiment."""
+METHOD_REASON = "ahead of methods that pass one model on, in equal time, and its updates can be masked"
+"""Why ``init`` writes ``surgical``: docs/methods.md, "Which method do I take?"."""
 _SIMULATED = """# Simulated hospitals: patients are divided over them, and so are the classes that they annotate.
 # A class that is not shared is annotated by one hospital alone; all others hide its labels, as if nobody had looked.
 # So there are at most as many hospitals as classes, unless a class is shared.
@@ -90,6 +93,22 @@ test_labels = "listed"          # or "all", where every class was looked for in 
 """
 
 
+def describe_other_method(*, has_shared_class: bool) -> str:
+    """Return a sentence on the method to take where the number of rounds is limited and time is not.
+
+    Args:
+        has_shared_class: True if several hospitals annotate a class.
+    """
+    method = '"fedseq" with missing = "masked" in [method]' if has_shared_class else '"polyclinic"'
+    return f"If only few rounds are possible, and hospitals can train one after another: method = {method}."
+
+
+def describe_method(*, has_shared_class: bool) -> list[str]:
+    """Return lines for the user on the method of the experiment and the reason for it."""
+    other = describe_other_method(has_shared_class=has_shared_class)
+    return [f"method: surgical, {METHOD_REASON}.", f"    {other} Figures: docs/methods.md."]
+
+
 def check_and_write_experiment(
     data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None
 ) -> list[str]:
@@ -109,6 +128,7 @@ def check_and_write_experiment(
     omissions = [sentence for sentence in splits.train.omissions if sentence != data.checked.missing_sentence]
     lines += [f"    {sentence}" for sentence in omissions]
     lines += describe_label_data(data)
+    lines += describe_method(has_shared_class=has_shared_class(data))
     if not data.roles.split:
         lines += describe_drawn_parts(splits)
     return [*lines, *describe_spelling_synonyms(data, out), *hosts]
@@ -134,12 +154,19 @@ def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -
     return checked.splits, list(describe_experiment_hosts(file))
 
 
+def has_shared_class(data: InspectedDataset) -> bool:
+    """Return True if several hospitals of the table annotate a class, or several of those that are simulated."""
+    if data.hospitals is None:
+        return choose_simulated_hospitals(data.class_count)[1] > 0
+    return bool((data.hospitals.annotated.sum(axis=0) > 1).any())
+
+
 def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
     """Return a line for the user with the next command, and the decisions to make before it."""
     first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
     run = f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
     compare = f"flwr-sim compare {quote(str(out))} OTHER.toml --out {quote(f'runs/{out.stem}_methods')}"
-    how = 'copy the file to OTHER.toml, write another method there, such as method = "fedavg", and:'
+    how = 'copy the file to OTHER.toml, write another method there, such as method = "partial_loss", and:'
     return f"{run}\nTo compare methods, {how}\n{compare}"
 
 
@@ -152,6 +179,7 @@ def format_experiment_text(
     image_size: int | VolumeSize,
     color: bool,
     sizes: Sequence[tuple[int, ...]],
+    has_shared_class: bool,
     synonyms: Sequence[str] = (),
 ) -> str:
     """Return the text of an experiment file.
@@ -164,6 +192,7 @@ def format_experiment_text(
         image_size: Side length of the images in pixels; depth, height and width of volumes in voxels.
         color: Whether the images have colours.
         sizes: Height and width of some pictures; depth, height and width of some volumes.
+        has_shared_class: True if several hospitals annotate a class.
         synonyms: Lines on synonyms.
     """
     pixels = "sizes of their own"
@@ -172,6 +201,8 @@ def format_experiment_text(
         pixels = low if low == high else f"{low} to {high}"
     return TEMPLATE.format(
         table=table.name,
+        why=METHOD_REASON,
+        alternative=describe_other_method(has_shared_class=has_shared_class),
         name=format_as_json_text(out.stem),
         **(_WORDS_OF_PICTURES if isinstance(image_size, int) else _WORDS_OF_VOLUMES),
         image_size=format_image_size(image_size),
@@ -228,6 +259,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
         image_size=data.image_size,
         color=data.color,
         sizes=data.sizes,
+        has_shared_class=has_shared_class(data),
         synonyms=synonyms,
     )
 

@@ -17,11 +17,12 @@ from polyclinic.data.tables.csv import read_first_rows
 from polyclinic.data.tables.labels import LabelTable
 from polyclinic.studies.init.experiment import (
     check_experiment_text,
+    describe_method,
     format_experiment_text,
     format_simulated_partition,
     make_relative_path,
 )
-from polyclinic.studies.init.hospitals import describe_simulated_hospitals
+from polyclinic.studies.init.hospitals import choose_simulated_hospitals, describe_simulated_hospitals
 from polyclinic.studies.init.questions import ColumnHints, Question, describe_head
 from polyclinic.studies.init.report import count_identical_pictures
 from polyclinic.studies.init.table import HEAD_ROWS, USUAL_SIZE
@@ -190,7 +191,9 @@ def write_public_experiment(
     unlabelled = int(np.isnan(checked.labels).all(axis=1).sum())
     if unlabelled:
         lines.append(f"    {format_count_with_noun(unlabelled, 'image')} without any label.")
-    lines += describe_simulated_hospitals(len(data.checked.class_names))
+    class_count = len(data.checked.class_names)
+    lines += describe_simulated_hospitals(class_count)
+    lines += describe_method(has_shared_class=choose_simulated_hospitals(class_count)[1] > 0)
     return [*lines, *hosts]
 
 
@@ -215,4 +218,5 @@ def _format_text(data: PublicDataset, out: Path, *, ignore_missing: bool) -> str
         image_size=USUAL_SIZE,
         color=False,
         sizes=(),
+        has_shared_class=choose_simulated_hospitals(len(data.checked.class_names))[1] > 0,
     )

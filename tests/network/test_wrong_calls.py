@@ -146,6 +146,7 @@ ANSWERS = {
         flwr-server run @trial EXPERIMENT --out @taken --resume
     """,
     "A checkout has one in experiments/benchmark": "flwr-sim benchmark @none --out @out",
+    "changes the runs of --method": "flwr-sim benchmark --set method.pull=0.1 --out @out",
     'two files have one name: "digits_surgical".': "flwr-sim compare EXPERIMENT EXPERIMENT --out @out",
     "is settled by --seeds.": "flwr-sim compare EXPERIMENT --out @out --set run.seed=3",
     "is empty.": "flwr-sim init @empty.csv --images @taken --out @out",

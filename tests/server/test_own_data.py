@@ -318,6 +318,16 @@ def test_a_well_known_heading_names_the_hospitals(column: str, hospitals: tuple[
     assert partition.lists == {hospitals[0]: ("Mass",), hospitals[1]: ("Fluid", "Mass")}
 
 
+def test_the_method_has_a_reason_and_the_other_one_follows_whether_hospitals_share_a_class(tmp_path: Path) -> None:
+    """Two hospitals share Mass; the simulated hospitals of two classes share none."""
+    shared, alone = in_hospitals(tmp_path / "a", "centre", "7", "8"), labelled(tmp_path / "b")
+    reason = "method: surgical, ahead of methods that pass one model on, in equal time"
+    assert "polyclinic" not in made(shared, says=[reason, 'method = "fedseq" with missing = "masked"'])
+    assert "fedseq" not in made(alone, says=[reason, 'method = "polyclinic"'])
+    files = [read_experiment(experiment_of(path), [], find_method_faults) for path in (shared, alone)]
+    assert {file.experiment.run.method for file in files} == {"surgical"}
+
+
 def test_several_columns_of_hospitals_are_a_question(tmp_path: Path) -> None:
     lines = [f"{line},{'NS'[n // 20]},{'EW'[n % 3 % 2]}" for n, line in enumerate(rows(40, "{a},{b}"))]
     path = table(tmp_path, "file,patient,Fluid,Mass,site,centre", *lines)

@@ -3,9 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-from polyclinic.studies.benchmark import count_planned_runs, group_results_by_block
-from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
-from polyclinic.studies.benchmark_results import BenchmarkResult, evaluate_benchmark, read_result_lines
+from polyclinic.studies.benchmark import read_benchmark_result
+from polyclinic.studies.benchmark_results import BenchmarkResult
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "benchmark"
@@ -14,8 +13,4 @@ RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 @cache
 def published_result(form: str) -> BenchmarkResult:
-    plan, lines = (
-        BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form),
-        read_result_lines(FOLDER / "published.jsonl"),
-    )
-    return evaluate_benchmark(plan, form, group_results_by_block(plan, lines), count_planned_runs(plan))
+    return read_benchmark_result(FOLDER, form, FOLDER / "published.jsonl")

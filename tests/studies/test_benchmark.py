@@ -50,20 +50,12 @@ from polyclinic.studies.statistics import (
     rank_methods,
 )
 from polyclinic.studies.trial import Trial
+from tests.studies.made_lines import a_line
 from tests.studies.published_runs import FOLDER
 
 NEEDS_PRETRAINED = {"fedbn_plus"}
 SMALL, PUBLISHED = (BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form) for form in ("small", "published"))
 QUIET = Console(quiet=True)
-
-
-def a_line(**values: object) -> RunResultLine:
-    figures = {"auroc": 0.8, "average_precision": 0.3, "balanced_accuracy": 0.7, "interval": (0.7, 0.9)}
-    classes = {name: {"positives": count, "negatives": 100, **figures} for name, count in (("a", 40), ("b", 29))}
-    run = {"key": "k", "code": "c", "data": "d", "pattern": "p", "method": "m", "lr": 0.1, "seed": 0, "tuning": False}
-    result = {"validation_auroc": 0.8, "interval": (0.7, 0.9), "best_round": 1, "rounds": 2}
-    cost = {"cpu_seconds": 10.0, "megabytes": 1.0}
-    return RunResultLine.model_validate({**run, **result, **cost, "classes": classes, **values})
 
 
 def line_for(run: PlannedRun) -> RunResultLine:

@@ -1,0 +1,154 @@
+"""Several collections that share classes, joined by a label map (``kind = "collections"``).
+
+CheXpert calls "Pleural Effusion" what NIH calls "Effusion". The map says so, and both labels become one class. The
+classes that a collection lacks are unknown in its images, as in Kulkarni et al., "Surgical Aggregation", ML4H 2024,
+whose sites are such collections.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
+from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
+from polyclinic.data.base.spec import CollectionsDatasetSpec, CollectionSpec
+from polyclinic.data.images.reading import convert_image_colors, resize_images
+
+Read = Callable[[CollectionSpec], DatasetSplits]
+
+
+def find_collection_faults(
+    spec: CollectionsDatasetSpec, find_faults: Callable[[CollectionSpec], Sequence[Fault]]
+) -> list[Fault]:
+    """Check all collections without reading pictures; faults name keys like ``"data.collections.nih.labels"``.
+
+    Args:
+        find_faults: Returns the faults of one collection, with keys like ``"data.labels"``.
+    """
+    return [
+        _prefix_fault_with_collection(name, fault)
+        for name, own in spec.collections.items()
+        for fault in find_faults(_set_image_size(own, spec.image_size))
+    ]
+
+
+def load_collections(spec: CollectionsDatasetSpec, read: Read) -> DatasetSplits:
+    """Load all collections, and join their training, validation and test parts under the classes of the label map.
+
+    Args:
+        read: Loads one collection.
+
+    Raises:
+        BadInput: If a collection has a fault, or a name of the map or of ``classes`` is no label of the collections.
+    """
+    loaded = dict[str, DatasetSplits]()
+    for name, own in spec.collections.items():
+        try:
+            loaded[name] = read(_set_image_size(own, spec.image_size))
+        except BadInput as bad:
+            raise BadInput(_prefix_fault_with_collection(name, fault) for fault in bad.faults) from None
+    labels = {name: splits.class_names for name, splits in loaded.items()}
+    raise_faults(find_label_map_faults(labels, spec.names, spec.classes))
+    meanings = {name: [spec.names.get(name, {}).get(own, own) for own in labels[name]] for name in loaded}
+    classes = spec.classes or tuple(
+        dict.fromkeys(each for of_collection in meanings.values() for each in of_collection)
+    )
+    omissions = tuple(_describe_left_out_labels(labels, meanings, classes))
+    joined = list[ImageSet]()
+    for parts in zip(*(splits.parts for splits in loaded.values()), strict=True):
+        images = [
+            replace(
+                _bring_to_one_form(part, spec),
+                labels=merge_labels(part.labels, meanings[name], classes),
+                class_names=classes,
+                patients=np.array([f"{name}/{patient}" for patient in part.patients], dtype=np.str_),
+                sources=np.full(len(part), name),
+                drops_color=part.channels == 3 and not spec.color,
+                lines=None,  # of different tables
+            )
+            for name, part in zip(loaded, parts, strict=True)
+        ]
+        part = concatenate_image_sets(images)
+        joined.append(replace(part, omissions=(*part.omissions, *omissions)))
+    return DatasetSplits(*joined)
+
+
+def merge_labels(labels: NDArray[np.float32], meanings: Sequence[str], classes: Sequence[str]) -> NDArray[np.float32]:
+    """Return the labels of the joined classes, ``(images, classes)``.
+
+    A class is present if one of its labels is, absent if all of them are, and otherwise unknown.
+
+    Args:
+        labels: ``(images, labels of the collection)``: 1 present, 0 absent, NaN unknown.
+        meanings: The class that each label means.
+        classes: Classes of the joined data set.
+    """
+    merged = np.full((len(labels), len(classes)), np.nan, dtype=np.float32)
+    for column, name in enumerate(classes):
+        own = labels[:, [meaning == name for meaning in meanings]]
+        if own.shape[1]:
+            unknown_or_absent = np.where(np.isnan(own).any(axis=1), np.nan, 0)
+            merged[:, column] = np.where((own == 1).any(axis=1), 1, unknown_or_absent)
+    return merged
+
+
+def find_label_map_faults(
+    labels: Mapping[str, Sequence[str]], names: Mapping[str, Mapping[str, str]], classes: Sequence[str]
+) -> list[Fault]:
+    """Return a fault for each name of the map that is no label of its collection, and each class without a label.
+
+    Without these faults a spelling error would leave a class without any label, and so out of the model.
+
+    Args:
+        labels: Collection -> its own labels.
+        names: The label map, as in :class:`CollectionsDatasetSpec`.
+        classes: The classes to learn; empty for all.
+    """
+    faults = list[Fault]()
+    for collection, meanings in names.items():
+        for own in meanings:
+            if own not in labels[collection]:
+                problem = f'"{own}" is no label of {collection}, which has {quote_names(labels[collection])}.'
+                hint = suggest_nearest_name(own, labels[collection]) or "Write one of these on the left."
+                faults.append(Fault(f"data.names.{collection}", problem, hint))
+    every = {names.get(collection, {}).get(own, own) for collection, of in labels.items() for own in of}
+    for name in classes:
+        if name not in every:
+            problem = f'"{name}" is no label of a collection, and no label means it.'
+            hint = suggest_nearest_name(name, sorted(every)) or "Name the label that means it in [data.names]."
+            faults.append(Fault("data.classes", problem, hint))
+    return faults
+
+
+def _describe_left_out_labels(
+    labels: Mapping[str, Sequence[str]], meanings: Mapping[str, Sequence[str]], classes: Sequence[str]
+) -> list[str]:
+    """Return a sentence for each collection with labels that ``data.classes`` leaves out."""
+    sentences = list[str]()
+    for collection, own_labels in labels.items():
+        out = [own for own, name in zip(own_labels, meanings[collection], strict=True) if name not in classes]
+        if out:
+            count = format_count_with_noun(len(out), "label")
+            sentences.append(f"data.classes leaves out {count} of {collection}: {quote_names(out)}.")
+    return sentences
+
+
+def _bring_to_one_form(images: ImageSet, spec: CollectionsDatasetSpec) -> ImageSet:
+    """Return the images in the joined size and colour."""
+    pixels = resize_images(convert_image_colors(images.images, spec.color), spec.image_size, "pad")
+    return replace(images, stored=pixels, places=None)
+
+
+def _set_image_size(own: CollectionSpec, size: int) -> CollectionSpec:
+    return own.model_copy(update={"image_size": size})
+
+
+def _prefix_fault_with_collection(name: str, fault: Fault) -> Fault:
+    """Return the fault with its key in the collection's table; a fault of a file names the collection before it."""
+    section = f"data.collections.{name}"
+    is_key = fault.where == "data" or fault.where.startswith("data.")
+    where = f"{section}{fault.where.removeprefix('data')}" if is_key else f"{section}: {fault.where}"
+    return replace(fault, where=where)

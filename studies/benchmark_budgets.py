@@ -1,0 +1,170 @@
+"""What methods of the benchmark reach in an equal number of rounds, of training steps and of bytes, and in equal time.
+
+In a round of averaging all hospitals train at the same time; in a round of passing they train one after another. In a
+round of both, each hospital takes the same training steps, so that equal rounds are equal steps of each hospital. The
+time of a federation is a model with three assumptions: each hospital has a machine of its own, each is connected by a
+link of its own, and the coordinator is not the bottleneck. A hospital receives the model, trains, and sends the model
+back. The time of validation and of the coordinator's sums is left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyclinic.studies.benchmark_partitions import BlockSeed, SiteShare
+from polyclinic.studies.benchmark_report import format_block_cell
+from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, RunResultLine
+from polyclinic.studies.claims import format_markdown_table
+
+EQUAL_ROUNDS = ("published", "busi")
+EQUAL_TIME = ("rounds84", "rounds36", "busi84", "busi36")
+"""Variants of the benchmark with equally many rounds for all methods, and with as many for averaging as time allows."""
+PASSING = ("fedseq", "polyclinic")
+AVERAGING = ("surgical", "partial_loss")
+Block = tuple[str, str]
+"""Data set and label pattern."""
+
+
+@dataclass(frozen=True)
+class FederationSpeed:
+    """The speed of each hospital of a federation.
+
+    Attributes:
+        step_s: Seconds of one training step.
+        megabits_per_s: Speed of a hospital's link, in both directions.
+    """
+
+    step_s: float
+    megabits_per_s: float = 100.0
+
+
+GPU, CPU_CORE = FederationSpeed(step_s=0.00263), FederationSpeed(step_s=0.0275)
+"""A step of ``tiny_cnn`` on a GPU (docs/simulation.md), and on a CPU core (docs/results.md: 2.12 s for 77 steps)."""
+
+
+@dataclass(frozen=True)
+class BlockBudget:
+    """The costs of one block, in means over its seeds.
+
+    Attributes:
+        sites: Number of hospitals.
+        steps: Training steps of the busiest hospital in a round.
+        steps_in_sequence: Training steps of all hospitals in a round.
+        model_megabytes: Bytes of one model on its way, in megabytes.
+        megabytes: Method -> what all hospitals send and receive in a run with the rounds of the form ``published``.
+        rounds: Rounds of that form.
+    """
+
+    sites: int
+    steps: float
+    steps_in_sequence: float
+    model_megabytes: float
+    megabytes: Mapping[str, float]
+    rounds: int
+
+    def compute_round_seconds(self, speed: FederationSpeed, *, passing: bool) -> float:
+        """Return the seconds of a round; where the model is passed on, the visits follow one another."""
+        visit_s = 2 * 8 * self.model_megabytes / speed.megabits_per_s
+        if passing:
+            return self.sites * visit_s + self.steps_in_sequence * speed.step_s
+        return visit_s + self.steps * speed.step_s
+
+    def count_rounds_in_equal_time(self, speed: FederationSpeed) -> float:
+        """Return the rounds of averaging that take as long as a run of passing."""
+        times = (self.compute_round_seconds(speed, passing=passing) for passing in (True, False))
+        passing, averaging = times
+        return self.rounds * passing / averaging
+
+    def count_rounds_of_equal_bytes(self) -> float:
+        """Return the rounds of averaging that send as many bytes as a run of passing."""
+        passing, averaging = (
+            float(np.mean([self.megabytes[method] for method in methods])) for methods in (PASSING, AVERAGING)
+        )
+        return self.rounds * passing / averaging
+
+
+def compute_block_budgets(
+    lines: Iterable[RunResultLine], partitions: Mapping[BlockSeed, Sequence[SiteShare]]
+) -> dict[Block, BlockBudget]:
+    """Compute the costs of each block from its finished runs and its partitions.
+
+    Args:
+        lines: Runs that chose no learning rate, all with equally many rounds.
+    """
+    by_block: dict[Block, list[RunResultLine]] = {}
+    for line in lines:
+        if not line.tuning and line.method in (*PASSING, *AVERAGING):
+            by_block.setdefault((line.data, line.pattern), []).append(line)
+    budgets = dict[Block, BlockBudget]()
+    for block, runs in by_block.items():
+        of_seeds = [partitions[(*block, seed)] for seed in sorted({run.seed for run in runs})]
+        sites, rounds = len(of_seeds[0]), runs[0].rounds
+        megabytes: dict[str, list[float]] = {}
+        for run in runs:
+            megabytes.setdefault(run.method, []).append(run.megabytes)
+        budgets[block] = BlockBudget(
+            sites=sites,
+            steps=float(np.mean([max(share.steps for share in shares) for shares in of_seeds])),
+            steps_in_sequence=float(np.mean([sum(share.steps for share in shares) for shares in of_seeds])),
+            # A run with the fewest bytes sends each site one model each way in a round, and nothing else.
+            model_megabytes=min(run.megabytes for run in runs) / (2 * sites * rounds),
+            megabytes={method: float(np.mean(values)) for method, values in megabytes.items()},
+            rounds=rounds,
+        )
+    return budgets
+
+
+def format_budget_tables(
+    equal_rounds: Iterable[BenchmarkResult], equal_time: Iterable[BenchmarkResult], budgets: Mapping[Block, BlockBudget]
+) -> list[str]:
+    """Format a table of what methods reach and one of what they cost; blocks are those with runs of equal time.
+
+    Args:
+        equal_rounds: Results of variants with equally many rounds for passing and averaging.
+        equal_time: Results of variants in which averaging has about as many rounds as passing has time for.
+    """
+    twelve = {(block.data, block.pattern): block for result in equal_rounds for block in result.blocks}
+    longer = [(result.rounds, block) for result in equal_time for block in result.blocks]
+    head = ["AUROC, mean ± SD over seeds", *PASSING, *AVERAGING, "rounds", *AVERAGING]
+    reached, costs = list[list[str]](), list[list[str]]()
+    for rounds, block in longer:
+        name = f"{block.data}, {block.pattern}"
+        short, budget = twelve[block.data, block.pattern], budgets[block.data, block.pattern]
+        cells = [_format_cell(short, method) for method in (*PASSING, *AVERAGING)]
+        reached.append([name, *cells, str(rounds), *(_format_cell(block, method) for method in AVERAGING)])
+        steps = f"{budget.steps:.0f} and {budget.steps_in_sequence:.0f}"
+        seconds = [budget.compute_round_seconds(GPU, passing=passing) for passing in (False, True)]
+        costs.append(
+            [
+                name,
+                str(budget.sites),
+                steps,
+                *(f"{each:.2f}" for each in seconds),
+                f"{budget.count_rounds_in_equal_time(GPU):.0f}",
+                f"{budget.count_rounds_in_equal_time(CPU_CORE):.0f}",
+                f"{budget.count_rounds_of_equal_bytes():.0f}",
+            ]
+        )
+    cost_head = [
+        "", "sites", "steps of a round: averaging, passing", "seconds of a round: averaging", "passing",
+        "rounds in equal time, GPU", "CPU core", "rounds of equal bytes",
+    ]  # fmt: skip
+    return [format_markdown_table(head, reached), format_markdown_table(cost_head, costs)]
+
+
+def _format_cell(block: BlockResult, method: str) -> str:
+    return format_block_cell(block.entries.get(method))
+
+
+def list_leads_in_equal_time(
+    equal_rounds: Iterable[BenchmarkResult], equal_time: Iterable[BenchmarkResult], averaging: str, passing: str
+) -> dict[Block, float]:
+    """Return, for each block, by how much AUROC averaging is ahead of passing in about equal time."""
+    twelve = {(block.data, block.pattern): block for result in equal_rounds for block in result.blocks}
+    return {
+        (block.data, block.pattern): block.entries[averaging].auroc
+        - twelve[block.data, block.pattern].entries[passing].auroc
+        for result in equal_time
+        for block in result.blocks
+    }

@@ -1,0 +1,152 @@
+"""Which method to take: a rule that two data sets of the benchmark give, and its test on data sets that did not.
+
+A situation is what limits a federation. In each situation the rule takes the method with the best mean AUROC over the
+data sets :data:`GIVE_THE_RULE`. The test compares it, on each other data set, with the method that was best there,
+which nobody knows before.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from polyclinic.common.system.plain_text import format_number, format_signed
+from polyclinic.studies.benchmark_results import BlockResult
+from polyclinic.studies.claims import format_markdown_table
+
+Situation = Literal["time", "rounds, a class at several hospitals", "rounds, each class at one hospital", "masks"]
+"""What limits a federation: its time, its rounds or bytes, or the wish for masks or noise."""
+GIVE_THE_RULE = ("composites", "ham10000")
+MASKABLE = ("surgical", "partial_loss", "vanilla")
+"""Ranked rows that secure aggregation serves as they are set: it wants sites to count equally."""
+NO_FEDERATION = "individual"
+ONE_OWNER = ("one7", "one3")
+"""Label patterns in which no class has two owners."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The mean AUROC of each method that could be taken in a situation, block by block.
+
+    Attributes:
+        auroc: ``(data set, pattern)`` -> method -> mean AUROC over seeds.
+    """
+
+    auroc: Mapping[tuple[str, str], Mapping[str, float]]
+
+    def average_over_blocks(self, data: str) -> dict[str, float]:
+        """Return the mean over the blocks of a data set of each method that all of them have."""
+        blocks = [methods for (name, _), methods in self.auroc.items() if name == data]
+        common = set.intersection(*(set(methods) for methods in blocks)) if blocks else set[str]()
+        return {method: float(np.mean([methods[method] for methods in blocks])) for method in sorted(common)}
+
+    def list_data_sets(self) -> list[str]:
+        """Return the data sets in their order."""
+        return list(dict.fromkeys(data for data, _ in self.auroc))
+
+
+def choose_by_rule(candidates: Candidates) -> str:
+    """Return the method with the best mean over the data sets that give the rule."""
+    of_data = [candidates.average_over_blocks(data) for data in GIVE_THE_RULE]
+    common = set.intersection(*(set(methods) for methods in of_data))
+    return max(sorted(common), key=lambda method: np.mean([methods[method] for methods in of_data]))
+
+
+def list_candidates(
+    twelve: Sequence[BlockResult], longer: Iterable[BlockResult], ranked: Iterable[str]
+) -> dict[Situation, Candidates]:
+    """Return the candidates of each situation.
+
+    Args:
+        twelve: Blocks with equally many rounds of all methods.
+        longer: Blocks in which averaging has as many rounds as passing has time for.
+        ranked: Labels of the methods that have no more than hospitals have. A hospital that trains alone is none of a
+            federation, and is left out.
+    """
+    labels = [label for label in ranked if label != NO_FEDERATION]
+
+    def select(blocks: Iterable[BlockResult], methods: Iterable[str]) -> Candidates:
+        wanted = set(methods)
+        return Candidates(
+            {
+                (block.data, block.pattern): {
+                    label: entry.auroc for label, entry in block.entries.items() if label in wanted
+                }
+                for block in blocks
+            }
+        )
+
+    in_time = {(block.data, block.pattern): block for block in longer}
+    with_time = dict[tuple[str, str], Mapping[str, float]]()
+    for key, methods in select(twelve, labels).auroc.items():
+        if key in in_time:
+            # Averaging has many rounds in the time of twelve rounds of passing.
+            many = {f"{label}, many rounds": entry.auroc for label, entry in in_time[key].entries.items()}
+            with_time[key] = {**methods, **many}
+    return {
+        "time": Candidates(with_time),
+        "rounds, a class at several hospitals": select(
+            [block for block in twelve if block.pattern not in ONE_OWNER], labels
+        ),
+        "rounds, each class at one hospital": select([block for block in twelve if block.pattern in ONE_OWNER], labels),
+        "masks": select(twelve, MASKABLE),
+    }
+
+
+@dataclass(frozen=True)
+class RuleTest:
+    """The rule's method on one data set that did not give the rule, beside the best method there.
+
+    Attributes:
+        method: The method that the rule takes.
+        best: The best method in hindsight.
+        auroc, best_auroc: Means over the blocks of the data set.
+    """
+
+    situation: Situation
+    data: str
+    method: str
+    auroc: float
+    best: str
+    best_auroc: float
+
+    @property
+    def loss(self) -> float:
+        """Return how much AUROC the rule loses to the best method."""
+        return self.best_auroc - self.auroc
+
+
+def judge_rule(candidates: Mapping[Situation, Candidates]) -> list[RuleTest]:
+    """Compare the rule with the best method in hindsight, in each situation and on each data set that did not give it.
+
+    The best of many methods is ahead also by chance, so the rule loses a little where no method is clearly ahead.
+    """
+    tests = list[RuleTest]()
+    for situation, of_situation in candidates.items():
+        method = choose_by_rule(of_situation)
+        for data in of_situation.list_data_sets():
+            if data in GIVE_THE_RULE:
+                continue
+            means = of_situation.average_over_blocks(data)
+            best = max(means, key=lambda label: means[label])
+            tests.append(RuleTest(situation, data, method, means[method], best, means[best]))
+    return tests
+
+
+def format_rule_table(tests: Iterable[RuleTest]) -> str:
+    """Format the tests of the rule as a Markdown table."""
+    head = ["what is scarce", "data set", "the rule takes", "AUROC", "best in hindsight", "AUROC", "difference"]
+    rows = [
+        [
+            test.situation,
+            test.data,
+            f"`{test.method}`",
+            format_number(test.auroc),
+            f"`{test.best}`",
+            format_number(test.best_auroc),
+            format_signed(-test.loss),
+        ]
+        for test in tests
+    ]
+    return format_markdown_table(head, rows, names=3)
