@@ -15,6 +15,7 @@ from polyclinic.data.base.spec import (
     DataSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
+    DrawnOrgansDatasetSpec,
     FolderDatasetSpec,
     MimicDatasetSpec,
     MixtureDatasetSpec,
@@ -31,6 +32,7 @@ from polyclinic.data.sources.composed import (
     load_composites,
     load_mixture,
 )
+from polyclinic.data.sources.drawn_organs import load_drawn_organs
 from polyclinic.data.sources.npz import load_npz_dataset, load_npz_test_part, open_npz_parts
 from polyclinic.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
 from polyclinic.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
@@ -59,7 +61,7 @@ def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
                 return find_mixture_faults(spec, base)
             case PluginDatasetSpec():
                 return find_plugin_installation_faults(spec)
-            case DigitsDatasetSpec() | PhantomDatasetSpec():
+            case DigitsDatasetSpec() | PhantomDatasetSpec() | DrawnOrgansDatasetSpec():
                 return []
             case _:
                 opened = open_label_table(spec, base)
@@ -96,6 +98,8 @@ def _load_dataset_of_kind(spec: DataSpec, base: Path, store: DecodedImageStore) 
             return load_digits_dataset(spec)
         case PhantomDatasetSpec():
             return load_phantom_dataset(spec)
+        case DrawnOrgansDatasetSpec():
+            return load_drawn_organs(spec)
         case PluginDatasetSpec():
             return load_plugin_dataset(spec, base, store.tell)
         case _:

@@ -23,6 +23,7 @@ from polyclinic.data.base.spec import (
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
+    DrawnOrgansDatasetSpec,
     MixtureDatasetSpec,
     NpzDatasetSpec,
     PhantomDatasetSpec,
@@ -129,6 +130,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         | MixtureDatasetSpec
         | DigitsDatasetSpec
         | PhantomDatasetSpec
+        | DrawnOrgansDatasetSpec
         | CompositesDatasetSpec
         | PluginDatasetSpec,
     ):

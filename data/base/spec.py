@@ -535,6 +535,24 @@ class PhantomDatasetSpec(BaseDatasetSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
+class DrawnOrgansDatasetSpec(BaseDatasetSpec):
+    """Synthetic slices or volumes of a trunk with four organs and their outlines, drawn by a program.
+
+    Attributes:
+        images: Total number of images in the three parts; each patient has 1 to 3.
+        image_size: Height and width in pixels.
+        depth: Number of slices of a volume; None draws slices alone.
+        seed: Seed of the images.
+    """
+
+    kind: Literal["organs"]
+    images: Annotated[int, Field(ge=20, le=10**6)] = 600
+    image_size: Annotated[int, Field(ge=16, le=1024)] = 64
+    depth: Annotated[int, Field(ge=4, le=1024)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    split_seed: LegacySeed = SPLIT_SEED
+
+
 class CompositesDatasetSpec(BaseDatasetSpec):
     """Multi-label images, each composed of up to four pictures of a single-label npz file such as MNIST.
 
@@ -611,6 +629,7 @@ DataSpec = Annotated[
     | MimicDatasetSpec
     | DigitsDatasetSpec
     | PhantomDatasetSpec
+    | DrawnOrgansDatasetSpec
     | CompositesDatasetSpec
     | MixtureDatasetSpec
     | PluginDatasetSpec,

@@ -14,6 +14,7 @@ outside, where theirs become black. ``_change_image_saturation`` leaves grey ima
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch.nn import functional
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.user_transform import transform_training_images
 
+Interpolation = Literal["bilinear", "nearest"]
 DRAWS = 7
 """Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
 
@@ -47,10 +49,30 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
     return transform_training_images(spec.transform, images, draws, generator)
 
 
-def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+def augment_images_with_labels(
+    images: Tensor, labels: Tensor, spec: AugmentationSpec, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Apply weak random augmentation to float pixels ``(batch, channels, height, width)`` and to their pixel labels.
+
+    Labels move with the pixels, by the nearest pixel, so that each stays 1, 0 or NaN. Contrast changes no label. The
+    draws are those of :func:`augment_images_weakly`.
+
+    Args:
+        labels: ``(batch, rows, height, width)``, NaN for unknown.
+    """
+    draws = torch.rand(DRAWS, len(images), generator=generator)
+    unmoved = spec.model_copy(update={"contrast": 0.0})
+    moved = apply_weak_augmentation(labels.nan_to_num(nan=-1.0), unmoved, draws, mode="nearest")
+    return apply_weak_augmentation(images, spec, draws), moved.masked_fill(moved < 0, torch.nan)
+
+
+def apply_weak_augmentation(
+    images: Tensor, spec: AugmentationSpec, draws: Tensor, mode: Interpolation = "bilinear"
+) -> Tensor:
     """Apply weak augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
 
     Args:
+        mode: How values between pixels are computed.
         spec: The kinds of changes and their largest amounts.
         draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast, and
             horizontal flip. In the first six, 0.5 changes nothing, and 0 and 1 are the extremes; the flip applies below
@@ -64,7 +86,7 @@ def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tenso
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
         linear = make_rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
-        images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2))
+        images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2), mode)
     elif spec.horizontal_flip:
         images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
     if not spec.contrast:
@@ -89,10 +111,10 @@ def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
     return torch.stack((cos, -sin * aspect, sin / aspect, cos), 1).reshape(-1, 2, 2)
 
 
-def apply_affine_transforms(images: Tensor, transforms: Tensor) -> Tensor:
-    """Transform each image by its affine matrix in ``transforms`` ``(batch, 2, 3)``, with bilinear interpolation."""
+def apply_affine_transforms(images: Tensor, transforms: Tensor, mode: Interpolation = "bilinear") -> Tensor:
+    """Transform each image by its affine matrix in ``transforms`` ``(batch, 2, 3)``, with interpolation."""
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    return functional.grid_sample(images, grid, mode=mode, padding_mode="reflection", align_corners=False)
 
 
 TIMES = 2

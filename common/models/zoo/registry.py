@@ -33,6 +33,7 @@ from polyclinic.common.models.zoo.networks import (
     vgg11,
 )
 from polyclinic.common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
+from polyclinic.common.models.zoo.unet import UNET_WIDTH, TinyUNet
 from polyclinic.common.plugins import (
     MODELS,
     PLUGIN,
@@ -665,6 +666,7 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
     "unifed_vgg11": lambda channels, size: Backbone(unifed_vgg11(channels), 4096),
     "unifed_resnet18": lambda channels, size: Backbone(unifed_resnet18(channels), 512),
     "tiny_cnn": lambda channels, size: Backbone(tiny_cnn(channels), 96),
+    "tiny_unet": lambda channels, size: Backbone(TinyUNet(channels), UNET_WIDTH),
 }
 
 
