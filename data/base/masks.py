@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import quote_names
+from polyclinic.data.base.spec import MOST_MASK_CLASSES
 
-MOST_CLASSES = 63
-"""Classes that fit into the bits of the widest whole number of torch."""
-_TYPES = ((8, np.uint8), (15, np.int16), (31, np.int32), (MOST_CLASSES, np.int64))
+_TYPES = ((8, np.uint8), (15, np.int16), (31, np.int32), (MOST_MASK_CLASSES, np.int64))
 """Number of classes -> the narrowest type with as many bits that torch computes with."""
 
 
@@ -28,7 +27,7 @@ def choose_mask_type(classes: int) -> type[np.unsignedinteger[Any] | np.signedin
     for most, kind in _TYPES:
         if classes <= most:
             return kind
-    raise ValueError(f"masks hold at most {MOST_CLASSES} classes, got {classes}")
+    raise ValueError(f"masks hold at most {MOST_MASK_CLASSES} classes, got {classes}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +97,12 @@ def concatenate_masks(sets: Iterable[MaskSet]) -> MaskSet:
         places=np.concatenate([masks.places + start for masks, start in zip(every, starts, strict=True)]),
         spacing=np.concatenate(spacings) if len(spacings) == len(every) else None,
     )
+
+
+def make_empty_masks(count: int, shape: Sequence[int], class_names: Sequence[str]) -> MaskSet:
+    """Return masks of this shape that show no class, all of them one in memory."""
+    stored = np.zeros((1, *shape), choose_mask_type(len(class_names)))
+    return MaskSet(stored, np.zeros(count, np.intp), make_class_bits(class_names))
 
 
 def pack_class_areas(areas: NDArray[np.bool_]) -> NDArray[Any]:

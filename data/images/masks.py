@@ -1,0 +1,131 @@
+"""Read masks of pictures: label maps, and files of one class; bring them to the grid of the data set's pictures.
+
+A mask is a PNG file of its picture's size. JPEG changes values, and no colour means a class.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from polyclinic.data.base.masks import pack_class_areas, pack_label_map
+from polyclinic.data.images.reading import (
+    PIXEL_ASPECT,
+    DecodedImageFormat,
+    decode_picture,
+    explain_unsupported_file_type,
+    open_png_or_jpeg,
+    read_first_bytes,
+)
+
+_PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
+_ORIENTATION = 0x0112
+"""EXIF tag by which a picture is shown turned or mirrored."""
+
+
+@dataclass(frozen=True)
+class PictureGrid:
+    """The size of a picture before it is resized.
+
+    Attributes:
+        aspect: Height of a pixel divided by its width.
+    """
+
+    height: int
+    width: int
+    aspect: float = 1.0
+
+
+def read_picture_grid(file: Path, form: DecodedImageFormat) -> PictureGrid:
+    """Return the size of a picture file.
+
+    Raises:
+        ValueError: If the picture is shown turned or mirrored, for nobody knows whether its mask is.
+    """
+    if read_first_bytes(file).startswith((_PNG, _JPEG)):
+        with open_png_or_jpeg(file) as image:
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                problem = "the picture has an EXIF orientation, by which it is turned, and the mask has none"
+                raise ValueError(f"{problem}: save the picture upright")
+            return PictureGrid(image.height, image.width)
+    shown = decode_picture(file, form.rendering)
+    return PictureGrid(shown.height, shown.width, shown.info.get(PIXEL_ASPECT, 1.0))
+
+
+def read_packed_mask(
+    files: Sequence[Path | None], mask_values: Sequence[int], grid: PictureGrid, form: DecodedImageFormat
+) -> NDArray[Any]:
+    """Read the masks of one picture into whole numbers ``(height, width)`` with a bit for each class.
+
+    Args:
+        files: The label map; or the file of each class, None for a class that is not annotated.
+        mask_values: The value of each class in a label map; empty for files of one class.
+        grid: Size of the picture.
+
+    Raises:
+        ValueError: If a mask cannot be read, has another size than its picture, or values without a meaning.
+    """
+    if mask_values:
+        (file,) = files
+        assert file is not None, "a picture without a mask has no file to read"
+        values = fit_mask_to_format(_read_mask_values(file, grid), grid, form)
+        return pack_label_map(values, mask_values)
+    areas = np.zeros((len(files), *form.shape[:2]), bool)
+    for column, file in enumerate(files):
+        if file is None:
+            continue
+        values = _read_mask_values(file, grid)
+        if (others := np.setdiff1d(values, [0])).size > 1:
+            problem = f"{file.name} has {len(others)} values beside 0, and a mask of one class has one"
+            raise ValueError(f"{problem}: name a label map in data.mask_column")
+        areas[column] = fit_mask_to_format(values, grid, form) != 0
+    return pack_class_areas(areas)
+
+
+def _read_mask_values(file: Path, grid: PictureGrid) -> NDArray[Any]:
+    """Return the numbers of a mask file, ``(height, width)``; of a palette the indices, not the colours."""
+    head = read_first_bytes(file)
+    if head.startswith(_JPEG):
+        raise ValueError(f"{file.name} is a JPEG file, which changes values: save the mask as PNG")
+    if not head.startswith(_PNG):
+        raise ValueError(f"{file.name} is no mask that can be read: {explain_unsupported_file_type(head)}")
+    with open_png_or_jpeg(file) as image:
+        image.load()
+        values = _take_one_channel(image, file.name)
+    if values.shape != (grid.height, grid.width):
+        sizes = f"{values.shape[1]} x {values.shape[0]} pixels, and its picture {grid.width} x {grid.height}"
+        raise ValueError(f"{file.name} has {sizes}: a mask has its picture's size")
+    return values
+
+
+def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:
+    values = np.asarray(image)
+    if values.ndim == 2:
+        return values
+    colors = values[..., : 1 if image.mode == "LA" else 3]
+    if (colors != colors[..., :1]).any():
+        raise ValueError(f"{name} is in colour: a label map has one number a pixel, and data.mask_values names them")
+    return np.ascontiguousarray(colors[..., 0])
+
+
+def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
+    """Bring a mask to the size of the data set as its picture, by the nearest pixel; padding is 0, background."""
+    height, width = form.size, form.size
+    if form.resize == "pad":
+        shown = (grid.width, grid.height * grid.aspect)
+        width, height = (max(1, round(side * form.size / max(shown))) for side in shown)
+    rows = _find_nearest(grid.height, height)
+    columns = _find_nearest(grid.width, width)
+    canvas = np.zeros(form.shape[:2], values.dtype)
+    top, left = (form.size - height) // 2, (form.size - width) // 2
+    canvas[top : top + height, left : left + width] = values[np.ix_(rows, columns)]
+    return canvas
+
+
+def _find_nearest(old: int, new: int) -> NDArray[np.intp]:
+    """Return the old pixel whose middle is nearest to that of each new pixel."""
+    return np.minimum(((np.arange(new) + 0.5) * old / new).astype(np.intp), old - 1)
