@@ -461,6 +461,9 @@ TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 class NpzDatasetSpec(BaseDatasetSpec):
     """One npz file in MedMNIST's layout, with arrays ``{train,val,test}_{images,labels}``.
 
+    For segmentation it also holds ``_masks``, bool ``(n, height, width, classes)``: the area of each class. Labels are
+    then ``(n, classes)``, and NaN says that a class is not annotated in an image.
+
     Instead of ``_images`` the file may hold JPEG files: their concatenated bytes in ``{train,test}_jpeg``, and the
     position of each file's first byte in ``_offsets`` ``(n + 1,)``.
 

@@ -114,16 +114,29 @@ def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:
 
 def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
     """Bring a mask to the size of the data set as its picture, by the nearest pixel; padding is 0, background."""
+    filled = _find_filled_part(grid, form)
+    height, width = (part.stop - part.start for part in filled)
+    canvas = np.zeros(form.shape[:2], values.dtype)
+    canvas[filled] = values[np.ix_(_find_nearest(grid.height, height), _find_nearest(grid.width, width))]
+    return canvas
+
+
+def restore_mask_to_grid(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
+    """Bring a mask of the data set's size back to that of its picture, by the nearest pixel."""
+    shown = values[_find_filled_part(grid, form)]
+    height, width = shown.shape
+    restored: NDArray[Any] = shown[np.ix_(_find_nearest(height, grid.height), _find_nearest(width, grid.width))]
+    return restored
+
+
+def _find_filled_part(grid: PictureGrid, form: DecodedImageFormat) -> tuple[slice, slice]:
+    """Return the rows and columns of the data set's grid that a picture fills; the rest is padding."""
     height, width = form.size, form.size
     if form.resize == "pad":
         shown = (grid.width, grid.height * grid.aspect)
         width, height = (max(1, round(side * form.size / max(shown))) for side in shown)
-    rows = _find_nearest(grid.height, height)
-    columns = _find_nearest(grid.width, width)
-    canvas = np.zeros(form.shape[:2], values.dtype)
     top, left = (form.size - height) // 2, (form.size - width) // 2
-    canvas[top : top + height, left : left + width] = values[np.ix_(rows, columns)]
-    return canvas
+    return slice(top, top + height), slice(left, left + width)
 
 
 def _find_nearest(old: int, new: int) -> NDArray[np.intp]:

@@ -20,7 +20,7 @@ from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, rai
 from polyclinic.common.models.network import SplitNetwork, logits_to_probabilities
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
 from polyclinic.common.models.trained import merge_low_rank_factors
-from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.zoo.spec import ModelSpec, is_segmentation
 from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.common.system.files import (
     find_output_file_faults,
@@ -75,6 +75,7 @@ class PixelClassifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``(batch, classes)`` for pixels 0..255 ``(batch, channels, height, width)`` of any size.
 
+        Of a segmentation they are ``(batch, classes, size, size)``, of the model's own size.
         Every image is resized, because an exported graph has no branches; an image of the model's size stays unchanged.
         """
         size = self.network.spec.image_size
@@ -115,11 +116,13 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     """Return the metadata that is written into an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     defined = list_definitions(saved.class_names, saved.vocabulary)
+    size = saved.model.image_size
+    pixels = f", {size}, {size}" if is_segmentation(saved.model.task) else ""
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
         "task": saved.model.task,
         "input": f"{INPUT}: uint8 (batch, {saved.model.channels}, height, width), pixels 0..255, {channels}; any size",
-        "output": f"{OUTPUT}: float32 (batch, {len(saved.class_names)}), in the order of class_names",
+        "output": f"{OUTPUT}: float32 (batch, {len(saved.class_names)}{pixels}), in the order of class_names",
         "preprocessing": f"all inside: bilinear antialiased resize to {saved.model.image_size} x "
         f"{saved.model.image_size}, (pixel / 255 - mean) / std with mean {list(saved.model.normalisation.mean)}, "
         f"std {list(saved.model.normalisation.std)}",

@@ -579,6 +579,8 @@ class UndetectedClasses:
 
 def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
     """Return the classes that a model detects no better than by chance; a class without an interval is left out."""
+    if test.figure_name != "AUROC":  # no Dice is that of chance
+        return UndetectedClasses((), ())
     if test.intervals:
         bounds = {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
     else:

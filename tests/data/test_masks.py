@@ -11,7 +11,7 @@ from PIL import Image
 from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.base.masks import MaskSet, make_class_bits, pack_class_areas, pack_label_map
-from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
 from polyclinic.data.load import load_dataset
 
 VALUES = {"Liver": 1, "Spleen": 7}
@@ -258,3 +258,38 @@ def test_whole_floats_are_label_values_and_broken_ones_are_not() -> None:
     for broken in (0.5, np.nan):
         with pytest.raises(ValueError, match="whole numbers"):
             pack_label_map(np.array([[0.0, broken]]), (1, 7))
+
+
+def npz_of(root: Path, masks: np.ndarray | None = None, **more: Any) -> NpzDatasetSpec:
+    """Write an npz file of four images a part, in which the second class is not annotated in image 1."""
+    images = np.random.default_rng(0).integers(0, 255, (12, 6, 8), dtype=np.uint8)
+    areas = np.zeros((4, 6, 8, 2), bool) if masks is None else masks
+    areas[0, 1, 2, 0] = areas[1, 4, 5, 1] = True
+    labels = np.array([[1, 0], [0, np.nan], [0, 0], [0, 0]])
+    arrays = {}
+    for number, part in enumerate(("train", "val", "test")):
+        arrays |= {f"{part}_images": images[4 * number : 4 * number + 4], f"{part}_labels": labels}
+        arrays |= {f"{part}_masks": areas, f"{part}_patient": [f"{part} {row}" for row in "abcd"]}
+    np.savez(root / "masks.npz", **arrays)
+    settings = {"kind": "npz", "path": "masks.npz", "classes": ["A", "B"], "patient_key": "patient", **more}
+    return NpzDatasetSpec.model_validate(settings)
+
+
+def test_an_npz_file_holds_an_area_for_each_class(tmp_path: Path) -> None:
+    train = load_dataset(npz_of(tmp_path), tmp_path).train
+    assert np.array_equal(train.labels, [[1, 0], [0, np.nan], [0, 0], [0, 0]], equal_nan=True)
+    assert area(train, 0, "A")[1, 2]
+    assert area(train, 0, "A").sum() == 1
+
+
+def test_masks_of_an_npz_file_follow_kept_classes_and_the_size(tmp_path: Path) -> None:
+    train = load_dataset(npz_of(tmp_path, keep=["B"], image_size=16, resize="stretch"), tmp_path).train
+    assert train.class_names == ("B",)
+    assert area(train, 1, "B").shape == (16, 16)
+    assert area(train, 1, "B")[12, 11]
+
+
+def test_masks_of_an_npz_file_with_another_size_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        load_dataset(npz_of(tmp_path, np.zeros((4, 8, 6, 2), bool)), tmp_path)
+    assert "train_masks" in refused.value.faults[0].problem

@@ -21,7 +21,7 @@ from polyclinic.common.models.network import (
     unfreeze_network,
 )
 from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from polyclinic.common.models.zoo.spec import TRAITS, Architecture, ModelSpec
+from polyclinic.common.models.zoo.spec import SEGMENTATION_NETWORKS, TRAITS, Architecture, ModelSpec, Task
 from tests.federations import read_vectors
 
 SURGICAL = read_vectors("surgical.json")
@@ -83,15 +83,16 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
     architecture: Architecture, channels: Literal[1, 3]
 ) -> None:
     size = TRAITS[architecture].minimum_size
+    task: Task = "segmentation" if architecture in SEGMENTATION_NETWORKS else "multi_label"
     network = build_network(
-        ModelSpec(architecture=architecture, channels=channels, image_size=size), ["a", "b"], seed=0
+        ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task), ["a", "b"], seed=0
     )
     set_train_mode(network)
     for batch in (2, 1):
         network.zero_grad()
         logits = network(pixels(channels, size, batch))
         logits.square().sum().backward()
-        assert logits.shape == (batch, 2)
+        assert logits.shape[:2] == (batch, 2)
         gradients = [parameter.grad for parameter in network.parameters()]
         assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
 
