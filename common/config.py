@@ -34,7 +34,13 @@ from polyclinic.common.system.toml import TomlSection, parse_toml, read_toml, tr
 from polyclinic.common.vocabulary import VocabularyTable, group_words_by_class
 from polyclinic.data.base.names import Name
 from polyclinic.data.base.pixel_form import check_pixel_table
-from polyclinic.data.base.spec import AugmentationSpec, DataSpec, inherit_label_settings
+from polyclinic.data.base.spec import (
+    AugmentationSpec,
+    DataSpec,
+    PictureTableSpec,
+    format_image_size,
+    inherit_label_settings,
+)
 from polyclinic.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
@@ -373,6 +379,12 @@ class Experiment(TomlSection):
         if self.privacy.secure_aggregation and participation.largest_share < 1:
             reason = "under secure aggregation each site weighs its own update"
             raise ValueError(f"{reason}: participation.largest_share must be 1")
+        for key in ("data", "server_data", "external_test"):
+            table = getattr(self, key, None)
+            if isinstance(table, PictureTableSpec) and isinstance(table.image_size, tuple) != self.model.takes_volumes:
+                needed = "[depth, height, width], of volumes" if self.model.takes_volumes else "one number, of pictures"
+                size = format_image_size(table.image_size)
+                raise ValueError(f"{key}.image_size must be {needed}, as model.image_size is, got {size}")
         if evaluation.test_each_round and self.model.task != "multi_class":
             raise ValueError('evaluation.test_each_round counts right classes: it needs model.task = "multi_class"')
         if evaluation.test_each_round and participation.sites_per_round:

@@ -18,6 +18,7 @@ from polyclinic.common.pixel_contract import PixelTerms
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.data.base.pixel_form import OWN, PixelForm, format_setting
+from polyclinic.data.base.spec import format_image_size
 
 PointName = Literal["words", "pixels", "sizes", "counts", "level", "release"]
 POINTS: tuple[PointName, ...] = ("words", "pixels", "sizes", "counts", "level", "release")
@@ -75,10 +76,12 @@ def make_pixel_points(
     """
     size_faults = tuple(fault for fault in faults if fault.where.endswith(".image_size"))
     other_faults = tuple(fault for fault in faults if fault not in size_faults)
-    size = NOT_STATED if form is None else f"{form.height} × {form.width}"
+    size = NOT_STATED
+    if form is not None:
+        size = " × ".join(map(str, form.volume_size or (form.height, form.width)))
     return (
         ContractPoint("pixels", _describe_pixels(form), _describe_pixel_terms(terms), other_faults),
-        ContractPoint("sizes", size, str(terms.image_size), size_faults),
+        ContractPoint("sizes", size, format_image_size(terms.image_size), size_faults),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import Fault
 from polyclinic.data.base.pixel_form import KEYS, OWN, RENDERING_KEYS, PixelForm, format_setting
+from polyclinic.data.base.spec import VolumeSize, format_image_size
 
 Forms = Sequence[tuple[str, PixelForm]]
 """The sites with their forms, in the order in which the sites were admitted."""
@@ -34,7 +35,7 @@ class PixelTerms:
     """
 
     channels: int
-    image_size: int
+    image_size: int | VolumeSize
     table: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     begun: PixelForm | None = None
     model_decides_color: bool = True
@@ -78,7 +79,8 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
     most sites; on a tie that of the site that was admitted first. A site that differs in one key has no vote on the
     next.
     """
-    faults = list[Fault]()
+    faults = _find_dimension_faults(forms, terms)
+    forms = [(site, form) for site, form in forms if site not in {fault.site for fault in faults}]
     for key, run in _choose_run_values(forms, terms).items():
         faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
     faults += _find_nearly_black_sites(forms, _select_without_fault(forms, faults), terms)
@@ -88,6 +90,20 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
         if form.rules != most:
             problem = f"its release turns files into pixels by rules {form.rules}, the run by rules {most}."
             faults.append(Fault(f"site {site}", problem, "Install the coordinator's release there.", site))
+    return faults
+
+
+def _find_dimension_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each site with pictures where the network takes volumes, or with volumes where it does not."""
+    faults = list[Fault]()
+    for site, form in forms:
+        if (form.depth is not None) == isinstance(terms.image_size, tuple):
+            continue
+        theirs, needed = ("pictures", "volumes") if form.depth is None else ("volumes", "pictures")
+        size = format_image_size(terms.image_size)
+        problem = f"its images are {theirs} of {form.describe_size()}, and the network takes {needed}, {size}."
+        remedy = f"This line under [data] in site.toml of {site} reads {needed}:\n    image_size = {size}"
+        faults.append(Fault(f"site.toml of {site}: data.image_size", problem, remedy, site))
     return faults
 
 
@@ -129,14 +145,16 @@ def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
         return None
     values = {key: run.value for key, run in _choose_run_values(forms, terms).items()}
     size = values.pop("image_size")
-    height, width = size if isinstance(size, list) else (size, size)
+    *depth, height, width = size if isinstance(size, list) else (size, size)
     color, resize = values.pop("color"), values.pop("resize", None)
+    color = color and not depth  # a network of three channels takes volumes, too, which are grey
     defaults = PixelForm(color=color, height=height, width=width)
     rendering = {key: value for key, value in values.items() if value != defaults.read_setting(key)}
     return PixelForm(
         color=color,
         height=height,
         width=width,
+        depth=depth[0] if depth else None,
         resize=resize,
         rendering={key: tuple(value) if isinstance(value, list) else value for key, value in rendering.items()},
         only_grey=not color and all(form.only_grey for _, form in forms),
@@ -167,7 +185,8 @@ def _choose_run_values(forms: Forms, terms: PixelTerms) -> dict[str, _RunValue]:
 def _choose_run_value(votes: Sequence[tuple[str, Any]], key: str, terms: PixelTerms) -> _RunValue:
     sizes_differ = key == "image_size" and len({value for _, value in votes}) > 1
     if sizes_differ and terms.image_size in dict(votes).values():
-        return _RunValue(terms.image_size, f"the network takes {terms.image_size} (model.image_size)")
+        size = list(terms.image_size) if isinstance(terms.image_size, tuple) else terms.image_size
+        return _RunValue(size, f"the network takes {size} (model.image_size)")
     return _choose_by_vote(votes, key)
 
 
@@ -234,7 +253,7 @@ def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> F
     settles = f"This line under [data] in site.toml of {site} settles it:\n    {line}"
     if run.value is None:
         settles = f"Leave {key} out under [data] in site.toml of {site}."
-    elif key == "image_size" and isinstance(run.value, list):
+    elif key == "image_size" and isinstance(run.value, list) and len(run.value) == 2:
         settles = f"Store the images with {run.value[0]} × {run.value[1]} pixels."
     if run.is_of_model:
         settles += "\nIf grey is meant at all hospitals, the coordinator writes color = false under [pixels] of the "

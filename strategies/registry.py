@@ -170,6 +170,9 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
             problem = f"there are none, and {method.name} freezes batch normalisation as it is in pre-trained weights."
             hint = 'Give weights (make weights downloads some), or set method.trunk = "fedavg" or model.norm = "group".'
             faults.append(Fault("model.weights", problem, hint))
+    if model.takes_volumes and not method.takes_volumes:
+        problem = f"{method.name} changes images by rules for pictures, and the network takes volumes."
+        faults.append(Fault("run.method", problem, 'Use "surgical" or "partial_loss", which train on volumes.'))
     if evaluation.sites and not method.has_global_model:
         ends = "in this run each site ends with a model of its own, which its own test chooses"
         problem, hint = f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked."

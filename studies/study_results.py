@@ -195,4 +195,5 @@ def _describe_run_size(summary: RunSummary) -> str:
         f"{test_images}, "
         f"{rounds}"
     )
-    return f"{size}, {model.get('architecture')} on {model.get('image_size')} pixels"
+    unit = "voxels" if isinstance(model.get("image_size"), list | tuple) else "pixels"
+    return f"{size}, {model.get('architecture')} on {model.get('image_size')} {unit}"

@@ -13,5 +13,11 @@ ORGANS = (
     f'partition={{kind = "class_lists", {UNLIKE}}}',
 )
 """Overrides of the digits experiment of :mod:`tests.federations`."""
+VOLUMES = (
+    *ORGANS,
+    "model.image_size=[8, 24, 24]",
+    'data={kind = "organs", images = 48, image_size = 24, depth = 8}',
+)
+"""The same of volumes."""
 ALL_OUTLINED = (*ORGANS, f'partition={{kind = "class_lists", {ALIKE}}}')
 """Every hospital outlines every organ."""

@@ -151,10 +151,10 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
     rounds = format_count_with_noun(plan.run.rounds, "round")
     epochs = format_count_with_noun(work.epochs_per_round, "pass", "passes")
     yield f"Training: at most {rounds} of {epochs} over the training images each"
-    size = plan.model.image_size
+    size = plan.model.describe_input("x")
     start = "from a given model" if plan.weights_sha256 else "from random numbers"
     yield (
-        f"Model: the network {make_printable_line(plan.model.architecture)} on {size} x {size} pixels, trained {start} "
+        f"Model: the network {make_printable_line(plan.model.architecture)} on {size}, trained {start} "
         f"by the method {make_printable_line(plan.run.method)}"
     )
     if plan.plugins:

@@ -1,6 +1,7 @@
 """The check of the hospital's data: files, pictures, labels, patients and the split."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,12 @@ from polyclinic.common.patients.opt_out import (
     OptOutSource,
     find_left_out_patients,
 )
-from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, list_first_and_count_rest
+from polyclinic.common.system.plain_text import (
+    format_bytes,
+    format_count_with_noun,
+    join_as_english_list,
+    list_first_and_count_rest,
+)
 from polyclinic.data.base.dark_pictures import describe_dark_pictures
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
 from polyclinic.data.base.shared_pictures import DROP
@@ -45,6 +51,8 @@ from polyclinic.data.images.headers import (
 from polyclinic.data.images.pixel_cache import hash_image_file
 from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
+from polyclinic.data.images.volume_header import VolumeHeader
+from polyclinic.data.images.volume_notes import list_volume_notes
 from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
@@ -224,6 +232,9 @@ def _check_picture_appearance(
         decoded: The pictures that could be decoded.
     """
     form = source.form
+    if volumes := [facts.volume for facts in decoded if facts.volume is not None]:
+        _note_volumes(area, source, volumes)
+        heads = ()  # what follows is about single slices
     if source.outside:
         area.add_note(source.outside, "If they are not meant, correct the table, or move the pictures into the folder.")
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
@@ -269,6 +280,17 @@ def _check_picture_appearance(
     elif modes and counts.inverted >= FEWEST:
         problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
+
+
+def _note_volumes(area: CheckArea, source: SiteImageSource, volumes: Sequence[VolumeHeader]) -> None:
+    """Say what the settings make of volumes of these grids: their memory, what is cropped, and which greys they get."""
+    form, size = source.form, source.volume_size
+    assert form is not None, "volumes are files"
+    assert size is not None
+    memory = format_bytes(len(source) * math.prod(size))
+    area.passed.append(f"{len(source):,} volumes of {' × '.join(map(str, size))} voxels take {memory} once decoded")
+    for problem, remedy in list_volume_notes(volumes, size, form.rendering):
+        area.add_note(problem, remedy)
 
 
 def _note_policy_and_label_effects(

@@ -32,6 +32,8 @@ from polyclinic.data.images.reading import (
     read_first_bytes,
 )
 from polyclinic.data.images.store import IN_MEMORY
+from polyclinic.data.images.volume_header import VolumeHeader
+from polyclinic.data.images.volume_notes import describe_grids
 
 BORDER = 1 / 16
 """Width of an image's border as a share of its side."""
@@ -53,13 +55,14 @@ class PictureFacts:
         kind: ``PNG``, ``JPEG``, ``DICOM``, ``NIfTI`` or ``npz``.
         mode: ``grey``, ``colour`` or ``16 bit`` as in the file, or a DICOM file's photometric interpretation.
         inverted: True if air looks white, False if it looks black; None if this cannot be decided.
-        pixels: uint8 ``(height, width[, 3])`` as the network receives them; None if the picture cannot be read, or
-            :data:`MOST_PIXELS_KEPT` pictures are in memory already.
+        pixels: uint8 ``(height, width[, 3])`` as the network receives them, of a volume ``(depth, height, width, 1)``;
+            None if the picture cannot be read, or :data:`MOST_PIXELS_KEPT` pictures are in memory already.
         head: DICOM header of a file that came from an archive; else empty.
         blank: True if all pixels are equal, because the display window misses all of the file's values.
         unequal_density: True for a PNG or JPEG file that states pixels that are not square.
         reason: Reason why the picture cannot be read; empty if it can.
         colored: True if the file's picture has a pixel that is not grey.
+        volume: The grid of a volume's file; None for a picture.
     """
 
     row: int
@@ -74,6 +77,7 @@ class PictureFacts:
     unequal_density: bool = False
     reason: str = ""
     colored: bool = False
+    volume: VolumeHeader | None = None
 
 
 def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[PictureFacts]:
@@ -89,11 +93,18 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
         try:
             content = source.read(row)
             if isinstance(content, np.ndarray):
-                height, width = content.shape[:2]
+                height, width = content.shape[-3:-1] if content.ndim == 4 else content.shape[:2]
                 mode = "colour" if content.ndim == 3 else "grey"
                 return PictureFacts(row, "npz", width, height, mode, picture_looks_inverted(content), content)
             if isinstance(content, bytes):
                 dicom = read_dicom_header(content)
+            if form is not None and isinstance(form.size, tuple):
+                from polyclinic.data.images.volume_pixels import render_volume  # takes a second
+
+                shown = render_volume(content, form.size, form.resize, form.rendering)
+                of_file = shown.header
+                facts = PictureFacts(row, of_file.kind, of_file.shape[2], of_file.shape[1], "grey", volume=of_file)
+                return replace(facts, pixels=shown.voxels, head=dicom, blank=shown.is_blank)
             image = decode_picture(content, form.rendering if form else AS_IN_FILE)
             kind, mode, unequal = _read_picture_format_and_mode(content)
             decoded = np.asarray(image)
@@ -132,8 +143,10 @@ def picture_looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
     Air, and regions that the beam did not reach, are black and lie at the border; the body is bright and lies in the
     middle. A picture counts as inverted if its border is brighter than its middle and has more white than black pixels,
     and as correct if its border is darker than its middle and has more black than white pixels. For any other picture,
-    and for colour, return None.
+    and for colour and volumes, return None.
     """
+    if pixels.ndim == 4:  # a volume
+        return None
     if pixels.ndim == 3:
         if not (pixels[..., 0] == pixels[..., 1]).all() or not (pixels[..., 1] == pixels[..., 2]).all():
             return None
@@ -189,6 +202,8 @@ def describe_pictures(pictures: Sequence[PictureFacts]) -> str:
     """Describe pictures in one line: formats and modes, the most frequent first, and the range of sizes."""
     modes = Counter(f"{facts.kind} {facts.mode}" for facts in pictures)
     listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+    if volumes := [facts.volume for facts in pictures if facts.volume is not None]:
+        return f"{listed}; {describe_grids(volumes)}"
     widths, heights = {facts.width for facts in pictures}, {facts.height for facts in pictures}
     smallest, largest = f"{min(widths)} × {min(heights)}", f"{max(widths)} × {max(heights)}"
     return f"{listed}; {smallest}{'' if smallest == largest else f' to {largest}'} pixels"

@@ -13,6 +13,7 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.data.base.dark_pictures import find_white_of_dark_pictures
 from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
+from polyclinic.data.base.spec import format_image_size
 
 
 def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: DataComparison) -> None:
@@ -29,10 +30,11 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
         area.add_fault(ClientExitCode.PIXELS, f"{fault.where}: {fault.problem}", fault.remedy)
     if not comparison.pixel_faults:
         area.passed.append(f"pixels: {form.describe()}, which {planned.origin} does not contradict")
-    if "image_size" not in comparison.terms.table and form.image_size != model.image_size:
-        problem = f"images are stored with {form.height} × {form.width} pixels, and the network resizes them again, to "
-        problem += f"{model.image_size}. If another hospital stores them in that size, this one is refused."
-        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {model.image_size}")
+    size, wanted = form.describe_size(), format_image_size(model.image_size)
+    if "image_size" not in comparison.terms.table and format_image_size(form.image_size) != wanted:
+        problem = f"images are stored with {size}, and the network resizes them again, to "
+        problem += f"{wanted}. If another hospital stores them in that size, this one is refused."
+        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {wanted}")
 
 
 def make_form_of_pictures(

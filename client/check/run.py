@@ -71,7 +71,10 @@ def run_site_check(
                 points = make_contract_points(settings, planned, data.source, comparison)
                 points = (*points, make_release_point(connection))
                 add_contract_faults(training, points)
-            trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
+            if (form.depth is not None) == planned.plan.model.takes_volumes:
+                trial = prepare_training_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
+            else:
+                training.add_note("no step was trained: the images are not those that the network takes.")
         except BadInput as bad:
             training.add_input_faults(bad)
     needs = trial.estimated_resource_needs if trial else None

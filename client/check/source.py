@@ -28,6 +28,7 @@ from polyclinic.data.base.spec import (
     NpzDatasetSpec,
     PhantomDatasetSpec,
     PluginDatasetSpec,
+    VolumeSize,
 )
 from polyclinic.data.base.splits import Names
 from polyclinic.data.connections import list_dataset_connections
@@ -97,9 +98,20 @@ class SiteImageSource:
     def longer_image_side(self) -> int:
         """Longer side, in pixels, of an image as the network receives it."""
         if self.form:
-            return self.form.size
+            return self.form.side
         first = self.read(0)
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
+
+    @property
+    def volume_size(self) -> VolumeSize | None:
+        """Depth, height and width of a volume as the network receives it; None for pictures."""
+        if self.form:
+            return self.form.size if isinstance(self.form.size, tuple) else None
+        first = self.read(0)
+        if not isinstance(first, np.ndarray) or first.ndim != 4:
+            return None
+        depth, height, width = first.shape[:3]
+        return depth, height, width
 
     def select_rows(self, rows: NDArray[np.intp]) -> "SiteImageSource":
         """Return the source with these images only."""

@@ -70,9 +70,13 @@ def find_planned_training(
         return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
         return PlannedTraining(plan, "the last roll call")
-    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side)))
-    guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
-    return PlannedTraining(make_hospital_plan(guess), "no run is known here: ResNet-18 assumed", assumed=True)
+    model, batch_size = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side))), 32
+    origin = "no run is known here: ResNet-18 assumed"
+    if (size := source.volume_size) is not None:
+        model, batch_size = ModelSpec(architecture="tiny_cnn_3d", channels=1, image_size=size), 4
+        origin = "no run is known here: tiny_cnn_3d assumed"
+    guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=batch_size))
+    return PlannedTraining(make_hospital_plan(guess), origin, assumed=True)
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     seconds = plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down, up = cost.received / 1e6, cost.sent / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
-    model = f"{plan.model.architecture}, {plan.model.image_size} pixels, batches of {plan.training.batch_size}"
+    size = plan.model.describe_input() if plan.model.takes_volumes else f"{plan.model.image_size} pixels"
+    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

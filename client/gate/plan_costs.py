@@ -4,6 +4,7 @@ The estimates are lower bounds: a plan whose estimate exceeds a machine cannot w
 with each network on torch's "meta" device, whose tensors have shapes and no memory.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +39,7 @@ class BackboneCost(NamedTuple):
 
     Attributes:
         width: Number of its output features.
-        activations: Bytes of activations for each pixel of an image in training, rounded down.
+        activations: Bytes of activations for each pixel, or voxel, of an image in training, rounded down.
         parameters: Number of its parameters, rounded down; None if a dense layer grows with the image size.
     """
 
@@ -57,7 +58,8 @@ BACKBONES: Mapping[Architecture, BackboneCost] = {
     "unifed_vgg11": BackboneCost(4096, 1550, 28_100_000),
     "unifed_resnet18": BackboneCost(512, 440, 12_550_000),
     "tiny_cnn": BackboneCost(96, 470, 52_000),
-    "tiny_unet": BackboneCost(16, 1270, 118_000),
+    "tiny_unet": BackboneCost(16, 1190, 118_000),
+    "tiny_cnn_3d": BackboneCost(64, 200, 69_000),
 }
 
 
@@ -83,9 +85,9 @@ def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
     else:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
         backbone = listed or sum(value.numel() for value in build_meta_backbone(spec).module.parameters())
-        activations = bytes_a_pixel * spec.image_size**2
+        activations = bytes_a_pixel * math.prod(spec.sides)
     if is_segmentation(spec.task):  # logits and labels of each pixel, and the steps of the loss between them
-        activations += rows * _MAPS_OF_A_ROW * FLOAT32 * spec.image_size**2
+        activations += rows * _MAPS_OF_A_ROW * FLOAT32 * math.prod(spec.sides)
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
     trained = behind + (backbone if spec.train == "all" else _count_trained_backbone_parameters(spec))
@@ -115,7 +117,7 @@ def _measure_external_network(spec: ModelSpec) -> tuple[int, int, int]:
     """
     module, width = build_meta_backbone(spec)
     device = next((value.device for value in module.parameters()), None)
-    image = torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device)
+    image = torch.zeros(1, *spec.input_shape, device=device)
     numbers = count_layer_outputs(module, image)
     return width, sum(value.numel() for value in module.parameters()), numbers * FLOAT32
 

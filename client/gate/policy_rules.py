@@ -151,7 +151,7 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
     ("epochs", lambda work: max(work.epochs_per_round, work.method.parameters.warm_up_epochs), "epochs a round"),
     ("total_epochs", lambda work: work.total_epochs, "epochs in all"),
     ("batch_size", lambda work: work.plan.training.batch_size, "images a batch"),
-    ("image_size", lambda work: work.plan.model.image_size, "pixels a side"),
+    ("image_size", lambda work: max(work.plan.model.sides), "pixels a side"),
     ("threads", lambda work: work.plan.training.threads, "threads"),
     ("classes", lambda work: work.rows, "head rows"),
     (

@@ -125,6 +125,9 @@ def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experim
     experiment = planned
     if experiment is None:
         model = {"architecture": "tiny_cnn", "channels": site.train.channels, "image_size": 32}
+        if site.train.stored.ndim == 5:
+            size = list(site.train.stored.shape[1:4])
+            model = {"architecture": "tiny_cnn_3d", "channels": 1, "image_size": size}
         experiment = Experiment.model_validate({"run": {"method": "surgical"}, "model": model})
     else:
         experiment = complete_round_settings(experiment)  # as the coordinator will

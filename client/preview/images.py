@@ -124,10 +124,11 @@ def _choose_images_by_class(
                 views = [augment_images_weakly(pixels, plan.augmentation, generator) for _ in range(count)]
                 shown = [_encode_pixels_as_png(facts.pixels)]
                 for view in (pixels, *views):
-                    # (1, channels, height, width); its augmented contrast may leave 0..255
+                    # (1, channels, [depth,] height, width); its augmented contrast may leave 0..255
                     colours = convert_pixels_for_backbone(view, plan.model)[0].clamp(0, 255).round().to(torch.uint8)
-                    image = colours.permute(1, 2, 0).numpy()
-                    shown.append(_encode_pixels_as_png(image[..., 0] if image.shape[2] == 1 else image))
+                    image = colours.movedim(0, -1).numpy()
+                    is_grey_picture = image.ndim == 3 and image.shape[2] == 1
+                    shown.append(_encode_pixels_as_png(image[..., 0] if is_grey_picture else image))
                 decoded, network, *augmented = shown
                 tiles.append(ImageTile(source.names[facts.row], decoded, network, tuple(augmented)))
         yield ClassImageTiles(name, len(rows), tuple(tiles))

@@ -309,9 +309,10 @@ def read_last_plan(state: Path) -> HospitalPlan | None:
 
 PIXEL_LINES = (
     ("color", False, "true: red, green and blue; false: grey"),
-    ("image_size", 224, "height and width, in pixels"),
+    ("image_size", 224, "height and width, in pixels; [depth, height, width] of volumes"),
     ("resize", "pad", '"pad" keeps the aspect ratio, with black beside; "stretch" does not'),
     ("window", (40, 400), "of DICOM and NIfTI files: centre and width; the file's own where left out"),
+    ("spacing", (3, 1, 1), "of volumes: mm between voxels, along depth, height and width"),
     ("value_range", (0, 4095), "of PNG and JPEG files: black and white; 0 and 255 where left out"),
 )
 """Keys of ``[data]`` that decide how images become pixels, as ``site.toml`` of a new site has them: key, value in the
@@ -352,7 +353,7 @@ def _format_classes_as_comment(vocabulary: Vocabulary) -> str:
 def list_stated_pixel_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the keys of ``[data]``, with their values, that an experiment asks of every hospital for equal pixels."""
     model, table = experiment.model, experiment.pixels or {}
-    stated = {"color": model.channels == 3, "image_size": model.image_size}
+    stated = {"color": model.channels == 3 and not model.takes_volumes, "image_size": model.image_size}
     return stated | {key: value for key, value in table.items() if key != OWN and value is not None}
 
 

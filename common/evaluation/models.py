@@ -189,7 +189,7 @@ def _open_described_model(file: ModelFile, described: ForeignModel, name: str) -
     def compute_scores(images: ImageSet) -> Scores:
         batches = []
         for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH):
-            pixels = convert_pixels(batch.float(), described.channels, described.image_size)
+            pixels = convert_pixels(batch.float(), described.channels, (described.image_size,) * 2)
             inputs = (pixels / 255 - mean) / std
             if described.layout == "channels_last":
                 inputs = inputs.permute(0, 2, 3, 1)

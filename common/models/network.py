@@ -182,8 +182,9 @@ class SplitNetwork(nn.Module):
         self.warm_start: WarmStart | None = None
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
-        self.register_buffer("pixel_mean", _make_pixel_scale_tensor(normalisation.mean), persistent=False)
-        self.register_buffer("pixel_std", _make_pixel_scale_tensor(normalisation.std), persistent=False)
+        sides = len(spec.sides)
+        self.register_buffer("pixel_mean", _make_pixel_scale_tensor(normalisation.mean, sides), persistent=False)
+        self.register_buffer("pixel_std", _make_pixel_scale_tensor(normalisation.std, sides), persistent=False)
 
     def with_head(self, class_names: Sequence[str], head: nn.Linear) -> "SplitNetwork":
         """Return a network of the same backbone and neck, which are not copied, and another head.
@@ -221,7 +222,7 @@ class SplitNetwork(nn.Module):
     def preprocess_images(self, images: Tensor) -> Tensor:
         """Convert pixels 0..255 to the backbone's channels and image size, and normalise them."""
         pixels, spec = images.to(self.pixel_mean.dtype), self.spec
-        if pixels.shape[1:] != (spec.channels, spec.image_size, spec.image_size):
+        if pixels.shape[1:] != spec.input_shape:
             pixels = convert_pixels_for_backbone(pixels, spec)
         return (pixels - self.pixel_mean) / self.pixel_std
 
@@ -242,25 +243,36 @@ def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
 
 def convert_pixels_for_backbone(images: Tensor, spec: ModelSpec) -> Tensor:
     """Convert float pixels 0..255 to a backbone's channels and image size, without normalisation."""
-    return convert_pixels(images, spec.channels, spec.image_size)
+    return convert_pixels(images, spec.channels, spec.sides)
 
 
-def convert_pixels(images: Tensor, channels: int, image_size: int) -> Tensor:
-    """Convert float pixels 0..255 ``(batch, 1 or 3, height, width)`` to a number of channels and a square size."""
-    pixels, size = convert_channels(images, channels), (image_size, image_size)
-    if pixels.shape[2:] != size:
-        pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-    return pixels
+def convert_pixels(images: Tensor, channels: int, sides: tuple[int, ...]) -> Tensor:
+    """Convert float pixels 0..255 ``(batch, 1 or 3, height, width)`` to a number of channels and a size.
+
+    Volumes ``(batch, 1 or 3, depth, height, width)`` are resized without a filter against aliasing, which torch has for
+    pictures alone.
+
+    Args:
+        sides: Height and width; depth, height and width of volumes.
+    """
+    pixels = convert_channels(images, channels)
+    assert pixels.ndim == 2 + len(sides), f"expected images of {len(sides)} sides, got {tuple(pixels.shape)}"
+    if pixels.shape[2:] == sides:
+        return pixels
+    if len(sides) == 3:
+        return functional.interpolate(pixels, sides, mode="trilinear")
+    return functional.interpolate(pixels, sides, mode="bilinear", antialias=True)
 
 
 def convert_channels(images: Tensor, channels: int) -> Tensor:
     """Convert float pixels ``(batch, 1 or 3, height, width)`` to a number of channels; grey is the luminance."""
     if (images.shape[1], channels) == (1, 3):
-        return images.expand(-1, channels, -1, -1)
+        return images.expand(-1, channels, *[-1] * (images.ndim - 2))
     if images.shape[1] == channels:
         return images
     assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
-    return (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
+    weights = images.new_tensor(_LUMINANCE).reshape(1, 3, *[1] * (images.ndim - 2))
+    return (images * weights).sum(1, keepdim=True)
 
 
 def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:
@@ -278,7 +290,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+        backbone, width = build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
@@ -301,7 +313,8 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     network = SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head)
     network.warm_start = warm_start
-    # Most convolutions and poolings read channels last faster, on a CPU too.
+    # Most convolutions and poolings read channels last faster, on a CPU too; torch has another such format for volumes.
+    network.needs_contiguous = spec.takes_volumes
     set_memory_format(network, "channels_last")
     if is_external_network(spec.architecture) and not _works_on_channels_last(network):
         network.needs_contiguous = True
@@ -333,7 +346,7 @@ def _works_on_channels_last(network: SplitNetwork) -> bool:
     elsewhere.
     """
     spec = network.spec
-    images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
+    images = torch.zeros(2, *spec.input_shape)
     was_training = network.training
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -457,8 +470,8 @@ def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     return head
 
 
-def _make_pixel_scale_tensor(values: Sequence[float]) -> Tensor:
-    return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
+def _make_pixel_scale_tensor(values: Sequence[float], sides: int) -> Tensor:
+    return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, *[1] * sides)
 
 
 # ---------------------------------------------------------------------- outputs

@@ -115,7 +115,10 @@ def save_model(
         name: np.ascontiguousarray(tensor.detach().cpu().numpy())
         for name, tensor in list_frozen_tensors(network).items()
     }
-    normal, size = network.spec.normalisation, network.spec.image_size
+    normal, spec = network.spec.normalisation, network.spec
+    axes, resize = "height x width", "bilinear antialiased"
+    if spec.takes_volumes:
+        axes, resize = "depth x height x width", "trilinear"
     kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
     model = network.spec.model_copy(
         update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
@@ -129,8 +132,8 @@ def save_model(
     saved = SavedModelDescription(
         model=model,
         class_names=network.class_names,
-        preprocessing=f"pixels 0..255, {kind}, batch x channels x height x width; then, inside the network: bilinear "
-        f"antialiased resize to {size} x {size}, then (pixel / 255 - mean) / std per channel",
+        preprocessing=f"pixels 0..255, {kind}, batch x channels x {axes}; then, inside the network: {resize} "
+        f"resize to {' x '.join(map(str, spec.sides))}, then (pixel / 255 - mean) / std per channel",
         label_contract_sha256=label_contract_sha256,
         initial_weights_sha256=network.spec.weights_sha256,
         safetensors_sha256=hashlib.sha256(content).hexdigest(),

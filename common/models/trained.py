@@ -60,9 +60,11 @@ def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
     if not train.startswith(PREFIX):
         return
     rank = int(train.removeprefix(PREFIX))
-    layers = list[tuple[str, nn.Linear | nn.Conv2d]]()
+    layers = list[tuple[str, nn.Linear | nn.Conv2d | nn.Conv3d]]()
     for name, layer in backbone.named_modules():
-        if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
+        if not isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d):
+            continue
+        if not isinstance(layer, nn.Linear) and layer.groups > 1:
             continue
         if rank < min(layer.weight.shape[0], layer.weight[0].numel()):
             layers.append((name, layer))

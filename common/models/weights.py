@@ -210,9 +210,10 @@ def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec:
         for name, tensor in whole.items()
         if name not in rest and not name.endswith(_COUNTER)
     }
-    convolutions = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
+    layers = backbone.named_modules()
+    convolutions = (f"{name}.weight" for name, module in layers if isinstance(module, nn.Conv2d | nn.Conv3d))
     first = next(convolutions, "")
-    if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
+    if first in tensors and tensors[first].ndim in (4, 5) and backbone.state_dict()[first].shape[1] == 1:
         tensors[first] = tensors[first].sum(1, keepdim=True)
     about = _read_metadata(content)
     model = _validate_or_none(ModelSpec, about.get(MODEL_KEY))

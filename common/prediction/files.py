@@ -38,8 +38,8 @@ def make_trained_image_format(
     if rendering is not None and rendering.bit_depth is not None:
         options = replace(options, value_range=None)  # each of the two says which value is white
     # The images of a network's own shape alone may be of two sides; files are brought to a square.
-    side = max(form.height, form.width)
-    return DecodedImageFormat(side, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))
+    size = form.volume_size or max(form.height, form.width)
+    return DecodedImageFormat(size, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))
 
 
 def select_learned_classes(class_names: Sequence[str], unlearned: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ from polyclinic.data.images.reading import (
     read_first_bytes,
 )
 from polyclinic.data.images.store import decode_pictures
-from polyclinic.data.sources.npz import find_oversized_content_faults
+from polyclinic.data.sources.npz import find_oversized_content_faults, is_volume_array
 from polyclinic.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from polyclinic.data.tables.files import PictureFileFinder
 
@@ -82,6 +82,8 @@ def make_unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
 def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> UnlabelledPictures:
     """Read the images of an npz file, the pictures in a folder, or one picture.
 
+    Of a model of volumes, the slices of one DICOM series in a folder are one image, with the name of the folder.
+
     Raises:
         BadInput: If the data holds no image.
     """
@@ -97,9 +99,15 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
             raise BadInput([Fault(str(data), problem, "Give images of the run's own kind, or uint8.")])
         if value_range is not None:
             images = scale_values_to_8_bits(images, value_range)
+        if images.ndim == 4 and is_volume_array(images.shape):
+            images = images[..., None]
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
-    names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
+    if form.is_volume:
+        from polyclinic.data.images.dicom_series import merge_series_files  # takes a second
+
+        files = merge_series_files(files)
+    names = [file.name if file == data else str(file.relative_to(data)) for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
     return UnlabelledPictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
@@ -143,7 +151,8 @@ def _find_npz_images_key(data: Path) -> str:
         problem = f"has no images. Keys: {quote_names(headers)}."
         raise BadInput([Fault(str(data), problem, f"Expected one of {quote_names(keys)}.")])
     images = headers[key]
-    if images.dtype.kind not in "biuf" or len(images.shape) not in (3, 4) or images.shape[3:] not in ((), (3,)):
+    is_picture = len(images.shape) in (3, 4) and images.shape[3:] in ((), (3,))
+    if images.dtype.kind not in "biuf" or not (is_picture or is_volume_array(images.shape)):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
         raise BadInput([Fault(str(data), f"{key} is {images.dtype} of shape {images.shape}, {expected}.")])
     return key

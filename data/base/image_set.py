@@ -188,8 +188,9 @@ class ImageSet:
     """Images with their labels, patients and centres; index i of each array belongs to image i.
 
     Attributes:
-        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`LazyPictures` of that shape. The
-            training, validation and test part of a data set share one store.
+        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`LazyPictures` of that shape. Five
+            axes are volumes, ``(m, depth, height, width, channels)``. The training, validation and test part of a data
+            set share one store.
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated, or uncertain).
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings. All images of a patient are in the same part of a split. Unknown patients have the
@@ -230,7 +231,7 @@ class ImageSet:
     def __post_init__(self) -> None:
         n = len(self)
         assert self.stored.dtype == np.uint8, self.stored.dtype
-        assert self.stored.ndim in (3, 4), self.stored.shape
+        assert self.stored.ndim in (3, 4, 5), self.stored.shape
         assert self.labels.dtype == np.float32, self.labels.dtype
         assert self.labels.shape == (n, len(self.class_names)), self.labels.shape
         assert self.patients.shape == (n,), self.patients.shape
@@ -275,7 +276,7 @@ class ImageSet:
     @property
     def channels(self) -> int:
         """The number of channels: 1 for grey, 3 for colour."""
-        return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
+        return 1 if self.stored.ndim == 3 else int(self.stored.shape[-1])
 
     def select_rows(self, index: NDArray[np.intp]) -> "ImageSet":
         """Return the images with these indices, in the given order, without copying pictures."""

@@ -10,15 +10,18 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from polyclinic.data.base.spec import (
     AS_IN_FILE,
+    ONLY_FOR_PICTURES,
+    ONLY_FOR_VOLUMES,
     BaseDatasetSpec,
     PictureRenderingOptions,
     PictureTableSpec,
     Resize,
     Side,
+    VolumeSize,
 )
 
 DECODING_RULES = 1
@@ -46,6 +49,7 @@ class PixelForm(BaseModel):
     Attributes:
         color: True for pixels of three channels, red, green and blue; False for grey.
         height, width: Size of the stored images in pixels. The network resizes them if its own size is another one.
+        depth: Number of slices of stored volumes; None for pictures.
         resize: How images of other sizes or shapes are brought to that size; None if no image was resized.
         rendering: The rendering options (:class:`PictureRenderingOptions`) that are not at their defaults.
         only_grey: True if ``color`` is False and no image had any colour, so that reading them in colour gives three
@@ -61,6 +65,7 @@ class PixelForm(BaseModel):
     color: bool
     height: Side
     width: Side
+    depth: Side | None = None
     resize: Resize | None = None
     rendering: Mapping[
         Annotated[str, Field(max_length=40, pattern="^[a-z_]+$")], bool | int | float | str | tuple[int | float, ...]
@@ -70,14 +75,29 @@ class PixelForm(BaseModel):
     white_of_dark: Annotated[int, Field(ge=0, le=63)] = 0
     rules: int = DECODING_RULES
 
+    @model_serializer(mode="wrap")
+    def _leave_out_depth_of_pictures(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the depth of pictures, so that releases without volumes read their form."""
+        values: dict[str, Any] = serialize(self)
+        if values["depth"] is None:
+            del values["depth"]
+        return values
+
     def to_json(self) -> str:
         """Return the form as JSON; equal forms have equal text."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
     @property
     def image_size(self) -> int | list[int]:
-        """The side of square images; else height and width."""
+        """The side of square images, else height and width; depth, height and width of volumes."""
+        if self.depth is not None:
+            return [self.depth, self.height, self.width]
         return self.height if self.height == self.width else [self.height, self.width]
+
+    @property
+    def volume_size(self) -> VolumeSize | None:
+        """Depth, height and width of volumes; None for pictures."""
+        return None if self.depth is None else (self.depth, self.height, self.width)
 
     def read_setting(self, key: str) -> Any:
         """Return the value of one of :data:`KEYS`, as JSON has it; of a rendering option that is unset, its default."""
@@ -90,6 +110,8 @@ class PixelForm(BaseModel):
         """Return True if a key has a meaning for these images; arrays that are stored as pixels have no window."""
         if key == "resize":
             return self.resize is not None
+        if key in (ONLY_FOR_VOLUMES if self.depth is None else ONLY_FOR_PICTURES):
+            return False
         if key in ("color", "image_size"):
             return True
         unset_by_need = key in FILE_KEYS and self.read_setting(key) is None
@@ -101,9 +123,15 @@ class PixelForm(BaseModel):
         options: dict[str, Any] = {key: self.rendering[key] for key in RENDERING_KEYS if key in self.rendering}
         return PictureRenderingOptions(**options)
 
+    def describe_size(self) -> str:
+        """Return the size of an image in words: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``."""
+        if self.volume_size is None:
+            return f"{self.height} × {self.width} pixels"
+        return f"{' × '.join(map(str, self.volume_size))} voxels"
+
     def describe(self) -> str:
         """Describe the form for people: ``colour, 64 × 64 pixels, resize = "pad", window = [40, 400]``."""
-        parts = ["colour" if self.color else "grey", f"{self.height} × {self.width} pixels"]
+        parts = ["colour" if self.color else "grey", self.describe_size()]
         if self.resize is not None:
             parts.append(format_setting("resize", self.resize))
         parts += [format_setting(key, self.read_setting(key)) for key in sorted(self.rendering)]
@@ -125,27 +153,29 @@ def make_pixel_form(
 
     Args:
         spec: The settings of the data set; None for one without settings.
-        shape: Shape of one stored image, ``(height, width[, 3])``.
+        shape: Shape of one stored image, ``(height, width[, 3])``; of a volume ``(depth, height, width, channels)``.
         drops_color: True if images that have colour are stored in grey.
-        white_of_dark: The value that is probably white in nearly black images; 0 if they are not.
+        white_of_dark: The value that is probably white in nearly black pictures; 0 if they are not. No key says it of
+            volumes.
     """
-    height, width, *channels = shape
+    depth, (height, width, *channels) = (shape[0], shape[1:]) if len(shape) == 4 else (None, shape)
     color = bool(channels) and channels[0] == 3
     rendering = {}
     for key in RENDERING_KEYS:
         default = getattr(AS_IN_FILE, key)
         if (value := getattr(spec, key, default)) != default:
             rendering[key] = value
-    is_resized = getattr(spec, "image_size", None) is not None
+    is_resized = getattr(spec, "image_size", None) is not None and "spacing" not in rendering
     return PixelForm(
         color=color,
         height=height,
         width=width,
+        depth=depth,
         resize=getattr(spec, "resize", None) if is_resized else None,
         rendering=rendering,
         only_grey=not color and not drops_color,
         decoded=isinstance(spec, PictureTableSpec),
-        white_of_dark=white_of_dark,
+        white_of_dark=white_of_dark if depth is None else 0,
     )
 
 
@@ -166,7 +196,10 @@ def check_pixel_table(table: Mapping[str, Any]) -> dict[str, Any]:
         faults.append(f"has no key {', '.join(unknown)}; its keys are {', '.join((*KEYS, OWN))}")
     checked = dict[str, Any]()
     try:
-        spec = PictureTableSpec.model_validate({"labels": "", **{key: given[key] for key in given.keys() & set(KEYS)}})
+        # A spacing belongs to volumes, whose size the table need not name.
+        assumed = {"image_size": [1, 1, 1]} if "spacing" in given else {}
+        stated = {key: given[key] for key in given.keys() & set(KEYS)}
+        spec = PictureTableSpec.model_validate({"labels": "", **assumed, **stated})
         values = spec.model_dump(mode="json")
         checked = {key: values[key] for key in KEYS if key in given}
     except ValidationError as error:
@@ -188,10 +221,11 @@ def read_as_trained(spec: DatasetSpecT, form: PixelForm | None) -> DatasetSpecT:
     """
     if form is None:
         return spec
-    keys: dict[str, Any] = {"image_size": form.height, "resize": form.resize, "color": form.color}
+    size = form.height if form.volume_size is None else form.volume_size
+    keys: dict[str, Any] = {"image_size": size, "resize": form.resize, "color": form.color}
     if form.resize is None:
         del keys["resize"]
-    if form.height != form.width:
+    if form.volume_size is None and form.height != form.width:
         del keys["image_size"]
     if form.decoded:
         for key in RENDERING_KEYS:

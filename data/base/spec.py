@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from polyclinic.common.errors import quote_names
 from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, HostUse, find_user_secrets_path, normalize_host
@@ -49,6 +59,32 @@ MOST_MASK_CLASSES = 63
 """Most classes of masks: the bits of the widest whole number of torch."""
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Height or width of an image, in pixels."""
+Millimetres = Annotated[float, Field(gt=0, le=100)]
+VolumeSize = tuple[Side, Side, Side]
+"""Depth, height and width of a volume, in voxels."""
+_A_SIDE, _A_VOLUME = TypeAdapter[int](Side), TypeAdapter[VolumeSize](VolumeSize)
+
+
+def _check_image_size(value: Any, _: ValidatorFunctionWrapHandler) -> Any:
+    """Check a side of square pictures, or the three sides of volumes; a fault is that of the form which was meant."""
+    if not isinstance(value, list | tuple):
+        return _A_SIDE.validate_python(value)
+    if len(value) != 3:
+        raise ValueError("a number of pixels for pictures, [depth, height, width] in voxels for volumes")
+    return _A_VOLUME.validate_python(tuple(value))
+
+
+ImageSize = Annotated[int | VolumeSize, WrapValidator(_check_image_size)]
+"""The side of square pictures in pixels, or the three sides of volumes in voxels."""
+
+
+def format_image_size(size: int | VolumeSize | list[int]) -> str:
+    """Return an image size as a configuration file has it: ``64``, or ``[48, 64, 64]``."""
+    return str(size if isinstance(size, int) else list(size))
+
+
+Spacing = tuple[Millimetres, Millimetres, Millimetres]
+"""Distance of neighbouring voxels in mm, along depth, height and width."""
 LargestMb = Annotated[int, Field(ge=1, le=2**20)]
 """Limit in MiB for a decoded file: see :mod:`polyclinic.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -88,6 +124,7 @@ class PictureRenderingOptions:
             to three times as fast, with slightly different pixels.
         value_range: Stored values of PNG and JPEG files that are black and white; None takes 0 and 255, or the range of
             ``bit_depth``.
+        spacing: Distance of neighbouring voxels in mm to which volumes are resampled; None resizes each whole volume.
     """
 
     frame: Frame | None = None
@@ -97,9 +134,14 @@ class PictureRenderingOptions:
     bit_depth: int | None = None
     jpeg_draft: bool = False
     value_range: tuple[float, float] | None = None
+    spacing: Spacing | None = None
 
 
 AS_IN_FILE = PictureRenderingOptions()
+ONLY_FOR_PICTURES = ("frame", "axis", "bit_depth", "jpeg_draft", "value_range")
+"""Keys of ``[data]`` that have no meaning for volumes, which are read whole."""
+ONLY_FOR_VOLUMES = ("spacing",)
+"""Keys of ``[data]`` that have a meaning for volumes alone."""
 
 
 class PictureTableSpec(BaseDatasetSpec):
@@ -107,20 +149,22 @@ class PictureTableSpec(BaseDatasetSpec):
 
     Attributes:
         labels: The table, ``.csv`` or ``.csv.gz``.
-        image_size: Height and width in pixels after resizing.
-        resize: ``"pad"`` keeps the aspect ratio and pads with black; ``"stretch"`` does not keep it.
+        image_size: Height and width in pixels after resizing; three numbers make volumes of that depth, height and
+            width in voxels.
+        resize: ``"pad"`` keeps the aspect ratio and pads with black; ``"stretch"`` does not keep it. It has no meaning
+            for volumes with a ``spacing``, which are cropped or padded.
         skip_budget: Fraction of unreadable images above which the data set is refused.
         missing_files: ``"fault"`` refuses a table with rows whose image file is missing; ``"ignore"`` leaves these rows
             out and counts them.
         largest_mb: Limit in MiB for one decoded picture. The limit for the decoded label table is at least as high, and
             grows with the size of its file.
-        frame, axis, window, bit_depth, jpeg_draft, value_range: See :class:`PictureRenderingOptions`.
+        frame, axis, window, bit_depth, jpeg_draft, value_range, spacing: See :class:`PictureRenderingOptions`.
         duplicates: ``"fault"`` refuses parts that share pictures; ``"drop_from_training"`` drops the copies from the
             earlier part.
     """
 
     labels: str
-    image_size: Side = 224
+    image_size: ImageSize = 224
     resize: Resize = "pad"
     color: bool = False
     skip_budget: Fraction = 0.05
@@ -132,6 +176,7 @@ class PictureTableSpec(BaseDatasetSpec):
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
     value_range: ValueRange | None = None
+    spacing: Spacing | None = None
     duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
 
@@ -141,10 +186,22 @@ class PictureTableSpec(BaseDatasetSpec):
             raise ValueError("give bit_depth or value_range, not both: each says which value is white")
         return self
 
+    @model_validator(mode="after")
+    def _check_keys_of_volumes(self) -> Self:
+        if isinstance(self.image_size, int):
+            if self.spacing is not None:
+                raise ValueError("spacing is for volumes, whose image_size is [depth, height, width] in voxels")
+            return self
+        keys = ("color", *ONLY_FOR_PICTURES)
+        if useless := [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]:
+            problem = f"{', '.join(useless)}: only for pictures, and image_size names three sides, of volumes"
+            raise ValueError(f"{problem}. Black and white of a volume: window = [centre, width]")
+        return self
+
     @property
     def rendering_options(self) -> PictureRenderingOptions:
         options = (self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
-        return PictureRenderingOptions(*options, self.value_range)
+        return PictureRenderingOptions(*options, self.value_range, self.spacing)
 
 
 class PictureFolderSpec(PictureTableSpec):
@@ -477,7 +534,8 @@ class NpzDatasetSpec(BaseDatasetSpec):
         train_limit: Maximum number of training images, sampled in proportion to each combination of labels.
         test_limit: Maximum number of test images, sampled in the same way.
         validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
-        image_size: Height and width in pixels; None keeps those of the file.
+        image_size: Height and width in pixels; None keeps those of the file. Volumes, arrays ``(n, depth, height,
+            width)`` as in MedMNIST3D, stay as they are.
         largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.data.base.decoded_size`.
         value_range: Values of black and white, for arrays of any type; None takes 0 and 255, of uint8 only.
         duplicates: As in :class:`PictureTableSpec`.

@@ -3,7 +3,8 @@
 Weak augmentation follows the Keras layers of Kulkarni et al., "Surgical Aggregation", ML4H 2024, in this order:
 rotation, horizontal flip, zoom, contrast; we add a translation before the contrast. All steps but contrast are one
 affine transform, so that an image is interpolated once (in Keras once per layer). Reflection fills pixels from outside
-the image.
+the image. A volume is changed in the same way in three dimensions: it is rotated around its first axis, from feet to
+head, and mirrored along its last, from right to left.
 
 Strong augmentation is RandAugment (Cubuk et al., CVPR Workshops 2020) followed by Cutout, as in the appendix of Sohn et
 al., "FixMatch", NeurIPS 2020: each image gets two of fourteen operations (n = 2), each with a strength drawn uniformly
@@ -24,12 +25,22 @@ from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.user_transform import transform_training_images
 
 Interpolation = Literal["bilinear", "nearest"]
-DRAWS = 7
-"""Random numbers per image, also for changes that are off, so that turning one off does not alter the others."""
+_DRAWS_OF_A_PICTURE, _DRAWS_OF_A_VOLUME = 7, 9
+
+
+def count_draws(images: Tensor) -> int:
+    """Return how many random numbers an image takes, also for changes that are off.
+
+    So turning one change off does not alter the others.
+
+    Args:
+        images: ``(batch, channels, height, width)``, or volumes ``(batch, channels, depth, height, width)``.
+    """
+    return _DRAWS_OF_A_VOLUME if images.ndim == 5 else _DRAWS_OF_A_PICTURE
 
 
 def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
-    """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``.
+    """Apply weak random augmentation to float pixels 0..255, ``(batch, channels, height, width)``, or to volumes.
 
     The input tensor itself is returned if all changes are off.
 
@@ -42,7 +53,7 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
     """
     if spec == AugmentationSpec():
         return images
-    draws = torch.rand(DRAWS, len(images), generator=generator)
+    draws = torch.rand(count_draws(images), len(images), generator=generator)
     images = apply_weak_augmentation(images, spec, draws)
     if spec.transform is None:
         return images
@@ -52,15 +63,15 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
 def augment_images_with_labels(
     images: Tensor, labels: Tensor, spec: AugmentationSpec, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Apply weak random augmentation to float pixels ``(batch, channels, height, width)`` and to their pixel labels.
+    """Apply weak random augmentation to float pixels 0..255 of images or volumes, and to the labels of these pixels.
 
     Labels move with the pixels, by the nearest pixel, so that each stays 1, 0 or NaN. Contrast changes no label. The
     draws are those of :func:`augment_images_weakly`.
 
     Args:
-        labels: ``(batch, rows, height, width)``, NaN for unknown.
+        labels: ``(batch, rows, *spatial)``, NaN for unknown.
     """
-    draws = torch.rand(DRAWS, len(images), generator=generator)
+    draws = torch.rand(count_draws(images), len(images), generator=generator)
     unmoved = spec.model_copy(update={"contrast": 0.0})
     moved = apply_weak_augmentation(labels.nan_to_num(nan=-1.0), unmoved, draws, mode="nearest")
     return apply_weak_augmentation(images, spec, draws), moved.masked_fill(moved < 0, torch.nan)
@@ -76,9 +87,11 @@ def apply_weak_augmentation(
         spec: The kinds of changes and their largest amounts.
         draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast, and
             horizontal flip. In the first six, 0.5 changes nothing, and 0 and 1 are the extremes; the flip applies below
-            0.5.
+            0.5. Volumes have two more, shift and zoom along their first axis.
     """
     assert images.is_floating_point(), images.dtype
+    if images.ndim == 5:
+        return _augment_volumes(images, spec, draws, mode)
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
     mirrored = (draws[6] < 0.5) & spec.horizontal_flip
     if spec.rotation or spec.zoom or spec.translate:
@@ -89,11 +102,34 @@ def apply_weak_augmentation(
         images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2), mode)
     elif spec.horizontal_flip:
         images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
-    if not spec.contrast:
-        return images
-    factors = (1 + contrast * spec.contrast).to(images)[:, None, None, None]
-    mean = images.mean((2, 3), keepdim=True)  # of each channel of each image
+    return _change_contrast(images, contrast * spec.contrast) if spec.contrast else images
+
+
+def _change_contrast(images: Tensor, changes: Tensor) -> Tensor:
+    """Multiply the distance of each pixel from its channel's mean by 1 plus the image's change, ``(batch,)``."""
+    factors = (1 + changes).to(images).reshape(-1, *[1] * (images.ndim - 1))
+    mean = images.mean(tuple(range(2, images.ndim)), keepdim=True)  # of each channel of each image
     return mean + (images - mean) * factors
+
+
+def _augment_volumes(volumes: Tensor, spec: AugmentationSpec, draws: Tensor, mode: Interpolation) -> Tensor:
+    """Apply weak augmentation to volumes ``(batch, channels, depth, height, width)``; see the caller for ``draws``."""
+    turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
+    shift_z, zoom_z = (2 * draws[7:] - 1).unbind()
+    mirrored = (draws[6] < 0.5) & spec.horizontal_flip
+    if spec.rotation or spec.zoom or spec.translate:
+        sign = 1 - 2 * mirrored.float()
+        scales = torch.stack(
+            (sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom, 1 + zoom_z * spec.zoom), 1
+        )  # (batch, 3), along width, height and depth
+        rotation = torch.eye(3).repeat(len(volumes), 1, 1)
+        rotation[:, :2, :2] = make_rotation_matrices(turn * spec.rotation, volumes[:, :, 0])
+        linear = rotation @ torch.diag_embed(scales)  # (batch, 3, 3)
+        shift = torch.stack((shift_x, shift_y, shift_z), 1)[:, :, None] * 2 * spec.translate  # a side is 2 wide
+        volumes = apply_affine_transforms(volumes, torch.cat((linear, linear @ shift), 2), mode)
+    elif spec.horizontal_flip:
+        volumes = torch.where(mirrored.to(volumes.device).reshape(-1, 1, 1, 1, 1), volumes.flip(4), volumes)
+    return _change_contrast(volumes, contrast * spec.contrast) if spec.contrast else volumes
 
 
 def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
@@ -112,7 +148,12 @@ def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
 
 
 def apply_affine_transforms(images: Tensor, transforms: Tensor, mode: Interpolation = "bilinear") -> Tensor:
-    """Transform each image by its affine matrix in ``transforms`` ``(batch, 2, 3)``, with interpolation."""
+    """Transform each image by its affine matrix in ``transforms``.
+
+    Args:
+        transforms: ``(batch, 2, 3)``; of volumes ``(batch, 3, 4)``.
+        mode: How values between pixels are computed.
+    """
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode=mode, padding_mode="reflection", align_corners=False)
 

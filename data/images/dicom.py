@@ -98,6 +98,8 @@ _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _PALETTE, _RGB = "PALETTE COLOR", ("Red", "Green", "Blue")
 _PIXELS = Tag("PixelData")
+_ANY_WINDOW = (0.0, 1.0)
+"""Stands for the window of a volume, which is applied later, so that the file's own is not read."""
 _BYTES_OF_A_FLOAT = 8
 """Bytes per pixel while floats are converted."""
 _RLE_PADDING = 16
@@ -130,18 +132,8 @@ def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> Render
     layout = _read_dicom_pixel_layout(dataset)
     index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_frame_functional_groups(dataset, index)
-    limit = rendering.largest_mb << 20
-    refuse_oversized_file(layout.frame_byte_size, limit)
-    stored, allocated = layout.stored, layout.allocated
-    # Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
-    # overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the range a little.
-    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
-    high = read_dicom_unsigned_integer(dataset, "HighBit")
-    high = stored - 1 if high is None or not as_stored else high
-    if not 0 < stored <= high + 1 <= allocated:
-        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    meaning = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
-    numbers, values = _decode_dicom_frame(dataset, layout, index, limit), meaning.extract_pixel_values
+    numbers, meaning = _decode_stored_values(dataset, layout, index, rendering.largest_mb)
+    stored, values = layout.stored, meaning.extract_pixel_values
     aspect = _read_pixel_aspect(dataset)
     if layout.kind in _COLOR:
         colors = convert_row_bands_to_8_bits(
@@ -156,6 +148,52 @@ def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> Render
     )
     is_blank = bool(grey.min() == grey.max() and numbers.min() < numbers.max())
     return RenderedPicture(grey, is_blank, aspect)
+
+
+def _decode_stored_values(
+    dataset: Any, layout: "DicomPixelLayout", index: int, largest_mb: int
+) -> tuple[NDArray[Any], StoredPixelBits]:
+    """Decode a frame to stored numbers ``(rows, columns[, samples])``; return them with the meaning of their bits.
+
+    Raises:
+        ValueError: If the pixels are damaged, too large, or do not fit the header.
+    """
+    limit = largest_mb << 20
+    refuse_oversized_file(layout.frame_byte_size, limit)
+    stored, allocated = layout.stored, layout.allocated
+    # Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
+    # overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the range a little.
+    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
+    high = read_dicom_unsigned_integer(dataset, "HighBit")
+    high = stored - 1 if high is None or not as_stored else high
+    if not 0 < stored <= high + 1 <= allocated:
+        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
+    meaning = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
+    return _decode_dicom_frame(dataset, layout, index, limit), meaning
+
+
+def read_dicom_frame_values(dataset: Any, index: int, largest_mb: int) -> NDArray[np.float32]:
+    """Return a grey frame's values after the modality transform, ``(rows, columns)``; padding is NaN.
+
+    Args:
+        dataset: All elements of the file, which change as :func:`apply_frame_functional_groups` changes them.
+        index: Number of the frame, from 0.
+
+    Raises:
+        ValueError: If the frame is damaged, too large, in colour, or black and white are exchanged in it.
+    """
+    refuse_large_dicom_elements(dataset, _READ, largest_mb)
+    if not read_dicom_element_value(dataset, "PixelData") and find_float_pixel_element(dataset):
+        raise ValueError("its pixels are floats, of which no volume is made here")
+    layout = _read_dicom_pixel_layout(dataset)
+    apply_frame_functional_groups(dataset, index)
+    if layout.kind != "MONOCHROME2":
+        raise ValueError(f"its pixels are of the kind {layout.kind}; a volume needs grey values, MONOCHROME2")
+    numbers, meaning = _decode_stored_values(dataset, layout, index, largest_mb)
+    pipeline = GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, _ANY_WINDOW)
+    values = pipeline.apply_modality_transform(numbers).astype(np.float32)
+    values[pipeline.find_padding_pixels(numbers)] = np.nan
+    return values
 
 
 def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRenderingOptions) -> RenderedPicture:

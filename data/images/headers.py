@@ -305,9 +305,12 @@ def read_dicom_headers(files: Sequence[Path]) -> list[DicomHeader]:
 
 
 def read_dicom_header(content: Path | bytes) -> DicomHeader:
-    """Read the header of one DICOM file, given its path or its bytes."""
+    """Read the header of one DICOM file, given its path or its bytes; of a folder, that of its first DICOM file."""
     # Errors on damaged files are ignored here, and reported when the pixels are decoded.
     try:
+        if isinstance(content, Path) and content.is_dir():
+            heads = (read_dicom_header(file) for file in sorted(content.iterdir()) if not file.is_dir())
+            return next((head for head in heads if head.syntax), NO_DICOM)
         with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
             if not is_dicom_file(opened.read(132)):
                 return NO_DICOM

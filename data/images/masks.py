@@ -131,11 +131,11 @@ def restore_mask_to_grid(values: NDArray[Any], grid: PictureGrid, form: DecodedI
 
 def _find_filled_part(grid: PictureGrid, form: DecodedImageFormat) -> tuple[slice, slice]:
     """Return the rows and columns of the data set's grid that a picture fills; the rest is padding."""
-    height, width = form.size, form.size
+    height, width = form.side, form.side
     if form.resize == "pad":
         shown = (grid.width, grid.height * grid.aspect)
-        width, height = (max(1, round(side * form.size / max(shown))) for side in shown)
-    top, left = (form.size - height) // 2, (form.size - width) // 2
+        width, height = (max(1, round(side * form.side / max(shown))) for side in shown)
+    top, left = (form.side - height) // 2, (form.side - width) // 2
     return slice(top, top + height), slice(left, left + width)
 
 

@@ -1,12 +1,14 @@
-"""Decode one slice of a NIfTI volume to 8 bits in radiological orientation, without loading the whole volume.
+"""Read NIfTI files: one slice as a picture of 8 bits in radiological orientation, or all voxels.
 
-nibabel parses the header (NIfTI-1 or NIfTI-2, either byte order, qform or sform). The voxels are read plane by plane
-from the start of the file, up to the last plane that the slice needs.
+nibabel parses the header (NIfTI-1 or NIfTI-2, either byte order, qform or sform). For a slice, voxels are read plane by
+plane from the start of the file, up to the last plane that the slice needs.
 """
 
 import gzip
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -46,6 +48,9 @@ class NiftiHeader:
         slope: Factor of the stored values; ``intercept`` is added afterwards.
         orientation: ``(3, 2)``: for each axis of the file the world axis, and its direction, 1 or -1.
         voxel_sizes: ``(3,)``, the distance between two voxels along each axis of the file.
+        affine: ``(4, 4)``, from an index of the file to mm in the patient (RAS+).
+        states_orientation: False if the file does not say how its axes lie in the patient; ``affine`` is then the one
+            that nibabel assumes.
     """
 
     shape: tuple[int, int, int]
@@ -55,6 +60,13 @@ class NiftiHeader:
     intercept: float
     orientation: NDArray[np.float64]
     voxel_sizes: NDArray[np.float64]
+    affine: NDArray[np.float64]
+    states_orientation: bool
+
+    @property
+    def end(self) -> int:
+        """Position behind the last voxel in the decompressed file."""
+        return self.start + self.plane_byte_size * self.shape[2]
 
     @property
     def plane_byte_size(self) -> int:
@@ -83,23 +95,19 @@ def render_nifti_slice(file: Path, rendering: PictureRenderingOptions) -> Render
     Raises:
         ValueError: If the file is damaged, too large or not numeric, or has no such slice.
     """
-    with file.open("rb") as head:
-        is_packed = head.read(2) == b"\x1f\x8b"
-    with cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb") as content:
-        volume = _read_nifti_header(content)
+    with open_nifti_file(file) as content:
+        volume = read_nifti_header(content)
         world = AXES[rendering.axis]
         axis, backwards = volume.find_nifti_file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
-        unpacked = volume.start + volume.plane_byte_size * volume.shape[2]
         limit = max(packed, compute_decoded_file_size_limit(packed, rendering.largest_mb))
-        refuse_oversized_file(unpacked, limit)
+        refuse_oversized_file(volume.end, limit)
         refuse_oversized_file(max(volume.plane_byte_size, _OF_A_PIXEL * pixels), rendering.largest_mb << 20)
         count = volume.shape[axis]
         number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
         values = _read_nifti_slice(content, volume, world, at)
-        while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):  # the checksum comes last
-            refuse_oversized_file(content.tell(), limit)
+        _read_gzip_checksum(content, limit)
     if not np.isfinite(values).any():
         raise ValueError("the slice holds no number, only NaN or infinite values")
     with np.errstate(all="ignore"):
@@ -116,7 +124,43 @@ def render_nifti_slice(file: Path, rendering: PictureRenderingOptions) -> Render
     return RenderedPicture(picture, is_blank, aspect)
 
 
-def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
+@contextmanager
+def open_nifti_file(file: Path) -> Iterator[IO[bytes]]:
+    """Open a NIfTI file; a gzip file is decompressed while it is read."""
+    with file.open("rb") as head:
+        is_packed = head.read(2) == b"\x1f\x8b"
+    with cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb") as content:
+        yield content
+
+
+def read_nifti_voxels(content: IO[bytes], header: NiftiHeader, limit: int) -> NDArray[np.float32]:
+    """Return all voxels of an open file after its rescaling, in the order of its axes; the first axis varies fastest.
+
+    Args:
+        limit: Bytes that the decompressed file may have.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    content.seek(header.start)
+    data = _read_exact_byte_count(content, header.end - header.start)
+    _read_gzip_checksum(content, limit)
+    stored = np.frombuffer(data, dtype=header.kind).reshape(header.shape, order="F")
+    if header.slope == 1 and header.intercept == 0:
+        with np.errstate(over="ignore"):
+            return stored.astype(np.float32, order="K")
+    with np.errstate(all="ignore"):
+        scaled = stored * header.slope + header.intercept  # float64
+        return scaled.astype(np.float32, order="K")
+
+
+def _read_gzip_checksum(content: IO[bytes], limit: int) -> None:
+    """Decompress a gzip file to its end, where its checksum is; do nothing for a file that is not packed."""
+    while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):
+        refuse_oversized_file(content.tell(), limit)
+
+
+def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     """Read the header from the start of an open file; refuse a damaged header or an unsupported kind of volume."""
     head = _read_exact_byte_count(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
@@ -132,6 +176,7 @@ def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         orientation = io_orientation(affine)
         voxel_sizes = np.sqrt((np.asarray(affine, np.float64)[:3, :3] ** 2).sum(axis=0))
         start = int(header.get_data_offset())
+        states_orientation = int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0
     except Exception:  # nibabel raises several kinds of errors on damaged bytes
         raise ValueError(damaged) from None
     if bytes(header["magic"])[:2] == b"ni":
@@ -140,12 +185,24 @@ def _read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         raise ValueError("its voxels are no single numbers (colour or complex values)")
     if len(shape) < 2 or min(shape) < 1 or any(side > 1 for side in shape[3:]):
         raise ValueError(f"its shape is {' × '.join(map(str, shape[:7]))}; only three axes are read")
-    if start < len(head) or sorted(orientation[:, 0]) != [0, 1, 2] or not (voxel_sizes > 0).all():
+    if start < len(head):
         raise ValueError(damaged)
+    if sorted(orientation[:, 0]) != [0, 1, 2] or not (voxel_sizes > 0).all():
+        raise ValueError("its affine (sform or qform) gives an axis no length or no direction; correct the head")
     width, height, depth, *_ = (*shape, 1)
     scale = 1.0 if slope is None else float(slope)
     offset = float(intercept or 0)
-    return NiftiHeader((width, height, depth), voxel_type, start, scale, offset, orientation, voxel_sizes)
+    return NiftiHeader(
+        (width, height, depth),
+        voxel_type,
+        start,
+        scale,
+        offset,
+        orientation,
+        voxel_sizes,
+        np.asarray(affine, np.float64),
+        states_orientation,
+    )
 
 
 def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:

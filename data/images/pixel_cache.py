@@ -465,8 +465,14 @@ def make_keyed_blake3_hash(secret: bytes | None) -> blake3:
 
 
 def hash_image_file(content: bytes | Path, secret: bytes | None = None) -> bytes:
-    """Hash an image file, given its bytes or its path; with a secret, by :func:`make_keyed_blake3_hash`."""
+    """Hash an image file, given its bytes or its path; with a secret, by :func:`make_keyed_blake3_hash`.
+
+    The hash of a folder of slices is that of its files, under any names.
+    """
     hasher = make_keyed_blake3_hash(secret)
+    if isinstance(content, Path) and content.is_dir():
+        files = sorted(hash_image_file(file, secret) for file in content.iterdir() if not file.is_dir())
+        return hasher.update(b"".join(files)).digest()
     return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
 

@@ -175,11 +175,14 @@ def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
 
 
 def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
-    """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible."""
+    """Convert ``(n, height, width[, 3])`` to a tensor ``(n, channels, height, width)``, without a copy if possible.
+
+    Volumes ``(n, depth, height, width, channels)`` become ``(n, channels, depth, height, width)``.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
         tensor = torch.from_numpy(np.ascontiguousarray(images))
-    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+    return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(-1, 1)
 
 
 _on_devices: dict[tuple[int, str], Tensor] = {}

@@ -15,9 +15,10 @@ from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import SkippedImage
-from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize
+from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize, VolumeSize
 from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
 from polyclinic.data.images.jpeg import decode_jpeg
+from polyclinic.data.images.middle_slices import show_middle_slices
 from polyclinic.data.images.rendered import NEARLY_SQUARE, RenderedPicture
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
@@ -112,16 +113,31 @@ def read_first_bytes(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class DecodedImageFormat:
-    """The format of all pictures in a data set: shape ``(size, size)``, or ``(size, size, 3)`` in colour."""
+    """The format of all pictures in a data set: shape ``(size, size)``, or ``(size, size, 3)`` in colour.
 
-    size: int
+    Of volumes, ``size`` is depth, height and width, and the shape ``(depth, height, width, 1)``.
+    """
+
+    size: int | VolumeSize
     color: bool
     resize: Resize
     rendering: PictureRenderingOptions = AS_IN_FILE
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if isinstance(self.size, tuple):
+            return (*self.size, 1)
         return (self.size, self.size, 3) if self.color else (self.size, self.size)
+
+    @property
+    def is_volume(self) -> bool:
+        """True if the data set consists of volumes."""
+        return isinstance(self.size, tuple)
+
+    @property
+    def side(self) -> int:
+        """The side of pictures in pixels; 0 for volumes."""
+        return 0 if isinstance(self.size, tuple) else self.size
 
 
 def explain_decoding_error(error: Exception) -> str:
@@ -273,15 +289,15 @@ def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArr
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    width, height = form.size, form.size
+    width, height = form.side, form.side
     if form.resize == "pad":
         shown = (image.width, image.height * image.info.get(PIXEL_ASPECT, 1))
-        width, height = (max(1, round(side * form.size / max(shown))) for side in shown)
+        width, height = (max(1, round(side * form.side / max(shown))) for side in shown)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     image = _convert_pillow_mode(image, mode)
     canvas = np.zeros(form.shape, dtype=np.uint8)
-    top, left = (form.size - height) // 2, (form.size - width) // 2
+    top, left = (form.side - height) // 2, (form.side - width) // 2
     canvas[top : top + height, left : left + width] = np.asarray(image)
     return canvas
 
@@ -349,8 +365,12 @@ def is_grey_picture(image: NDArray[np.uint8]) -> bool:
 
 
 def encode_png_thumbnail(image: NDArray[np.uint8], side: int) -> bytes:
-    """Encode an image ``(height, width[, 3])`` as PNG, shrunk so that no side exceeds ``side`` pixels."""
-    thumbnail, file = Image.fromarray(image), io.BytesIO()
+    """Encode an image ``(height, width[, 3])`` as PNG, shrunk so that no side exceeds ``side`` pixels.
+
+    A volume ``(depth, height, width, channels)`` is shown by its middle slices.
+    """
+    shown = show_middle_slices(image) if image.ndim == 4 else image
+    thumbnail, file = Image.fromarray(shown), io.BytesIO()
     thumbnail.thumbnail((side, side))
     thumbnail.save(file, format="PNG", optimize=True)
     return file.getvalue()

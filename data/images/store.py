@@ -7,6 +7,7 @@ determines the pixels: size, colour, rendering, and the versions of the decoders
 import math
 import os
 import shutil
+import stat
 import threading
 import time
 from collections import Counter
@@ -137,12 +138,23 @@ class FileIdentity:
         """Return the identity of a file on this machine's disk; None if it does not exist."""
         try:
             status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                return cls._identify_folder(path)
         except (OSError, ValueError):
             return None
         name = str(path) if path.is_absolute() else os.path.abspath(path)
         place = f"{name}\0{status.st_dev}\0{status.st_ino}"
         about = f"{place}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
         return cls(about, status.st_size, status.st_ctime)
+
+    @classmethod
+    def _identify_folder(cls, folder: Path) -> "FileIdentity":
+        """Return the identity of a folder of slices, which changes with each of its files."""
+        files = [cls.identify_file(file) for file in sorted(folder.iterdir()) if not file.is_dir()]
+        known = [identity for identity in files if identity is not None]
+        about = blake3("\1".join(identity.about for identity in known).encode()).hexdigest()
+        size = sum(identity.size or 0 for identity in known)
+        return cls(f"{folder}\0{about}", size, max((identity.changed for identity in known), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -252,7 +264,7 @@ class _PictureListDecoder:
                 self.reasons[row] = explain_decoding_error(error)
 
         self._decode_in_threads(range(len(self.names)), decode_row)
-        # Only a slice of each volume was read: compare whole files of volumes with equal slices.
+        # Only a slice of each volume was read, or it was resampled: compare whole files where the results are equal.
         slices = {row: hash_image_file(images[row].tobytes()) for row in volumes}
         counts, first = Counter(slices.values()), dict[bytes, int]()
         keys |= {row: hash_image_file(volumes[row]) for row, key in slices.items() if counts[key] > 1}
@@ -281,9 +293,9 @@ class _PictureListDecoder:
         return self._collect_decoded_pictures(cache.open_cached_pictures())
 
     def read_picture_content(self, number: int) -> bytes | Path:
-        """Return the bytes of a picture, or the path if it is a NIfTI volume, of which only a slice is read."""
+        """Return the bytes of a picture; the path of a volume, or of a NIfTI file of which only a slice is read."""
         content = self.read(number)
-        if isinstance(content, Path) and not is_nifti_file(read_first_bytes(content)):
+        if isinstance(content, Path) and not self.form.is_volume and not is_nifti_file(read_first_bytes(content)):
             return content.read_bytes()
         return content
 
@@ -293,7 +305,12 @@ class _PictureListDecoder:
         Returns:
             The pixels; True if the picture is one uniform grey; True if it loses its colour.
         """
-        image = decode_picture(content, self.form.rendering, self.form.size)
+        if isinstance(self.form.size, tuple):
+            from polyclinic.data.images.volume_pixels import render_volume  # takes a second, like DICOM
+
+            volume = render_volume(content, self.form.size, self.form.resize, self.form.rendering)
+            return volume.voxels, volume.is_blank, False
+        image = decode_picture(content, self.form.rendering, self.form.side)
         loses_color = not self.form.color and has_color(image)
         return fit_picture_to_format(image, self.form), image.info.get(BLANK, False), loses_color
 

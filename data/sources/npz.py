@@ -53,6 +53,8 @@ _MOST_OF_A_VALUE = 16
 _OF_A_ROW = 256
 """Bytes per image for the patient's and centre's names and an index, if the file has no such arrays."""
 _OF_A_LABEL = 8
+MOST_CHANNELS = 4
+"""Most entries of a last axis of colours."""
 KEPT_BYTES = 256 << 20
 """Total size of a part's images above which they go to the cache on the disk instead of memory."""
 _DIVIDE = (
@@ -98,6 +100,14 @@ def find_npz_array_name_faults(
     return faults
 
 
+def is_volume_array(shape: Sequence[int]) -> bool:
+    """Return True if an array ``(n, depth, height, width)``, or with one channel as a fifth axis, holds volumes.
+
+    A last axis of at most four entries is one of colours.
+    """
+    return (len(shape) == 4 and shape[3] > MOST_CHANNELS) or (len(shape) == 5 and shape[4] == 1)
+
+
 def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:
     """Return faults for arrays with a wrong type or shape, or a length that differs from the number of images.
 
@@ -117,6 +127,10 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         else:
             images = headers[f"{prefix}_images"]
             is_picture = len(images.shape) == 3 or (len(images.shape) == 4 and images.shape[3] == 3)
+            if is_volume_array(images.shape) and spec.image_size is not None:
+                problems.append(f"{prefix}_images is {images}, of volumes, and image_size resizes pictures.")
+                remedies[len(problems) - 1] = "Leave data.image_size out: the network resizes volumes."
+            is_picture |= is_volume_array(images.shape)
             if not is_picture or min(images.shape[1:]) < 1 or images.dtype.kind not in "biuf":
                 forms = "uint8 (n, height, width) or (n, height, width, 3)"
                 problems.append(f"{prefix}_images is {images}; expected {forms}.")
@@ -130,8 +144,7 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
                 problems.append(f"{prefix}_{kind} has shape {shape}, but {prefix} has {count} images.")
             elif kind != "labels" and math.prod(shape) != count:
                 problems.append(f"{prefix}_{kind} has shape {shape}; expected one entry an image, ({count},).")
-        if f"{prefix}_masks" in headers:
-            problems += _find_npz_mask_problems(headers, prefix)
+        problems += _find_npz_mask_problems(headers, prefix)
         shape = headers[f"{prefix}_labels"].shape
         if len(shape) not in (1, 2):
             problems.append(f"{prefix}_labels has shape {shape}; expected (n,), (n, 1) or (n, classes).")
@@ -139,15 +152,18 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
 
 
 def _find_npz_mask_problems(headers: Headers, prefix: str) -> list[str]:
-    """Return what is wrong with the array of masks of a part, by its header."""
+    """Return what is wrong with the array of masks of a part, by its header; nothing if there is none."""
+    if f"{prefix}_masks" not in headers:
+        return []
     masks, labels = headers[f"{prefix}_masks"], headers[f"{prefix}_labels"].shape
     if _has_jpeg_arrays(headers):
         return [f"{prefix}_masks goes with {prefix}_images, not with JPEG files of other sizes."]
     images = headers[f"{prefix}_images"].shape
     if len(labels) != 2:
         return [f"{prefix}_labels has shape {labels}; beside masks, expected (n, classes), NaN for not annotated."]
-    # A picture's colours are no axis of its masks.
-    spatial = images[:-1] if len(images) == 5 or (len(images) == 4 and images[3] == 3) else images
+    # Colours are no axis of masks.
+    has_channels = len(images) == 5 or (len(images) == 4 and not is_volume_array(images))
+    spatial = images[:-1] if has_channels else images
     expected = (*spatial, labels[1])
     if masks.shape != expected or masks.dtype.kind not in "bui":
         return [f"{prefix}_masks is {masks}; expected bool {expected}, one area for each class."]
@@ -428,12 +444,16 @@ def _read_npz_array_images(
     key = f"{part.prefix}_images"
     header = arrays.read_array_header_by_name(key)
     shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
+    shape = (*shape, 1) if is_volume_array(header.shape) and len(shape) == 3 else shape
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
 
         def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
             for block in _iterate_8_bit_blocks(spec, arrays, key, part.rows[numbers]):
-                yield resize_images(block, spec.image_size, spec.resize)
+                if is_volume_array(header.shape):
+                    yield block.reshape(len(block), *shape)
+                else:
+                    yield resize_images(block, spec.image_size, spec.resize)
 
         form: dict[str, Any] = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
         if spec.value_range is not None:
@@ -449,7 +469,10 @@ def _read_npz_array_images(
         stored = np.concatenate(
             [np.empty((0, *header.shape[1:]), np.uint8), *_iterate_8_bit_blocks(spec, arrays, key, part.rows)]
         )
-    images = resize_images(stored, spec.image_size, spec.resize)
+    if is_volume_array(stored.shape):
+        images = stored.reshape(len(stored), *shape)
+    else:
+        images = resize_images(stored, spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 
@@ -465,8 +488,8 @@ def _add_npz_masks(images: ImageSet, spec: NpzDatasetSpec, arrays: NpzArrayReade
         for areas in block:
             planes = np.moveaxis(areas != 0, -1, 0)[columns]  # (classes, *spatial)
             if planes.shape[1:] != shape:
-                form = DecodedImageFormat(shape[0], False, spec.resize)
-                grid = PictureGrid(*planes.shape[1:3])
+                form = DecodedImageFormat(int(shape[0]), False, spec.resize)
+                grid = PictureGrid(int(planes.shape[1]), int(planes.shape[2]))
                 planes = np.stack([fit_mask_to_format(plane, grid, form) for plane in planes])
             stored[row] = pack_class_areas(planes)
             row += 1

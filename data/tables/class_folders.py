@@ -22,12 +22,22 @@ def list_class_folders(folder: Path) -> Mapping[str, list[Path]]:
     classes = dict[str, list[Path]]()
     try:
         for below in sorted(path for path in folder.iterdir() if path.is_dir()):
-            pictures = sorted(path for path in below.rglob("*") if path.name.lower().endswith(PICTURE_SUFFIXES))
+            pictures = _list_pictures(below)
             if pictures:
                 classes[below.name] = [path.relative_to(folder) for path in pictures]
     except OSError:
         return {}
     return classes if len(classes) >= FEWEST_CLASSES else {}
+
+
+def _list_pictures(folder: Path) -> list[Path]:
+    """Return the pictures of a folder and those below; a folder with the slices of one DICOM series is one of them."""
+    from polyclinic.data.images.dicom_series import is_series_folder  # takes a second
+
+    paths = sorted(folder.rglob("*"))
+    series = {path for path in paths if path.is_dir() and is_series_folder(path)}
+    pictures = (path for path in paths if path.name.lower().endswith(PICTURE_SUFFIXES) and path.is_file())
+    return sorted([*series, *(path for path in pictures if path.parent not in series)])
 
 
 def write_table_of_class_folders(folder: Path, table: Path) -> str:

@@ -89,9 +89,13 @@ class PictureFileFinder:
         failures: Folders that cannot be listed, with the reason.
         ambiguous: Paths of files that one name in the table could mean, because :func:`normalize_name` makes their
             names equal; none of them is read.
+
+    Args:
+        takes_folders: A name may also be that of a folder, with the slices of a volume, if there is no such file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_folders: bool = False) -> None:
+        self.takes_folders = takes_folders
         self.failures, self.ambiguous = dict[str, str](), set[str]()
         self._files, self._folders = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
         self._alike: dict[tuple[str, Callable[[str], str]], dict[str, str | None]] = {}
@@ -118,9 +122,12 @@ class PictureFileFinder:
 
     def find_file(self, folder: str, name: str) -> str | None:
         """Return the path of a file relative to ``folder``, as spelled on the disk; None if it does not exist."""
+        name = name.rstrip("/") if self.takes_folders else name
         parent, slash, last = name.rpartition("/")
         place = self._resolve_folder_spelling(folder, parent or slash) if slash else folder
         file = self._find_folder_entry(place, last, folders=False)
+        if file is None and self.takes_folders and last:
+            file = self._find_folder_entry(place, last, folders=True)
         if file is None:  # a table written on Windows
             return self.find_file(folder, name.replace("\\", "/")) if "\\" in name else None
         if place == folder:

@@ -280,7 +280,7 @@ def find_picture_files(
         The files in the spelling on the disk; ``(n,)`` True for each that exists; and the faults: missing files if
         ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
     """
-    listings, folder = PictureFileFinder(), str(files.folder)
+    listings, folder = PictureFileFinder(takes_folders=not isinstance(spec.image_size, int)), str(files.folder)
     names = listings.find_files_in_order(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
     absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.find_unlistable_folder_faults()

@@ -77,10 +77,12 @@ class PixelClassifier(nn.Module):
 
         Of a segmentation they are ``(batch, classes, size, size)``, of the model's own size.
         Every image is resized, because an exported graph has no branches; an image of the model's size stays unchanged.
+        Volumes ``(batch, channels, depth, height, width)`` must have the model's size.
         """
-        size = self.network.spec.image_size
-        resized = functional.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
-        return logits_to_probabilities(self.network(resized), self.network.spec.task)
+        spec, pixels = self.network.spec, images.float()
+        if not spec.takes_volumes:
+            pixels = functional.interpolate(pixels, spec.sides, mode="bilinear", antialias=True)
+        return logits_to_probabilities(self.network(pixels), spec.task)
 
 
 def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportComparison:
@@ -88,7 +90,8 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
 
     Args:
         destination: The new file; it must not exist.
-        pixels: Images for the comparison, in batches ``(n, channels, height, width)`` with the model's channels.
+        pixels: Images for the comparison, in batches ``(n, channels, height, width)`` with the model's channels; of
+            volumes ``(n, channels, depth, height, width)``.
 
     Raises:
         BadInput: If the folder holds no model, a library is missing, or the destination exists.
@@ -116,16 +119,18 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     """Return the metadata that is written into an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     defined = list_definitions(saved.class_names, saved.vocabulary)
-    size = saved.model.image_size
-    pixels = f", {size}, {size}" if is_segmentation(saved.model.task) else ""
+    sides = " x ".join(map(str, saved.model.sides))
+    shape, size, steps = "height, width", "any size", f"bilinear antialiased resize to {sides}, "
+    if saved.model.takes_volumes:
+        shape, size, steps = ", ".join(map(str, saved.model.sides)), f"volumes of {sides} voxels", ""
+    pixels = "".join(f", {side}" for side in saved.model.sides) if is_segmentation(saved.model.task) else ""
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
         "task": saved.model.task,
-        "input": f"{INPUT}: uint8 (batch, {saved.model.channels}, height, width), pixels 0..255, {channels}; any size",
+        "input": f"{INPUT}: uint8 (batch, {saved.model.channels}, {shape}), pixels 0..255, {channels}; {size}",
         "output": f"{OUTPUT}: float32 (batch, {len(saved.class_names)}{pixels}), in the order of class_names",
-        "preprocessing": f"all inside: bilinear antialiased resize to {saved.model.image_size} x "
-        f"{saved.model.image_size}, (pixel / 255 - mean) / std with mean {list(saved.model.normalisation.mean)}, "
-        f"std {list(saved.model.normalisation.std)}",
+        "preprocessing": f"all inside: {steps}(pixel / 255 - mean) / std with mean "
+        f"{list(saved.model.normalisation.mean)}, std {list(saved.model.normalisation.std)}",
         **({} if saved.pixels is None else {"pixels": saved.pixels.to_json(), "pixels_from": saved.pixels.describe()}),
         **({"unlearned": json.dumps(saved.unlearned, ensure_ascii=False)} if saved.unlearned else {}),
         **({"definitions": json.dumps(defined, ensure_ascii=False)} if defined else {}),
@@ -162,9 +167,13 @@ def _write_exported_model(
     model: PixelClassifier, form: ExportFormat, metadata: dict[str, str], path: Path
 ) -> Callable[[Pixels], Scores]:
     """Write the model to a file; return a function that computes probabilities with the model in that file."""
-    size, channels = model.network.spec.image_size, model.network.spec.channels
-    # Two images of a size other than the model's, so that the export treats no dimension as constant.
-    example = torch.zeros(2, channels, size + 5, size + 3, dtype=torch.uint8)
+    spec = model.network.spec
+    if spec.takes_volumes:
+        shape, dynamic_axes = spec.sides, {0: "batch"}
+    else:
+        # A size other than the model's, so that the export treats no dimension as constant.
+        shape, dynamic_axes = (spec.sides[0] + 5, spec.sides[1] + 3), {0: "batch", 2: "height", 3: "width"}
+    example = torch.zeros(2, spec.channels, *shape, dtype=torch.uint8)
     if form is ExportFormat.torchscript:
         with warnings.catch_warnings():
             # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
@@ -183,7 +192,7 @@ def _write_exported_model(
         (example,),
         input_names=[INPUT],
         output_names=[OUTPUT],
-        dynamic_shapes={"images": {0: "batch", 2: "height", 3: "width"}},
+        dynamic_shapes={"images": dynamic_axes},
         dynamo=True,
         verbose=False,
     )
@@ -241,8 +250,10 @@ def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) 
             test = None if data is None else load_dataset(data, Path(), open_user_image_store()).test
         if test is not None and len(test):
             return _make_image_batches(test, spec), "test images of the run's own experiment"
-        generator, size = np.random.default_rng(0), spec.image_size
-        shapes = [(8, spec.channels, size + more_high, size + more_wide) for more_high, more_wide in SYNTHETIC_MARGINS]
+        generator = np.random.default_rng(0)
+        margins = [(0, 0, 0)] if spec.takes_volumes else SYNTHETIC_MARGINS
+        sizes = [[side + more for side, more in zip(spec.sides, margin, strict=True)] for margin in margins]
+        shapes = [(8, spec.channels, *size) for size in sizes]
         noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
         return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
@@ -260,6 +271,6 @@ def _make_image_batches(images: ImageSet | Pixels, spec: ModelSpec) -> list[Pixe
     pixels = images.select_rows(rows).images if isinstance(images, ImageSet) else images[rows]
     if pixels.ndim == 4 and spec.channels == 1:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
-    first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+    first = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
     whole = np.ascontiguousarray(np.repeat(first, spec.channels // first.shape[1], axis=1))
     return [whole[start : start + BATCH_SIZE] for start in range(0, len(whole), BATCH_SIZE)]

@@ -31,9 +31,11 @@ from polyclinic.data.base.spec import (
     Axis,
     BitDepth,
     Frame,
+    ImageSize,
     LargestMb,
     PictureRenderingOptions,
     Resize,
+    Spacing,
     ValueRange,
     Window,
 )
@@ -48,7 +50,7 @@ class _RunPictureSettings(BaseModel):
     """The settings in ``[data]`` of a run's experiment by which a file is converted to an image."""
 
     kind: str = ""
-    image_size: int | None = None
+    image_size: ImageSize | None = None
     resize: Resize = "pad"
     frame: Frame | None = None
     axis: Axis = "axial"
@@ -57,6 +59,7 @@ class _RunPictureSettings(BaseModel):
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
     value_range: ValueRange | None = None
+    spacing: Spacing | None = None
 
 
 def _read_run_data_settings(folder: Path) -> _RunPictureSettings:
@@ -89,6 +92,7 @@ def choose_model_image_format(
         bit_depth=bit_depth or shown.bit_depth,
         jpeg_draft=shown.jpeg_draft,
         value_range=None if bit_depth else shown.value_range,
+        spacing=shown.spacing,
     )
     return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
@@ -141,7 +145,8 @@ def predict_from_dataset(folder: Path, network: SplitNetwork, given: LabelledIma
             problem = f"must have the shape (n, height, width) or (n, height, width, 3), not {stored.shape}."
             raise BadInput([Fault("images", problem)])
         settings = _read_run_data_settings(folder)
-        image_size = settings.image_size if settings.kind == "plugin" else None
+        size = settings.image_size if settings.kind == "plugin" else None
+        image_size = size if isinstance(size, int) else None
         return compute_picture_probabilities(network, resize_images(stored, image_size, settings.resize))
     pictures = open_torch_dataset(stored, type(stored).__name__, given.value_range, given.item)
     pictures.share_outside = 0.0  # the first image was read when the data set was opened

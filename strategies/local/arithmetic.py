@@ -129,7 +129,7 @@ def time_training_steps(
     """
     spec, training = plan.model, plan.training
     with make_training_reproducible(0, training.threads) as generator:
-        shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
+        shape = (min(training.batch_size, MOST_IMAGES), *spec.input_shape)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
         networks = {name: set_memory_format(build_network(spec, ("",), seed=0), name) for name in formats}

@@ -216,7 +216,7 @@ def is_transform_repeatable(experiment: Experiment) -> bool:
 def _transform_trial_images(experiment: Experiment, seed: int) -> Tensor:
     """Return images of noise, ``(4, channels, height, width)`` in 0..255, after the augmentation."""
     model, generator = experiment.model, torch.Generator().manual_seed(seed)
-    images = 255 * torch.rand(_IMAGES, model.channels, model.image_size, model.image_size, generator=generator)
+    images = 255 * torch.rand(_IMAGES, *model.input_shape, generator=generator)
     return augment_images_weakly(images, experiment.augmentation, generator)
 
 

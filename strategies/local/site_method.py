@@ -167,6 +167,7 @@ class SiteMethod:
         weighs_updates: True if the coordinator computes weights from updates; then it stores all updates of a round.
         reads_updates: True if the coordinator's statistics follow from single updates; then, too, it stores them.
         full_coverage: True if every site must annotate every class.
+        takes_volumes: True if the method trains on volumes.
         multi_class: True if the method supports tasks in which classes exclude one another.
         no_segmentation: Why the method does not go with labels of pixels; empty if it does.
         selection: Who chooses the best round: the ``federation`` by the sites' mean, or each ``site`` for itself.
@@ -190,6 +191,7 @@ class SiteMethod:
     weighs_updates: ClassVar[bool] = False
     reads_updates: ClassVar[bool] = False
     full_coverage: ClassVar[bool] = False
+    takes_volumes: ClassVar[bool] = True
     multi_class: ClassVar[bool] = True
     no_segmentation: ClassVar[str] = ""
     selection: ClassVar[Literal["federation", "site"]] = "federation"

@@ -80,6 +80,7 @@ class FedFixMatchSite(SiteMethod):
     parameters: FedFixMatchParameters
     chooses_loss = False
     multi_class = False
+    takes_volumes = False  # RandAugment and Cutout change pictures
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: it trains on labels with the weak view, on pseudo-labels with the strong view."""

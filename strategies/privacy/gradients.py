@@ -31,7 +31,7 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.network import SplitNetwork, autocast, build_network, set_train_mode
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.data.base.spec import AugmentationSpec
-from polyclinic.data.images.augmentation import DRAWS, apply_weak_augmentation
+from polyclinic.data.images.augmentation import apply_weak_augmentation, count_draws
 from polyclinic.strategies.local.losses import LossFunction
 from polyclinic.strategies.local.objective import Losses
 from polyclinic.strategies.local.site_method import SiteMethod
@@ -69,7 +69,7 @@ def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
         set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
         with replace_dropout_layers(network, make_secret_noise_source()), refuse_plan_on_error():
-            check_image_gradients_separate(network, 2, shape := (spec.channels, spec.image_size, spec.image_size))
+            check_image_gradients_separate(network, 2, shape := spec.input_shape)
             check_network_state_constant(network, 2, shape)
     except BadInput as bad:
         return list(bad.faults)
@@ -220,7 +220,7 @@ class PrivateEpochTrainer:
 
         def augment_images(images: Tensor) -> Tensor:
             off = task.augmentation == AugmentationSpec()
-            draws = None if off else self.noise.draw_uniform((DRAWS, len(images)))
+            draws = None if off else self.noise.draw_uniform((count_draws(images), len(images)))
             return images if draws is None else apply_weak_augmentation(images, task.augmentation, draws)
 
         arithmetic = autocast(rows.device, spec.precision)

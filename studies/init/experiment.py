@@ -15,7 +15,8 @@ from polyclinic.common.system.plain_text import format_as_json_text, format_coun
 from polyclinic.common.system.resources import exclude_imports_from_gc
 from polyclinic.common.system.toml import parse_toml
 from polyclinic.data.base.image_set import DatasetSplits
-from polyclinic.data.base.spec import NO_FINDING
+from polyclinic.data.base.spec import NO_FINDING, VolumeSize, format_image_size
+from polyclinic.data.images.volume_notes import find_median_spacing
 from polyclinic.server.outbound_hosts import describe_experiment_hosts
 from polyclinic.studies.init.hospitals import choose_simulated_hospitals
 from polyclinic.studies.init.report import (
@@ -34,17 +35,17 @@ method = "surgical"             # each class's row of the head is averaged over 
 rounds = 20
 
 [model]
-architecture = "tiny_cnn"       # small and fast; "timm:resnet18" for instance for larger images
+{architecture}
 channels = {channels}
-image_size = {image_size}                 # pixels that the network sees; these pictures have {pixels}
+image_size = {image_size}                 # {unit} that the network sees; these {images} have {pixels}
 
 [training]
 epochs = 1                      # of each site in each round
-batch_size = 32
+batch_size = {batch_size}
 lr = 1e-3
 
 [augmentation]
-rotation = 0.03                 # of a full turn
+rotation = 0.03                 # of a full turn{around}
 horizontal_flip = false         # true where left and right mean nothing
 
 [data]
@@ -53,6 +54,21 @@ image_size = {image_size}
 color = {color}
 {synonyms}
 {partition}"""
+_WORDS_OF_PICTURES = {
+    "architecture": 'architecture = "tiny_cnn"       # small and fast; "timm:resnet18" for instance for larger images',
+    "unit": "pixels",
+    "images": "pictures",
+    "batch_size": 32,
+    "around": "",
+}
+_WORDS_OF_VOLUMES = {
+    "architecture": 'architecture = "tiny_cnn_3d"    # small and fast; "monai:DenseNet121" for instance is larger',
+    "unit": "voxels (depth, height, width)",
+    "images": "volumes",
+    "batch_size": 4,
+    "around": " around the axis from feet to head",
+}
+"""What differs in the file of an experiment."""
 _SIMULATED = """# Simulated hospitals: patients are divided over them, and so are the classes that they annotate.
 # A class that is not shared is annotated by one hospital alone; all others hide its labels, as if nobody had looked.
 # So there are at most as many hospitals as classes, unless a class is shared.
@@ -133,9 +149,9 @@ def format_experiment_text(
     out: Path,
     data: str,
     partition: str,
-    image_size: int,
+    image_size: int | VolumeSize,
     color: bool,
-    sizes: Sequence[tuple[int, int]],
+    sizes: Sequence[tuple[int, ...]],
     synonyms: Sequence[str] = (),
 ) -> str:
     """Return the text of an experiment file.
@@ -145,19 +161,20 @@ def format_experiment_text(
         out: Path of the file.
         data: The lines of ``[data]`` but for size and colour.
         partition: The lines of ``[partition]``.
-        image_size: Side length of the images in pixels.
+        image_size: Side length of the images in pixels; depth, height and width of volumes in voxels.
         color: Whether the images have colours.
-        sizes: Height and width of some pictures.
+        sizes: Height and width of some pictures; depth, height and width of some volumes.
         synonyms: Lines on synonyms.
     """
     pixels = "sizes of their own"
     if sizes:
-        low, high = (f"{height} x {width}" for height, width in (min(sizes), max(sizes)))
+        low, high = (" x ".join(map(str, size)) for size in (min(sizes), max(sizes)))
         pixels = low if low == high else f"{low} to {high}"
     return TEMPLATE.format(
         table=table.name,
         name=format_as_json_text(out.stem),
-        image_size=image_size,
+        **(_WORDS_OF_PICTURES if isinstance(image_size, int) else _WORDS_OF_VOLUMES),
+        image_size=format_image_size(image_size),
         pixels=pixels,
         channels=3 if color else 1,
         data=data,
@@ -243,7 +260,11 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
         lines.append(f"# split_column = {format_as_json_text(name)}   # once its cells are train, val or test")
     if data.depth is not None:
         lines.append(f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them")
-    if data.display_problems:
+    if data.volumes:
+        steps = ", ".join(f"{step:g}" for step in find_median_spacing(data.volumes))
+        lines.append(f"# spacing = [{steps}]          # mm: resample to these voxels (the median), then crop or pad")
+        lines.append("# window = [40, 400]            # centre and width of grey values; here CT. MRI needs none")
+    elif data.display_problems:
         lines.append(
             "# window = [40, 400]            # centre and width of grey values, the same for all files; here CT"
         )

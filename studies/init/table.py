@@ -20,7 +20,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.data.base.names import find_similar_names, is_blank_cell, normalize_name
-from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.base.spec import FolderDatasetSpec, VolumeSize
 from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
@@ -30,6 +30,7 @@ from polyclinic.data.images.reading import (
     is_grey_picture,
     open_png_or_jpeg,
 )
+from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table, read_first_rows
 from polyclinic.data.tables.files import PictureFileFinder, describe_other_file_extensions
 from polyclinic.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
@@ -66,6 +67,10 @@ from polyclinic.studies.init.roles import (
 )
 
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
+USUAL_SIDE, SMALLEST_SIDE = 48, 8
+"""Voxels a side of the volumes that init proposes."""
+NEARLY_WHOLE = 0.01
+"""Part of a voxel for which a grid gets no further one."""
 MOST_SPLIT_SEEDS = 200
 MOST_HASHED_NAMES = 1_000_000
 """Number of patients' names that are hashed in all tries of a seed together; a million take three seconds."""
@@ -368,12 +373,14 @@ def _find_pictures(
         paths, parts = join_mimic_tables(table, columns, search)
         folder, names_lead_there = search.root, False
     elif roles.has_folders:
-        of_cell = [search.list_pictures_of_folder(cell) for cell in column.cells]
+        of_cell = [_merge_series(search.root, search.list_pictures_of_folder(cell)) for cell in column.cells]
         paths = [of_cell[place] for place in column.places]
         folder, names_lead_there = search.root, False
     else:
-        located = search.locate_pictures([column.cells[place] for place in column.places])
-        paths = [[] if path is None else [path] for path in located.paths]
+        cells = [column.cells[place] for place in column.places]
+        located = search.locate_pictures(cells)
+        found = zip(located.paths, cells, strict=True)
+        paths = [[path] if path else _name_series(located.folder, cell) for path, cell in found]
         folder, names_lead_there = located.folder, located.names_lead_there
         if located.ambiguous:
             questions.append(_ask_which_folder(located.ambiguous, search.root))
@@ -393,6 +400,20 @@ def _find_pictures(
         questions.append(Question("--ignore-missing-files", text, is_yes_or_no=True))
     lines = PictureLines(paths, parts)
     return FoundPictures(folder, lines, names_lead_there, absent, _list_unnamed(folder, paths, search)), questions
+
+
+def _name_series(folder: Path, name: str) -> list[str]:
+    """Return the name of a folder with the slices of one DICOM series; empty if there is no such folder."""
+    from polyclinic.data.images.dicom_series import is_series_folder  # takes a second
+
+    return [name] if name and is_series_folder(folder / name) else []
+
+
+def _merge_series(root: Path, paths: Sequence[str]) -> list[str]:
+    """Return the paths of pictures, with a folder in place of the slices of one DICOM series in it."""
+    from polyclinic.data.images.dicom_series import merge_series_files  # takes a second
+
+    return [path.relative_to(root).as_posix() for path in merge_series_files(root / path for path in paths)]
 
 
 def _list_unnamed(folder: Path, paths: Sequence[Sequence[str]], search: PictureSearch) -> tuple[str, ...]:
@@ -459,9 +480,11 @@ class InspectedDataset:
         folders: The folders of the pictures, if there are several that the table does not name.
         joining_rule: The rule by which several lines of a picture became one; empty if none did.
         color: Whether some pictures have real colours, not grey stored as RGB.
-        sizes: Height and width of some pictures; empty if only decoding would reveal them.
+        sizes: Height and width of some pictures; empty if only decoding would reveal them. Depth, height and width of
+            some volumes.
         depth: Bits used by 16-bit PNG files, guessed from their brightest sample; None without such files.
         display_problems: Sentences on DICOM files with different display settings.
+        volumes: The grids of some volumes; empty if the files are pictures.
     """
 
     table: Path
@@ -485,16 +508,20 @@ class InspectedDataset:
     folders: tuple[str, ...]
     joining_rule: str
     color: bool
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[int, ...], ...]
     depth: int | None
     display_problems: tuple[str, ...]
+    volumes: tuple[VolumeHeader, ...] = ()
 
     @property
-    def image_size(self) -> int:
-        """The proposed side length of images in pixels: that of the largest picture, within fixed limits.
+    def image_size(self) -> int | VolumeSize:
+        """The proposed size of images: that of the largest one, within fixed limits.
 
-        The limits are :data:`SMALLEST_SIZE` and :data:`USUAL_SIZE`; the latter is proposed if no size is known.
+        The limits are :data:`SMALLEST_SIZE` and :data:`USUAL_SIZE` pixels; the latter is proposed if no size is known.
+        Of volumes it is :func:`choose_volume_size`.
         """
+        if self.volumes:
+            return choose_volume_size(self.volumes)
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
 
@@ -569,6 +596,19 @@ class InspectedDataset:
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
+def choose_volume_size(volumes: Sequence[VolumeHeader]) -> VolumeSize:
+    """Return a grid for some volumes, with voxels that are equally wide in all directions.
+
+    They are as wide as the finest of the files, or as it takes for at most :data:`USUAL_SIDE` voxels a side.
+    """
+    spacings = np.array([volume.spacing for volume in volumes])
+    extents = (np.array([volume.shape for volume in volumes]) * spacings).max(axis=0)  # in mm
+    voxel = max(float(spacings.min()), float(extents.max()) / USUAL_SIDE)
+    sides = np.ceil(extents / voxel - NEARLY_WHOLE).clip(SMALLEST_SIDE, USUAL_SIDE).astype(int).tolist()
+    depth, height, width = sides
+    return depth, height, width
+
+
 def complete_dataset(examination: TableExamination, new_table: Path) -> InspectedDataset:
     """Read the labels of a table about which nothing is open, and examine some of its pictures.
 
@@ -609,7 +649,13 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         table, roles, joining_rule = new_table, made.roles, made.rule
         columns = read_csv_table(table, "labels")
         names = names if roles.finding else None
+    from polyclinic.data.images.volume_notes import survey_volumes  # takes a second, like the reading of DICOM
+
+    listed = pictures.list_files()
+    volumes = survey_volumes([listed[row] for row in _spread(len(listed))])
     spec = _make_spec(examination, table, pictures.folder, roles, names)
+    if volumes:
+        spec = spec.model_copy(update={"image_size": choose_volume_size(volumes)})
     checked = _read_and_check_label_table(spec, columns)
     hospitals = detect_hospitals_in_table(roles, checked)
     raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles) if hospitals else [])
@@ -643,9 +689,10 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         folders=() if pictures.names_lead_there else pictures.list_folders(),
         joining_rule=joining_rule,
         color=any(summary.color for summary in summaries),
-        sizes=tuple(summary.size for summary in summaries),
+        sizes=tuple(volume.shape for volume in volumes) or tuple(summary.size for summary in summaries),
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
-        display_problems=tuple(describe_incomparable_dicom_greys(read_dicom_headers(files))),
+        display_problems=() if volumes else tuple(describe_incomparable_dicom_greys(read_dicom_headers(files))),
+        volumes=tuple(volumes),
     )
 
 

@@ -43,11 +43,12 @@ from polyclinic.client.preview.attack.suite import (
     write_attack_page,
 )
 from polyclinic.client.preview.data_dictionary import SENT
-from polyclinic.client.preview.dry_run import choose_preview_experiment
+from polyclinic.client.preview.dry_run import choose_preview_experiment, make_first_round_records
 from polyclinic.client.site.policy import Level, SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import make_hospital_plan
 from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.sources.built_in import PHANTOM_CLASSES, draw_phantom_images
@@ -285,3 +286,18 @@ def test_an_attack_succeeds_if_it_beats_guessing(recovered: int, of: int, by_cha
     """Chance explains up to 3 + 2 x 1.73 where guessing finds 3."""
     attempt = AttackResult("any", "Any", "tried", recovered, of, "images", "nothing", by_chance=by_chance)
     assert attempt.succeeds == succeeds
+
+
+def test_of_a_site_with_volumes_the_attacks_say_that_they_are_for_pictures_and_its_records_are_shown(
+    tmp_path: Path,
+) -> None:
+    volumes = np.random.default_rng(0).integers(0, 256, (128, 8, 8, 8, 1), dtype=np.uint8)
+    parts = [replace(part, stored=volumes, places=np.arange(len(part))) for part in PARTS]
+    site = replace(hospital(tmp_path, "trusted"), train=parts[0], validation=parts[1], test=parts[2])
+    experiment = choose_preview_experiment(None, site)
+    assert experiment.model.image_size == (8, 8, 8)
+    records, refusals = make_first_round_records(site, experiment)
+    assert records
+    assert not refusals
+    with pytest.raises(BadInput, match="are volumes, and the attacks craft networks of pictures"):
+        next(run_attacks(site, make_hospital_plan(experiment)))

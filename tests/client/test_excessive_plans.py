@@ -336,7 +336,8 @@ def test_work_on_a_run_ends_when_its_requests_took_too_long(tmp_path: Path, monk
 @pytest.mark.parametrize("architecture", TRAITS)
 @pytest.mark.parametrize("size", [64, pytest.param(224, marks=pytest.mark.long)])
 def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture: Any, size: int) -> None:
-    spec = ORDINARY.model.model_copy(update={"architecture": architecture, "channels": 3, "image_size": size})
+    image_size = (size // 2,) * 3 if TRAITS[architecture].takes_volumes else size
+    spec = ORDINARY.model.model_copy(update={"architecture": architecture, "channels": 3, "image_size": image_size})
     held = dict[int, torch.Tensor]()
 
     def noted(value: torch.Tensor) -> torch.Tensor:
@@ -344,9 +345,9 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
         return value
 
     with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(noted, lambda value: value):
-        backbone, width = build_backbone(architecture, 3, size)
+        backbone, width = build_backbone(architecture, 3, image_size)
         own = {value.untyped_storage()._cdata for value in (*backbone.parameters(), *backbone.buffers())}
-        backbone.train()(torch.empty(2, 3, size, size))
+        backbone.train()(torch.empty(2, *spec.input_shape))
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2
     neck_and_head = (width + 1) * 8 + 9 * 3
     parameters = sum(value.numel() for value in backbone.parameters()) + neck_and_head

@@ -243,3 +243,66 @@ def test_equalized_images_are_those_of_torchvision(shape: tuple[int, int, int, i
     for pixels in (evenly, few_values, mostly_black, torch.full(shape, 9.0)):
         ours = CHANGES["equalized"](pixels, torch.zeros(len(pixels)))
         assert torch.equal(ours, equalize(pixels.round().to(torch.uint8)).to(pixels))
+
+
+# ---------------------------------------------------------------------- volumes
+
+
+def every_volume(**changed: float) -> Tensor:
+    """The same random numbers for two volumes; no change but those that are named."""
+    order = ("turn", "down", "right", "height", "width", "contrast", "mirror", "depth_shift", "depth")
+    draws = {**dict.fromkeys(order, 0.5), "mirror": 0.9, **changed}
+    return torch.tensor([draws[name] for name in order])[:, None].expand(9, 2)
+
+
+def volumes(depth: int = 6, height: int = 8, width: int = 8) -> Tensor:
+    return torch.rand(2, 1, depth, height, width, generator=torch.Generator().manual_seed(7)) * 255
+
+
+def test_volumes_whose_random_numbers_are_in_the_middle_stay_as_they_are() -> None:
+    pixels = volumes()
+    spec = AugmentationSpec(rotation=0.25, zoom=0.5, translate=0.25, contrast=0.5)
+    torch.testing.assert_close(apply_weak_augmentation(pixels, spec, every_volume()), pixels, atol=1e-2, rtol=1e-3)
+
+
+def test_a_volume_is_mirrored_from_right_to_left_alone_or_with_other_changes() -> None:
+    pixels = volumes()
+    flipped = apply_weak_augmentation(pixels, AugmentationSpec(horizontal_flip=True), every_volume(mirror=0.1))
+    assert torch.equal(flipped, pixels.flip(4))
+    spec = AugmentationSpec(horizontal_flip=True, zoom=0.5)
+    moved = apply_weak_augmentation(pixels, spec, every_volume(mirror=0.1))
+    torch.testing.assert_close(moved, pixels.flip(4), atol=1e-2, rtol=1e-3)
+
+
+def test_a_quarter_turn_of_a_volume_turns_each_axial_slice_as_a_picture() -> None:
+    pixels = volumes()
+    spec = AugmentationSpec(rotation=0.25)
+    turned = apply_weak_augmentation(pixels, spec, every_volume(turn=1))
+    as_pictures = apply_weak_augmentation(pixels[0].transpose(0, 1), spec, every_image(turn=1))
+    torch.testing.assert_close(turned[0].transpose(0, 1), as_pictures, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "axis"), [("depth_shift", 2), ("down", 3), ("right", 4)])
+def test_a_shift_moves_a_volume_by_a_share_of_its_side(name: str, axis: int) -> None:
+    pixels = volumes(8, 8, 8)
+    moved = apply_weak_augmentation(pixels, AugmentationSpec(translate=0.25), every_volume(**{name: 1}))
+    # By 2 of 8 voxels, from where the grid is read: the front moves out of sight.
+    inside = moved.narrow(axis, 0, 6), pixels.narrow(axis, 2, 6)
+    torch.testing.assert_close(*inside, atol=1e-2, rtol=1e-3)
+
+
+def test_contrast_of_a_volume_is_around_its_own_mean_worked_by_hand() -> None:
+    pixels = torch.tensor([0.0, 40.0, 80.0, 120.0]).reshape(1, 1, 1, 2, 2).repeat(2, 1, 1, 1, 1)  # mean 60
+    changed = apply_weak_augmentation(pixels, AugmentationSpec(contrast=0.5), every_volume(contrast=0.0))
+    assert changed[0].flatten().tolist() == [30, 50, 70, 90]  # half the distance from 60
+
+
+def test_turning_one_change_of_volumes_off_does_not_alter_the_others() -> None:
+    pixels = volumes()
+    both = augment_images_weakly(pixels, AugmentationSpec(horizontal_flip=True, contrast=0.5), seeded())
+    flip = augment_images_weakly(pixels, AugmentationSpec(horizontal_flip=True), seeded())
+    lifted = [
+        bool((one - one.mean()).sign().equal((other - other.mean()).sign()))
+        for one, other in zip(both, flip, strict=True)
+    ]
+    assert lifted == [True, True]

@@ -14,6 +14,7 @@ from polyclinic.data.base.pixel_form import (
     make_pixel_form,
 )
 from polyclinic.data.base.spec import (
+    ONLY_FOR_VOLUMES,
     DigitsDatasetSpec,
     FolderDatasetSpec,
     NpzDatasetSpec,
@@ -32,7 +33,14 @@ OTHER_VALUES: dict[str, Any] = {
     "jpeg_draft": True,
     "value_range": (0, 4095),
 }
-"""A value of each key that is not the default."""
+"""A value of each key that is not the default, for pictures."""
+OTHER_VALUES_OF_VOLUMES: dict[str, Any] = {
+    "image_size": (48, 48, 40),
+    "resize": "stretch",
+    "window": (40, 400),
+    "spacing": (2.0, 1.0, 1.0),
+}
+VOLUMES = PixelTerms(channels=1, image_size=(48, 48, 48))
 
 
 def folder(*, drops_color: bool = False, **keys: Any) -> PixelForm:
@@ -45,6 +53,15 @@ def folder(*, drops_color: bool = False, **keys: Any) -> PixelForm:
     return make_pixel_form(spec, shape, drops_color=drops_color)
 
 
+def volumes(**keys: Any) -> PixelForm:
+    """The form of a folder of volumes, of 48 voxels a side unless the keys say otherwise."""
+    keys = {"image_size": (48, 48, 48), **keys}
+    spec = FolderDatasetSpec(
+        kind="folder", images="images", labels="labels.csv", image_column="image", label_columns=("a",), **keys
+    )
+    return make_pixel_form(spec, (*keys["image_size"], 1))
+
+
 def refused(terms: PixelTerms, **forms: PixelForm) -> dict[str, str]:
     """Site -> its faults, of sites that were admitted in this order."""
     faults: list[Fault] = find_pixel_faults(list(forms.items()), terms)
@@ -52,7 +69,8 @@ def refused(terms: PixelTerms, **forms: PixelForm) -> dict[str, str]:
 
 
 def test_each_rendering_option_has_another_value_here() -> None:
-    assert set(RENDERING_KEYS) <= OTHER_VALUES.keys()
+    assert set(RENDERING_KEYS) - set(ONLY_FOR_VOLUMES) <= OTHER_VALUES.keys()
+    assert set(RENDERING_KEYS) & set(ONLY_FOR_VOLUMES) <= OTHER_VALUES_OF_VOLUMES.keys()
 
 
 @pytest.mark.parametrize("key_that_differs", [key for key in OTHER_VALUES if key in PictureTableSpec.model_fields])
@@ -193,3 +211,58 @@ def test_a_site_with_nearly_black_images_may_not_join_a_run_of_brighter_ones() -
 def test_a_stated_range_beside_other_ranges_goes_on_where_the_experiment_lets_them_differ() -> None:
     stated = PixelTerms(channels=1, image_size=64, table={"own": ["value_range"]})
     assert refused(stated, east=folder(), north=folder(value_range=(0, 15))) == {}
+
+
+# ---------------------------------------------------------------------- volumes
+
+
+@pytest.mark.parametrize("key_that_differs", OTHER_VALUES_OF_VOLUMES)
+def test_one_of_three_sites_of_volumes_that_differs_in_a_key_is_refused_with_the_line_to_write(
+    key_that_differs: str,
+) -> None:
+    line = {"image_size": "image_size = [48, 48, 48]", "resize": 'resize = "pad"'}
+    line_to_write = line.get(key_that_differs, f"Leave {key_that_differs} out")
+    usual, other = volumes(), volumes(**{key_that_differs: OTHER_VALUES_OF_VOLUMES[key_that_differs]})
+    for odd in ("east", "north", "south"):
+        forms = {site: other if site == odd else usual for site in ("east", "north", "south")}
+        found = refused(VOLUMES, **forms)
+        assert found.keys() == {odd}
+        assert f"site.toml of {odd}: data.{key_that_differs}" in found[odd]
+        assert line_to_write in found[odd]
+        assert agree_on_pixels([(site, form) for site, form in forms.items() if site != odd], VOLUMES) == usual
+
+
+def test_the_experiments_spacing_counts_and_its_line_is_named() -> None:
+    table = check_pixel_table({"spacing": [2, 1, 1], "window": [40, 400]})
+    terms = PixelTerms(channels=1, image_size=(48, 48, 48), table=table)
+    found = refused(terms, east=volumes(window=(40, 400)), north=volumes(window=(40, 400), spacing=(2, 1, 1)))
+    assert found.keys() == {"east"}
+    assert "spacing = [2, 1, 1]" in found["east"]
+
+
+def test_pictures_and_volumes_do_not_go_into_one_network() -> None:
+    found = refused(VOLUMES, east=volumes(), north=folder(), south=volumes())
+    assert found.keys() == {"north"}
+    assert "image_size = [48, 48, 48]" in found["north"]
+    found = refused(GREY, east=volumes(), north=folder())
+    assert found.keys() == {"east"}
+    assert "image_size = 64" in found["east"]
+
+
+def test_a_network_of_three_channels_takes_volumes_which_are_grey() -> None:
+    terms = PixelTerms(channels=3, image_size=(48, 48, 48))
+    assert refused(terms, east=volumes(), north=volumes()) == {}
+    agreed = agree_on_pixels([("east", volumes())], terms)
+    assert agreed == volumes()
+
+
+def test_keys_of_pictures_mean_nothing_for_volumes_and_the_other_way_round() -> None:
+    assert not any(volumes().has_setting(key) for key in ("frame", "axis", "bit_depth", "jpeg_draft", "value_range"))
+    assert volumes().has_setting("spacing")
+    assert not folder().has_setting("spacing")
+
+
+def test_the_form_of_pictures_is_written_as_before_volumes_were_read() -> None:
+    assert "depth" not in folder().to_json()
+    assert PixelForm.model_validate_json(volumes().to_json()) == volumes()
+    assert volumes().describe() == 'grey, 48 × 48 × 48 voxels, resize = "pad"'

@@ -506,7 +506,7 @@ def test_a_lock_that_failed_is_no_error_of_its_own() -> None:
 
 @pytest.mark.parametrize("changed", ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"])
 def test_a_file_is_another_one_if_its_place_size_or_times_differ(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
-    facts = dict.fromkeys(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ctime"), 1)
+    facts = dict.fromkeys(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ctime", "st_mode"), 1)
     identities = []
     for status in (facts, facts, facts | {changed: 2}):
         monkeypatch.setattr(Path, "stat", lambda path, status=status: SimpleNamespace(**status))

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import zipfile
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,13 @@ from polyclinic.common.models.network import build_network, compute_image_probab
 from polyclinic.common.models.saved import load_model, save_model
 from polyclinic.common.models.zoo.spec import SEGMENTATION_NETWORKS, Architecture, ModelSpec, Task
 from polyclinic.data.load import load_dataset
-from polyclinic.server.export.exported_model import METADATA, ExportedOutputsDiffer, ExportFormat, export_model
+from polyclinic.server.export.exported_model import (
+    METADATA,
+    ExportedOutputsDiffer,
+    ExportFormat,
+    choose_comparison_images,
+    export_model,
+)
 from tests.federations import DIGITS
 from tests.missing_packages import hide_packages
 from tests.network.real import flwr_sim
@@ -32,9 +38,9 @@ CLASSES = ("edema", "mass", "nodule")
 ARCHITECTURES = [
     name if name == "resnet18" else pytest.param(name, marks=pytest.mark.long)
     for name in get_args(Architecture)
-    if name != "tiny_cnn"
+    if name not in ("tiny_cnn", "tiny_cnn_3d")
 ]
-"""``make test`` tries the smallest with shortcuts, and ``tiny_cnn``."""
+"""``make test`` tries the smallest with shortcuts, and ``tiny_cnn``; volumes have tests of their own."""
 
 
 @pytest.fixture
@@ -43,7 +49,7 @@ def tiny(tmp_path: Path) -> Path:
     return saved(tmp_path / "run", "tiny_cnn")
 
 
-def saved(folder: Path, architecture: str, channels: int = 1, task: Task = "multi_label", size: int = 32) -> Path:
+def saved(folder: Path, architecture: str, channels: int = 1, task: Task = "multi_label", size: Any = 32) -> Path:
     """Save a model with random weights whose batch normalisation is not as it was built."""
     task = "segmentation" if architecture in SEGMENTATION_NETWORKS else task
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task)  # type: ignore[arg-type]
@@ -102,6 +108,24 @@ def test_every_architecture_says_the_same_in_torchscript(architecture: str, tmp_
     folder, batch = saved(tmp_path / "run", architecture, 3), pixels(3, 32, 32)
     done = export_model(folder, ExportFormat.torchscript, folder / "model.pt", [batch])
     assert (done.images, done.largest_difference <= 1e-4) == (5, True)
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_a_network_of_volumes_says_the_same_for_volumes_of_its_size(form: ExportFormat, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run", "tiny_cnn_3d", size=(8, 12, 16))
+    batch = np.random.default_rng(1).integers(0, 256, (5, 1, 8, 12, 16), dtype=np.uint8)
+    done = export_model(folder, form, folder / f"model.{form}", [batch])
+    assert (done.images, done.largest_difference <= 1e-4) == (5, True)
+    facts = facts_in(form, folder / f"model.{form}")
+    assert facts["input"] == "images: uint8 (batch, 1, 8, 12, 16), pixels 0..255, grey; volumes of 8 x 12 x 16 voxels"
+    assert "resize" not in facts["preprocessing"]
+
+
+def test_an_export_of_volumes_without_images_is_compared_on_noise_of_its_size(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run", "tiny_cnn_3d", size=(8, 12, 16))
+    batches, source = choose_comparison_images(folder, load_model(folder).spec, None)
+    assert source.startswith("synthetic images")
+    assert [batch.shape for batch in batches] == [(8, 1, 8, 12, 16)]
 
 
 def facts_in(form: ExportFormat, path: Path) -> dict[str, str]:

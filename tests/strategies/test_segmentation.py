@@ -21,7 +21,7 @@ from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
 from polyclinic.strategies.registry import STRATEGIES, build_strategy
 from tests.federations import AT_COORDINATOR, FULL_COVERAGE, federation, finished, needs_of
-from tests.organs import ALL_OUTLINED, ORGANS, TASKS
+from tests.organs import ALL_OUTLINED, ORGANS, TASKS, VOLUMES
 from tests.server.killing import Killed, kill_at
 
 OWN_ORGANS = 'server_data={kind = "organs", images = 30, image_size = 32, seed = 9}'
@@ -35,6 +35,15 @@ def test_where_all_hospitals_outline_all_organs_surgical_aggregation_is_fedavg(t
     setting = (*ALL_OUTLINED, f"model.task={task}", "method.weighting=samples")
     models = [finished(*setting, f"run.method={method}")[1]["model_sha256"] for method in ("surgical", "fedavg")]
     assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_volumes_are_segmented_and_surgical_aggregation_is_fedavg_there_too(task: str) -> None:
+    alike = next(setting for setting in ALL_OUTLINED[::-1] if setting.startswith("partition"))
+    setting = (*VOLUMES, alike, f"model.task={task}", "method.weighting=samples", "augmentation.rotation=0.05")
+    runs = [finished(*setting, f"run.method={method}")[1] for method in ("surgical", "fedavg")]
+    assert runs[0]["model_sha256"] == runs[1]["model_sha256"]
+    assert runs[0]["test"]["segmentation"]["mean_dice"] is not None
 
 
 @pytest.mark.parametrize("method", SEGMENTING)
@@ -61,8 +70,9 @@ def test_a_method_of_whole_images_is_refused_with_its_reason(method: str) -> Non
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_killed_and_resumed_it_ends_in_the_same_model(tmp_path: Path, task: str) -> None:
-    setting = (*ORGANS, f"model.task={task}", "run.rounds=3")
+@pytest.mark.parametrize("kind", [ORGANS, VOLUMES], ids=["pictures", "volumes"])
+def test_killed_and_resumed_it_ends_in_the_same_model(tmp_path: Path, task: str, kind: tuple[str, ...]) -> None:
+    setting = (*kind, f"model.task={task}", "run.rounds=3")
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, Coordinator, "configure_train", 3)
         with pytest.raises(Killed):
@@ -191,3 +201,16 @@ def test_settings_of_image_labels_are_refused_by_name(tmp_path: Path, overrides:
         federation(tmp_path, *ORGANS, *overrides)
     key = overrides[0].partition("=")[0].removesuffix(".architecture")
     assert any(key in fault.where for fault in refused.value.faults), refused.value.faults
+
+
+@pytest.mark.parametrize("architecture", ["monai:UNet", "monai:DynUNet"])
+@pytest.mark.parametrize("size", [32, (8, 16, 16)])
+def test_networks_of_monai_segment_pictures_and_volumes(architecture: str, size: int | tuple[int, ...]) -> None:
+    pytest.importorskip("monai")
+    spec = spec_of("exclusive_segmentation", architecture=architecture, image_size=size)
+    network = build_network(spec, ("a", "b"), seed=0)
+    images = torch.rand(2, *spec.input_shape) * 255
+    logits = network(images)
+    assert logits.shape == (2, 2, *spec.sides)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())

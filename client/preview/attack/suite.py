@@ -40,6 +40,7 @@ from polyclinic.client.preview.attack.patients import (
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan
+from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import make_jinja_environment
 from polyclinic.data.base.image_set import ImageSet
@@ -127,7 +128,15 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
-    """Yield the result of every attack, each against a new copy of the site."""
+    """Yield the result of every attack, each against a new copy of the site.
+
+    Raises:
+        BadInput: If the site has volumes: the attacks craft networks of pictures.
+    """
+    if site.train.stored.ndim == 5:
+        problem = "the images of this site are volumes, and the attacks craft networks of pictures."
+        remedy = "What leaves this site: flwr-client preview without --attack. What noise hides: docs/privacy.md."
+        raise BadInput([Fault("--attack", problem, remedy)])
     for attack in ATTACKS.values():
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:

@@ -237,6 +237,18 @@ def tiny_cnn(channels: int) -> nn.Sequential:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def tiny_cnn_3d(channels: int) -> nn.Sequential:
+    """Build a small network of volumes for demos and tests: 64 features, about 70,000 parameters, 8 voxels a side."""
+    widths = (channels, 16, 32, 64)
+    blocks = [
+        nn.Sequential(
+            nn.Conv3d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm3d(wide), nn.MaxPool3d(2), nn.ReLU()
+        )
+        for narrow, wide in pairwise(widths)
+    ]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool3d(1), nn.Flatten())
+
+
 _CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 

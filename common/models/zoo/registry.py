@@ -28,11 +28,20 @@ from polyclinic.common.models.zoo.networks import (
     make_batch_norms_single_value_safe,
     replace_with_group_norm,
     tiny_cnn,
+    tiny_cnn_3d,
     unifed_resnet18,
     unifed_vgg11,
     vgg11,
 )
-from polyclinic.common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
+from polyclinic.common.models.zoo.spec import (
+    MONAI_SEGMENTATION,
+    NEW_HEAD,
+    Architecture,
+    ModelSpec,
+    Task,
+    is_external_network,
+    is_segmentation,
+)
 from polyclinic.common.models.zoo.unet import UNET_WIDTH, TinyUNet
 from polyclinic.common.plugins import (
     MODELS,
@@ -42,17 +51,26 @@ from polyclinic.common.plugins import (
     load_plugin_entry_point,
 )
 from polyclinic.common.system.packages import import_torchvision, refuse_missing_packages
+from polyclinic.data.base.spec import VolumeSize
 
 ARCHITECTURE = "model.architecture"
 """The key of an experiment that names the network, for faults."""
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
+_VOLUME_SIZES = 3
+"""Number of these that are tried for volumes, which take more memory."""
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
 """Names of the last layers of torchvision's and MONAI's classifiers."""
 _TRAINING_CALLS = 3
 """Calls in training after which a network may have changed state outside its ``state_dict``."""
 _MODULE_ATTRIBUTES = frozenset((*vars(nn.Module()), "forward"))
 """Attributes that every torch module has."""
+SWIN_UNETR = "SwinUNETR"
+"""MONAI's network for segmentation, of which the encoder makes features of volumes."""
+_SWIN_FEATURES = 48
+"""Its size in the public weights."""
+_UNET_FEATURES = (32, 64, 128, 256)
+"""Features of the levels of MONAI's DynUNet; its UNet has all but the last."""
 MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
 """Pattern of MONAI's networks that are supported beside its EfficientNets."""
 
@@ -81,7 +99,7 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     return module, int(features.shape[1])
 
 
-def _build_timm_backbone(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_timm_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
     import_torchvision(ARCHITECTURE)  # timm imports it, and fails with a traceback
     import timm  # takes seconds to import
 
@@ -94,7 +112,7 @@ def _build_timm_backbone(name: str, channels: int, image_size: int) -> nn.Module
         return timm.create_model(name, **options)
 
 
-def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_torchvision(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
     import_torchvision(ARCHITECTURE)
     from torchvision import models
 
@@ -123,16 +141,40 @@ def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     return network
 
 
-def _build_monai_backbone(name: str, channels: int, image_size: int) -> nn.Module:
-    """Build one of MONAI's classifiers for 2D images, without its last dense layer."""
+class _SwinEncoder(nn.Module):
+    """The encoder of MONAI's SwinUNETR, with its features averaged over the volume.
+
+    Names of tensors are those of the public weights, which begin with ``swinViT``.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.swinViT = encoder
+
+    def forward(self, volumes: Tensor) -> Tensor:
+        """Return ``(batch, 768)`` for volumes ``(batch, channels, depth, height, width)``."""
+        maps: Tensor = self.swinViT(volumes, True)[-1]
+        return maps.mean((2, 3, 4))
+
+
+def _build_monai_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
+    """Build one of MONAI's classifiers without its last dense layer, for pictures or volumes as ``image_size`` says."""
     refuse_missing_packages(ARCHITECTURE, "monai")
     from monai.networks import nets
 
+    takes_volumes = isinstance(image_size, tuple)
+    if f"monai:{name}" in MONAI_SEGMENTATION:
+        return _build_monai_unet(nets, name, channels, dimensions=3 if takes_volumes else 2)
     names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
     names += [f"efficientnet-b{number}" for number in range(9)]
+    names += [SWIN_UNETR] if takes_volumes else []
     if name not in names:
         raise _make_unknown_network_error(f"monai:{name}", names)
-    options: dict[str, Any] = {"spatial_dims": 2}
+    if name == SWIN_UNETR:
+        refuse_missing_packages(ARCHITECTURE, "einops")  # MONAI imports it for this network alone
+        whole: Any = getattr(nets, SWIN_UNETR)(channels, 1, feature_size=_SWIN_FEATURES)
+        return _SwinEncoder(whole.swinViT)
+    options: dict[str, Any] = {"spatial_dims": 3 if takes_volumes else 2}
     options["n_input_channels" if name.startswith("resnet") else "in_channels"] = channels
     options["out_channels" if name.startswith("DenseNet") else "num_classes"] = 1
     if name.startswith("efficientnet"):
@@ -143,7 +185,20 @@ def _build_monai_backbone(name: str, channels: int, image_size: int) -> nn.Modul
     return network
 
 
-def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_monai_unet(nets: Any, name: str, channels: int, *, dimensions: int) -> nn.Module:
+    """Build one of MONAI's networks for segmentation, which returns a feature map in place of class scores."""
+    if name == "UNet":
+        widths = _UNET_FEATURES[:-1]
+        halvings = [2] * (len(widths) - 1)
+        return cast(nn.Module, nets.UNet(dimensions, channels, widths[0], widths, halvings, num_res_units=2))
+    levels = len(_UNET_FEATURES)
+    strides = [1] + [2] * (levels - 1)
+    network: Any = nets.DynUNet(dimensions, channels, 1, [3] * levels, strides, strides[1:], filters=_UNET_FEATURES)
+    network.output_block = nn.Identity()
+    return cast(nn.Module, network)
+
+
+def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
     refuse_missing_packages(ARCHITECTURE, "torchxrayvision")
     import_torchvision(ARCHITECTURE)  # torchxrayvision imports it
     from torchxrayvision import models
@@ -155,7 +210,7 @@ def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int) -
     return network
 
 
-def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_plugin_network(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
     """Build a plug-in's network by its factory function, or copy the module that was passed to ``pc.simulate``."""
     made = load_plugin_entry_point(MODELS, name)
     if not isinstance(made, nn.Module):
@@ -167,7 +222,8 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
         try:
             made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
         except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
-            problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
+            size = describe_image_size(image_size)
+            problem = f"cannot be made for {channels} channels and {size}: {type(error).__name__}: {error}"
             remedy = _suggest_network_function(made) if isinstance(made, type) else remedy
             raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
     made = getattr(made, "_orig_mod", made)  # of torch.compile, whose graph would keep the head
@@ -182,9 +238,8 @@ def _build_plugin_network(name: str, channels: int, image_size: int) -> nn.Modul
                 remedy = f"Use torch.nn.utils.parametrizations.{old}, or torch.nn.utils.remove_{old}."
                 raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)])
     if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
-        made = _copy_network(
-            made, format_plugin_user_name("model", name), torch.zeros(1, channels, image_size, image_size)
-        )
+        sides = image_size if isinstance(image_size, tuple) else (image_size, image_size)
+        made = _copy_network(made, format_plugin_user_name("model", name), torch.zeros(1, channels, *sides))
     made.register_forward_hook(_take_logits)
     return made.float()
 
@@ -243,7 +298,7 @@ def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
     return accepts(0, 0) or not accepts()  # the call of one that takes neither names what is missing
 
 
-_SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
+_SOURCES: Mapping[str, Callable[[str, int, int | VolumeSize], nn.Module]] = {
     "timm": _build_timm_backbone,
     "torchvision": _build_torchvision,
     "monai": _build_monai_backbone,
@@ -264,28 +319,33 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     Raises:
         BadInput: If the network does not accept the image, or does not return a vector.
     """
-    name, channels, size = format_network_name(spec), spec.channels, spec.image_size
+    name, channels = format_network_name(spec), spec.channels
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
-    image = torch.rand(1, channels, size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
+    image = torch.rand(1, *spec.input_shape, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
     try:
         with torch.no_grad():
             features = module.eval()(image)
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
-        problem = f"{name} does not take images of {size} pixels and {channels} channels: {reason}."
+        size = describe_image_size(spec.image_size)
+        problem = f"{name} does not take images of {size} and {channels} channels: {reason}."
         if fault := _find_other_channels_fault(module, spec, name):
             raise BadInput([fault]) from error
         remedy = "Each network has sizes of its own."
-        for usual in USUAL_SIZES:
+        for usual in USUAL_SIZES[:_VOLUME_SIZES] if spec.takes_volumes else USUAL_SIZES:
             with contextlib.suppress(Exception), torch.no_grad():  # it may raise anything
-                module(torch.zeros(1, channels, usual, usual, device=device))
-                remedy = f"It takes {usual} pixels, for instance."
+                module(torch.zeros(1, channels, *[usual] * len(spec.sides), device=device))
+                sides = (usual, usual, usual) if spec.takes_volumes else usual
+                remedy = f"It takes {describe_image_size(sides)}, for instance."
                 break
         raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     module.train(was_training)
-    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
-        problem = f"returns {_describe_output(features)} for one image; one vector is needed, (1, width)."
+    dimensions, shape = 2, "one vector is needed, (1, width)"
+    if is_segmentation(spec.task):
+        dimensions, shape = 2 + len(spec.sides), "one feature map is needed, (1, width, height, width) for pictures"
+    if not isinstance(features, Tensor) or features.ndim != dimensions or len(features) != 1:
+        problem = f"returns {_describe_output(features)} for one image; {shape}."
         remedy = _suggest_vector(features)
         raise BadInput([Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)])
     return features
@@ -296,7 +356,7 @@ def _find_other_channels_fault(module: nn.Module, spec: ModelSpec, name: str) ->
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
     for channels in {1, 3} - {spec.channels}:
         with contextlib.suppress(Exception), torch.no_grad():  # somebody else's code: it may raise anything
-            module(torch.zeros(1, channels, spec.image_size, spec.image_size, device=device))
+            module(torch.zeros(1, channels, *spec.sides, device=device))
             problem = f"{name} does not take images of {spec.channels} channels; it takes {channels}."
             remedy = f'Set model.channels = {channels}, in Python settings={{"model.channels": {channels}}}.'
             return Fault("model.channels", problem, remedy)
@@ -387,7 +447,7 @@ def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec,
     """
 
     def return_scores(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        shape = (1, -1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
+        shape = (1, -1, *[1] * (output.ndim - 2)) if isinstance(layer, nn.Conv2d | nn.Conv3d) else (-1,)
         return scores.to(output).reshape(shape).expand_as(output)
 
     hook = layer.register_forward_hook(return_scores)
@@ -416,7 +476,7 @@ def _outputs_scores_of_layer(module: nn.Module, name: str, layer: nn.Module, spe
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
     up, down = (_run_with_layer_output(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
-    if isinstance(layer, nn.Conv2d) and set(CLASSIFIERS) & set(name.split(".")):
+    if isinstance(layer, nn.Conv2d | nn.Conv3d) and set(CLASSIFIERS) & set(name.split(".")):
         return bool((up.diff() >= 0).all() and up[-1] > up[0])
     return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
 
@@ -477,7 +537,7 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
     where, name = "method.trunk" if keeps_norm else "model.norm", format_network_name(spec)
     remedy = 'Use "fedavg".' if keeps_norm else 'Use "batch".'
     try:
-        statistics = find_statistics_beside_batch_norm(module, (4, spec.channels, spec.image_size, spec.image_size))
+        statistics = find_statistics_beside_batch_norm(module, (4, *spec.input_shape))
     except Exception:  # somebody else's code: it may raise anything, and the next check reports it
         return []
     if statistics:
@@ -529,7 +589,7 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
     Floats of the ``state_dict`` travel. Other state, for example running statistics in plain attributes or a counter of
     whole numbers, would neither be averaged nor saved with the model.
     """
-    size = (4, spec.channels, spec.image_size, spec.image_size)
+    size = (4, *spec.input_shape)
     try:
         trained, loaded = copy.deepcopy(module).train(), copy.deepcopy(module)
         device = next((value.device for value in module.parameters()), torch.device("cpu"))
@@ -579,7 +639,7 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
     hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
-    images = torch.rand(2, spec.channels, spec.image_size, spec.image_size, device=device)
+    images = torch.rand(2, *spec.input_shape, device=device)
     try:
         with torch.no_grad():
             output = module.train()(images)
@@ -608,11 +668,13 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         return []
     output = _probe_with_noise_image(module, spec)
     width = int(output.shape[1])
+    if is_segmentation(spec.task):
+        return [] if width != classes else [_make_class_map_fault(spec, width)]
     dense = {name: layer for name, layer in _find_dense_layers(module).items() if layer.out_features == width}
     heads: dict[str, nn.Module] = {
         name: layer
         for name, layer in module.named_modules(remove_duplicate=False)
-        if isinstance(layer, nn.Conv2d) and layer.out_channels == width and set(layer.kernel_size) == {1}
+        if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.out_channels == width and set(layer.kernel_size) == {1}
     }
     last = [name for name, layer in (heads | dense).items() if _outputs_scores_of_layer(module, name, layer, spec)]
     is_probability = bool(((output > 0) & (output < 1)).all())  # of sigmoid or softmax
@@ -630,6 +692,18 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
         remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
+
+
+def _make_class_map_fault(spec: ModelSpec, width: int) -> Fault:
+    """Return the fault of a network for segmentation that seems to have its own last convolution."""
+    problem = f"{format_network_name(spec)} returns {width} numbers for each pixel, one for each class of the run."
+    remedy = 'Return the feature map before its last convolution. If these are features, set model.head = "new".'
+    return Fault("model.head", problem, remedy)
+
+
+def describe_image_size(size: int | VolumeSize) -> str:
+    """Return ``64 pixels`` or ``48 × 64 × 64 voxels``."""
+    return f"{' × '.join(map(str, size))} voxels" if isinstance(size, tuple) else f"{size} pixels"
 
 
 def format_network_name(spec: ModelSpec) -> str:
@@ -650,13 +724,13 @@ def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
 
 
 class Backbone(NamedTuple):
-    """A network from images ``(batch, channels, size, size)`` to feature vectors ``(batch, width)``, and the width."""
+    """A network from images ``(batch, *spec.input_shape)`` to feature vectors ``(batch, width)``, and the width."""
 
     module: nn.Module
     width: int
 
 
-_BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
+_BACKBONES: dict[Architecture, Callable[[int, Any], Backbone]] = {
     "densenet121": lambda channels, size: Backbone(DenseNet121(channels), 1024),
     "resnet18": lambda channels, size: Backbone(ResNet18(channels), 512),
     "vgg11": lambda channels, size: Backbone(vgg11(channels), 512),
@@ -666,18 +740,27 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
     "unifed_vgg11": lambda channels, size: Backbone(unifed_vgg11(channels), 4096),
     "unifed_resnet18": lambda channels, size: Backbone(unifed_resnet18(channels), 512),
     "tiny_cnn": lambda channels, size: Backbone(tiny_cnn(channels), 96),
-    "tiny_unet": lambda channels, size: Backbone(TinyUNet(channels), UNET_WIDTH),
+    "tiny_unet": lambda channels, size: Backbone(TinyUNet(channels, 3 if isinstance(size, tuple) else 2), UNET_WIDTH),
+    "tiny_cnn_3d": lambda channels, size: Backbone(tiny_cnn_3d(channels), 64),
 }
 
 
-def build_backbone(architecture: Architecture, channels: int, image_size: int, head: str | None = None) -> Backbone:
+def build_backbone(
+    architecture: Architecture,
+    channels: int,
+    image_size: int | VolumeSize,
+    head: str | None = None,
+    task: Task = "multi_label",
+) -> Backbone:
     """Build the backbone of an architecture, with random weights from torch's global generator.
 
     Raises:
         BadInput: If an external backbone cannot be built.
     """
     if is_external_network(architecture):
-        spec = ModelSpec(architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head)
+        spec = ModelSpec(
+            architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head, task=task
+        )
         backbone = Backbone(*build_external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
@@ -699,7 +782,7 @@ def build_backbone_for_check(spec: ModelSpec) -> Backbone:
         return build_meta_backbone(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+        return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
 
 
 def build_meta_backbone(spec: ModelSpec) -> Backbone:
@@ -713,8 +796,8 @@ def build_meta_backbone(spec: ModelSpec) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+                return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
         except BadInput:
             if not spec.architecture.startswith(PLUGIN):
                 raise
-            return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+            return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from polyclinic.common.errors import Fault
 from polyclinic.common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
 from polyclinic.common.system.toml import SHA256_PATTERN
+from polyclinic.data.base.spec import ImageSize, VolumeSize
 
 Architecture = Literal[
     "densenet121",
@@ -22,8 +23,13 @@ Architecture = Literal[
     "unifed_resnet18",
     "tiny_cnn",
     "tiny_unet",
+    "tiny_cnn_3d",
 ]
 
+VOLUME_NETWORKS = '"tiny_cnn_3d", MONAI\'s such as "monai:DenseNet121", or a network of your own'
+"""Networks that take volumes, for messages."""
+_ANY_DIMENSIONS = ("monai:", PLUGIN, "tiny_unet")
+"""Beginnings of the names of networks that take pictures or volumes, as ``image_size`` says."""
 _EXTERNAL = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
 
 
@@ -79,11 +85,13 @@ class ArchitectureTraits:
         minimum_size: Smallest image side at which every layer still has an output of at least one pixel.
         colour: Default normalisation of images with three channels.
         grey: Default normalisation of images with one channel.
+        takes_volumes: True if it takes volumes; then it takes no pictures.
     """
 
     minimum_size: int
     colour: PixelNormalisation
     grey: PixelNormalisation
+    takes_volumes: bool = False
 
 
 _HALF = (PixelNormalisation((0.5,) * 3, (0.5,) * 3), PixelNormalisation((0.5,), (0.5,)))
@@ -101,7 +109,8 @@ TRAITS: dict[Architecture, ArchitectureTraits] = {
     "unifed_vgg11": ArchitectureTraits(32, *_HALF),
     "unifed_resnet18": ArchitectureTraits(32, *_HALF),
     "tiny_cnn": ArchitectureTraits(16, *_HALF),
-    "tiny_unet": ArchitectureTraits(16, *_HALF),
+    "tiny_unet": ArchitectureTraits(8, *_HALF),
+    "tiny_cnn_3d": ArchitectureTraits(8, *_HALF, takes_volumes=True),
 }
 
 
@@ -123,7 +132,8 @@ class ModelSpec(BaseModel):
         architecture: Name of the backbone: one of ours, or an external network (:func:`is_external_network`).
         task: Multi-label, multi-class or segmentation, see :data:`Task`.
         channels: Input channels of the backbone; images with another number of channels are converted.
-        image_size: Side in pixels to which the network resizes images.
+        image_size: Side in pixels to which the network resizes images; for a network of volumes depth, height and
+            width in voxels.
         head: Name of the dense layer in a plug-in's network that the run's head replaces; ``new`` for a network that
             returns features. None means ``new``, but a network that seems to return class scores is then rejected.
         neck: Width of the dense layer between backbone and head; None for no such layer.
@@ -146,7 +156,7 @@ class ModelSpec(BaseModel):
     architecture: Annotated[Architecture, accept_names_matching(_EXTERNAL)]
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
-    image_size: Annotated[int, Field(ge=1, le=4096)]
+    image_size: ImageSize
     head: Annotated[str, Field(min_length=1)] | None = None
     neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
@@ -160,10 +170,20 @@ class ModelSpec(BaseModel):
 
     @field_validator("image_size")
     @classmethod
-    def _check_image_size(cls, size: int, info: ValidationInfo) -> int:
+    def _check_image_size(cls, size: int | VolumeSize, info: ValidationInfo) -> int | VolumeSize:
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
-        if architecture and size < (minimum := get_architecture_traits(architecture).minimum_size):
-            raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
+        if not architecture:
+            return size
+        traits, takes_any = get_architecture_traits(architecture), architecture.startswith(_ANY_DIMENSIONS)
+        if isinstance(size, tuple) and not traits.takes_volumes and not takes_any:
+            problem = f"{architecture} takes pictures, whose image_size is one number"
+            raise ValueError(f"{problem}; volumes go into {VOLUME_NETWORKS}, got {list(size)}")
+        if isinstance(size, int) and traits.takes_volumes:
+            raise ValueError(f"{architecture} takes volumes: write [depth, height, width] in voxels, got {size}")
+        smallest = min(size) if isinstance(size, tuple) else size
+        if smallest < traits.minimum_size:
+            minimum = traits.minimum_size
+            raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {smallest}")
         return size
 
     @field_validator("head")
@@ -210,10 +230,12 @@ class ModelSpec(BaseModel):
 
     @model_validator(mode="after")
     def _check_network_of_task(self) -> Self:
-        if self.architecture.startswith(PLUGIN):
-            return self
         networks = (*SEGMENTATION_NETWORKS, *MONAI_SEGMENTATION)
-        segments = self.architecture in networks
+        is_own = self.architecture.startswith(PLUGIN)
+        segments = self.architecture in networks or (is_own and is_segmentation(self.task))
+        if self.plugin_head is not None and is_segmentation(self.task):
+            problem = "head names the last layer of a classifier; a network for segmentation returns its feature map"
+            raise ValueError(f"{problem}, to which the run adds a row for each class. Leave head out")
         if segments and not is_segmentation(self.task):
             problem = f"{self.architecture} gives a label for each pixel, and model.task asks for one for each image"
             raise ValueError(f'{problem}: set model.task = "segmentation", or "exclusive_segmentation"')
@@ -221,6 +243,29 @@ class ModelSpec(BaseModel):
             problem = f"{self.architecture} gives a label for each image, and model.task asks for one for each pixel"
             raise ValueError(f"{problem}: set model.architecture to one of {', '.join(networks)}, or a plug-in")
         return self
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Height and width of pictures; depth, height and width of volumes."""
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one image as the backbone receives it: the channels, and the sides."""
+        return (self.channels, *self.sides)
+
+    def describe_input(self, times: str = "×") -> str:
+        """Return the size of one image in words: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``.
+
+        Args:
+            times: The sign between two sides.
+        """
+        return f"{f' {times} '.join(map(str, self.sides))} {'voxels' if self.takes_volumes else 'pixels'}"
+
+    @property
+    def takes_volumes(self) -> bool:
+        """True if the network takes volumes."""
+        return isinstance(self.image_size, tuple)
 
     @property
     def plugin_head(self) -> str | None:

@@ -3,6 +3,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,7 @@ def trainable_tensors(network: nn.Module) -> int:
         ("unifed_vgg11", 1, 32, 23, 28_201_623),
         ("unifed_resnet18", 1, 32, 23, 12_563_095),
         ("tiny_cnn", 1, 28, 3, 52_683),  # 9*24 + 9*24*48 + 9*48*96 + 2*(24 + 48 + 96) + 97*3
+        ("tiny_cnn_3d", 1, (24, 24, 24), 3, 69_971),  # 27*(16 + 16*32 + 32*64) + 2*(16 + 32 + 64) + 65*3
         # The published 1000-class totals less their classifiers: 7,978,856; 11,689,512; EfficientNet-Lite0 4,652,008.
         ("densenet121", 3, 32, 0, 6_953_856),
         ("resnet18", 3, 32, 0, 11_176_512),
@@ -60,7 +62,7 @@ def trainable_tensors(network: nn.Module) -> int:
     ],
 )
 def test_networks_and_backbones_have_the_published_parameters(
-    architecture: Architecture, channels: Literal[1, 3], image_size: int, classes: int, expected: int
+    architecture: Architecture, channels: Literal[1, 3], image_size: Any, classes: int, expected: int
 ) -> None:
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=image_size)
     network = build_network(spec, [str(index) for index in range(classes or 1)], seed=0)
@@ -82,15 +84,16 @@ def test_densenet_with_neck_trains_as_many_tensors_as_the_authors_model() -> Non
 def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
     architecture: Architecture, channels: Literal[1, 3]
 ) -> None:
-    size = TRAITS[architecture].minimum_size
+    size: Any = TRAITS[architecture].minimum_size
+    size = (size, size, size) if TRAITS[architecture].takes_volumes else size
     task: Task = "segmentation" if architecture in SEGMENTATION_NETWORKS else "multi_label"
-    network = build_network(
-        ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task), ["a", "b"], seed=0
-    )
+    spec = ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task)
+    network = build_network(spec, ["a", "b"], seed=0)
     set_train_mode(network)
     for batch in (2, 1):
         network.zero_grad()
-        logits = network(pixels(channels, size, batch))
+        images = np.random.default_rng(1).integers(0, 256, (batch, *spec.input_shape), dtype=np.uint8)
+        logits = network(torch.from_numpy(images))
         logits.square().sum().backward()
         assert logits.shape[:2] == (batch, 2)
         gradients = [parameter.grad for parameter in network.parameters()]
