@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, decide_class_areas
 from polyclinic.common.models.segmenting import iterate_logits
-from polyclinic.common.models.zoo.spec import is_segmentation
+from polyclinic.common.models.zoo.spec import Task, is_segmentation
 from polyclinic.common.prediction.pictures import (
     UnlabelledPictures,
     make_unreadable_images_fault,
@@ -23,7 +23,7 @@ from polyclinic.common.prediction.pictures import (
 )
 from polyclinic.common.system.files import find_output_folder_faults, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import format_as_json_text
-from polyclinic.data.images.masks import PictureGrid, read_picture_grid, restore_mask_to_grid
+from polyclinic.data.images.masks import Grid, PictureGrid, read_grid, restore_mask_to_grid
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first
 from polyclinic.data.images.reading import DecodedImageFormat
 
@@ -52,7 +52,8 @@ def predict_masks(
     """Write the masks of all pictures into a new folder; return the pictures.
 
     Classes that exclude one another are one label map for each picture, NAME.png, with 0 for background and the values
-    of ``classes.json``. Classes that may overlap are a file for each class, NAME.CLASS.png, with 255 where it is.
+    of ``classes.json``. Classes that may overlap are a file for each class, NAME.CLASS.png, with 255 where it is. Masks
+    of volumes are NIfTI files, NAME.nii.gz, on the volume's own grid.
 
     Args:
         class_names: The classes that the model has learned; others are not written.
@@ -68,10 +69,10 @@ def predict_masks(
         problem = "is an npz file; masks are written beside picture files."
         raise BadInput([Fault(str(data), problem, "Name a picture, or a folder of pictures.")])
     pictures = read_unlabelled_pictures(data, form)
-    grids = dict[str, PictureGrid]()
+    grids = dict[str, Grid]()
     for name in pictures.names:
         try:
-            grids[name] = read_picture_grid(data / name if data.is_dir() else data, form)
+            grids[name] = read_grid(data / name if data.is_dir() else data, form)
         except ValueError as error:
             pictures = replace(pictures, unreadable={**pictures.unreadable, name: str(error)})
     if not grids:
@@ -88,31 +89,48 @@ def predict_masks(
         for row, of_picture in zip(rows.tolist(), areas, strict=True):
             name = pictures.names[row]
             if name in grids:
-                restored = np.stack([restore_mask_to_grid(area, grids[name], form) for area in of_picture])
-                _write_picture_masks(out / name, restored, class_names, network)
+                _write_masks(out / name, of_picture, grids[name], MaskWriting(network.spec.task, class_names, form))
     return pictures
 
 
-def _write_picture_masks(
-    place: Path, areas: NDArray[np.bool_], class_names: Sequence[str], network: SplitNetwork
-) -> None:
-    """Write the masks of one picture, whose name ``place`` ends in.
+@dataclass(frozen=True)
+class MaskWriting:
+    """What the masks of all pictures have in common.
+
+    Attributes:
+        class_names: The classes, in the order of areas.
+    """
+
+    task: Task
+    class_names: Sequence[str]
+    form: DecodedImageFormat
+
+
+def _write_masks(place: Path, areas: NDArray[np.bool_], grid: Grid, writing: MaskWriting) -> None:
+    """Write the masks of one picture or volume, whose name ``place`` ends in.
 
     Args:
-        areas: ``(classes, height, width)``.
+        areas: ``(classes, *spatial)``, on the grid of the data set.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    if network.spec.task == "exclusive_segmentation":
+    if writing.task == "exclusive_segmentation":
         numbers = np.arange(1, len(areas) + 1, dtype=np.uint8 if len(areas) < SHOWN else np.uint16)
-        label_map = (areas * numbers[:, None, None]).max(0)
-        _write_png(place.with_name(f"{place.name}.png"), label_map)
+        label_map = (areas * numbers.reshape(-1, *[1] * (areas.ndim - 1))).max(0)
+        _write_mask(place, label_map, grid, writing.form)
         return
-    for name, area in zip(class_names, areas, strict=True):
+    for name, area in zip(writing.class_names, areas, strict=True):
         safe = "".join(sign if sign.isalnum() or sign in " -_." else "_" for sign in name)
-        _write_png(place.with_name(f"{place.name}.{safe}.png"), area.astype(np.uint8) * SHOWN)
+        _write_mask(place.with_name(f"{place.name}.{safe}"), area.astype(np.uint8) * SHOWN, grid, writing.form)
 
 
-def _write_png(file: Path, values: NDArray[Any]) -> None:
-    content = io.BytesIO()
-    Image.fromarray(values).save(content, format="PNG")
-    write_atomically(file, content.getvalue(), private=True)
+def _write_mask(place: Path, values: NDArray[Any], grid: Grid, form: DecodedImageFormat) -> None:
+    if not isinstance(grid, PictureGrid):
+        from polyclinic.data.images.volume_masks import restore_volume_mask, write_nifti_mask  # takes a second
+
+        file = place.with_name(f"{place.name}.nii.gz")
+        content = write_nifti_mask(file, restore_volume_mask(values, grid, form), grid)
+    else:
+        file, png = place.with_name(f"{place.name}.png"), io.BytesIO()
+        Image.fromarray(restore_mask_to_grid(values, grid, form)).save(png, format="PNG")
+        content = png.getvalue()
+    write_atomically(file, content, private=True)

@@ -1,12 +1,13 @@
-"""Read masks of pictures: label maps, and files of one class; bring them to the grid of the data set's pictures.
+"""Read masks: label maps, and files of one class; bring them to the grid of the data set's pictures or volumes.
 
-A mask is a PNG file of its picture's size. JPEG changes values, and no colour means a class.
+The mask of a picture is a PNG file of the picture's size. JPEG changes values, and no colour means a class. Masks of
+volumes: :mod:`polyclinic.data.images.volume_masks`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from polyclinic.data.images.reading import (
     open_png_or_jpeg,
     read_first_bytes,
 )
+
+if TYPE_CHECKING:
+    from polyclinic.data.images.volumes import Volume
 
 _PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
 _ORIENTATION = 0x0112
@@ -40,6 +44,10 @@ class PictureGrid:
     aspect: float = 1.0
 
 
+Grid: TypeAlias = "PictureGrid | Volume"
+"""The pixels of a picture, or the voxels of a volume and their place in the patient, before they are resized."""
+
+
 def read_picture_grid(file: Path, form: DecodedImageFormat) -> PictureGrid:
     """Return the size of a picture file.
 
@@ -56,37 +64,80 @@ def read_picture_grid(file: Path, form: DecodedImageFormat) -> PictureGrid:
     return PictureGrid(shown.height, shown.width, shown.info.get(PIXEL_ASPECT, 1.0))
 
 
+def read_grid(file: Path, form: DecodedImageFormat) -> Grid:
+    """Return the grid of a picture or volume, on which its masks must lie.
+
+    Raises:
+        ValueError: If it cannot be read.
+    """
+    if not form.is_volume:
+        return read_picture_grid(file, form)
+    from polyclinic.data.images.volumes import read_volume_grid  # takes a second
+
+    return read_volume_grid(file, form.rendering.largest_mb)
+
+
+def measure_fitted_spacing(grid: Grid, form: DecodedImageFormat) -> tuple[float, ...] | None:
+    """Return the side of a voxel of the data set's grid along each axis, in mm; None for pictures."""
+    if isinstance(grid, PictureGrid):
+        return None
+    from polyclinic.data.images import volume_masks  # takes a second
+
+    return volume_masks.measure_fitted_spacing(grid, form)
+
+
 def read_packed_mask(
-    files: Sequence[Path | None], mask_values: Sequence[int], grid: PictureGrid, form: DecodedImageFormat
+    files: Sequence[Path | None], mask_values: Sequence[int], grid: Grid, form: DecodedImageFormat
 ) -> NDArray[Any]:
-    """Read the masks of one picture into whole numbers ``(height, width)`` with a bit for each class.
+    """Read the masks of one image into whole numbers ``(*spatial)`` with a bit for each class.
 
     Args:
         files: The label map; or the file of each class, None for a class that is not annotated.
         mask_values: The value of each class in a label map; empty for files of one class.
-        grid: Size of the picture.
+        grid: Grid of the picture or volume.
 
     Raises:
-        ValueError: If a mask cannot be read, has another size than its picture, or values without a meaning.
+        ValueError: If a mask cannot be read, lies on another grid than its image, or has values without a meaning.
     """
     if mask_values:
         (file,) = files
         assert file is not None, "a picture without a mask has no file to read"
-        values = fit_mask_to_format(_read_mask_values(file, grid), grid, form)
-        return pack_label_map(values, mask_values)
-    areas = np.zeros((len(files), *form.shape[:2]), bool)
+        return pack_label_map(_fit(_read_mask_values(file, grid, form), grid, form), mask_values)
+    areas = np.zeros((len(files), *list_mask_sides(form)), bool)
     for column, file in enumerate(files):
         if file is None:
             continue
-        values = _read_mask_values(file, grid)
+        values = _read_mask_values(file, grid, form)
         if (others := np.setdiff1d(values, [0])).size > 1:
             problem = f"{file.name} has {len(others)} values beside 0, and a mask of one class has one"
             raise ValueError(f"{problem}: name a label map in data.mask_column")
-        areas[column] = fit_mask_to_format(values, grid, form) != 0
+        areas[column] = _fit(values, grid, form) != 0
     return pack_class_areas(areas)
 
 
-def _read_mask_values(file: Path, grid: PictureGrid) -> NDArray[Any]:
+def list_mask_sides(form: DecodedImageFormat) -> tuple[int, ...]:
+    """Return the shape of a mask of the data set: height and width, or depth, height and width."""
+    return form.size if isinstance(form.size, tuple) else form.shape[:2]
+
+
+def _fit(values: NDArray[Any], grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
+    if isinstance(grid, PictureGrid):
+        return fit_mask_to_format(values, grid, form)
+    from polyclinic.data.images.volume_masks import fit_volume_mask  # takes a second
+
+    return fit_volume_mask(values, grid, form)
+
+
+def _read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
+    """Return the numbers of a mask file, ``(*spatial)``."""
+    if isinstance(grid, PictureGrid):
+        return _read_picture_mask(file, grid)
+    from polyclinic.data.images.volume_masks import read_volume_mask  # takes a second
+
+    return read_volume_mask(file, grid, form)
+
+
+def _read_picture_mask(file: Path, grid: PictureGrid) -> NDArray[Any]:
     """Return the numbers of a mask file, ``(height, width)``; of a palette the indices, not the colours."""
     head = read_first_bytes(file)
     if head.startswith(_JPEG):

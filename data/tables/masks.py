@@ -14,7 +14,7 @@ from polyclinic.common.system.plain_text import format_count_with_noun, list_fir
 from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import FolderDatasetSpec
-from polyclinic.data.images.masks import read_packed_mask, read_picture_grid
+from polyclinic.data.images.masks import list_mask_sides, measure_fitted_spacing, read_grid, read_packed_mask
 from polyclinic.data.images.reading import DecodedImageFormat, explain_decoding_error
 from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.tables.csv import CsvTable
@@ -108,16 +108,18 @@ def read_table_masks(
         BadInput: With all masks that cannot be used, and why.
     """
     kind = choose_mask_type(len(masks.class_names))
-    stored: NDArray[Any] = np.zeros((len(masks.names), *form.shape[:2]), kind)
-    reasons = dict[int, str]()
+    stored: NDArray[Any] = np.zeros((len(masks.names), *list_mask_sides(form)), kind)
+    spacings, reasons = dict[int, tuple[float, ...]](), dict[int, str]()
 
     def read_row(row: int) -> None:
         files = [Path(masks.folder, name) if name else None for name in masks.names[row].tolist()]
         if not any(files):
             return
         try:
-            grid = read_picture_grid(pictures[row], form)
+            grid = read_grid(pictures[row], form)
             stored[row] = read_packed_mask(files, masks.values, grid, form)
+            if (spacing := measure_fitted_spacing(grid, form)) is not None:
+                spacings[row] = spacing
         except Exception as error:  # any error of a decoder on a damaged file
             reasons[row] = str(error) if type(error) is ValueError else explain_decoding_error(error)
 
@@ -129,7 +131,10 @@ def read_table_masks(
         problem += f"{list_first_and_count_rest(listed, _NAMED)}."
         remedy = "Repair them, or leave their cells blank: a class of a blank cell is not annotated."
         raise BadInput([Fault(masks.key, problem, remedy)])
-    found = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names))
+    spacing = None
+    if form.is_volume:  # of an image without a mask no distance is measured
+        spacing = np.array([spacings.get(row, (1.0, 1.0, 1.0)) for row in range(len(stored))])
+    found = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names), spacing)
     shown = found.find_shown_classes(masks.class_names)
     return found, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
 
