@@ -157,7 +157,7 @@ class SegmentationSummary:
         per_class: Class -> its figures.
         interval: 95 % bootstrap interval of the mean; each resample draws the patients of each class.
         over: What was resampled: ``images`` if the patients are unknown.
-        unit: ``mm``, or ``pixels`` if the spacing is unknown.
+        unit: The unit of distances: ``mm``, or ``pixels`` if the spacing is unknown.
     """
 
     mean_dice: float | None

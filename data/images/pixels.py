@@ -182,7 +182,11 @@ def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
         tensor = torch.from_numpy(np.ascontiguousarray(images))
-    return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(-1, 1)
+    if tensor.ndim == 3:
+        return tensor[:, None]
+    if tensor.ndim == 5 and tensor.shape[-1] == 1:
+        return tensor[..., 0][:, None]  # torch chooses a convolution in 3D by the strides, also by that of one channel
+    return tensor.movedim(-1, 1)
 
 
 _on_devices: dict[tuple[int, str], Tensor] = {}

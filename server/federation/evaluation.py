@@ -78,6 +78,8 @@ from polyclinic.strategies.engine.events import ReplyArrival
 from polyclinic.strategies.engine.exchange import ExchangeReplies
 from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
+MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
+"""The unit of distances in volumes, of which hospitals tell counts alone."""
 SITES_PARTS = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]
 
@@ -309,7 +311,10 @@ def _add_histogram_metrics(
         if own is None and masked_sums:
             per_class = {name: make_metrics_of_overlap(reported.per_class.get(name)) for name in contract.class_names}
             test = summarise_test_results(per_class, *groups, SUMS)
-        return test if test.segmentation is not None or not sums else replace(test, segmentation=reported)
+        if test.segmentation is not None or not sums:
+            return test
+        unit = MM_WHERE_KNOWN if coordinator.plan.model.takes_volumes else "pixels"
+        return replace(test, segmentation=replace(reported, unit=unit))
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
     points = choose_operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)

@@ -41,6 +41,10 @@ kind = "class_lists"
 {UNLIKE}
 """
 
+VOLUMES = ORGANS.replace("image_size = 32\n\n[training]", "image_size = [8, 24, 24]\n\n[training]").replace(
+    "images = 90\nimage_size = 32", "images = 60\nimage_size = 24\ndepth = 8"
+)
+
 Connected = tuple[Coordinator, Path]
 
 
@@ -88,3 +92,13 @@ def test_under_masks_figures_leave_in_a_sum_alone(outlining: Connected, tmp_path
     # Two hospitals outline liver and pancreas; nothing is opened of an organ that one hospital alone outlines.
     assert set(overlap["per_class"]) == {"Liver", "Pancreas"}
     assert overlap["per_class"]["Liver"]["dice"] == summary["test"]["per_class"]["Liver"]["more"]["dice"]
+
+
+def test_volumes_too_give_the_model_of_simulation(tmp_path: Path) -> None:
+    experiment = written(VOLUMES, tmp_path)
+    with connected(experiment, tmp_path / "machine") as (coordinator, _):
+        coordinator.run(experiment, tmp_path / "network", once=True).succeeds()
+    undisturbed(experiment, tmp_path / "simulation")
+    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+    assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}

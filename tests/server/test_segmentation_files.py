@@ -20,7 +20,7 @@ from polyclinic.server.export.prediction import predict_to_csv
 from polyclinic.server.runs.reader import read_run
 from polyclinic.studies.comparison import compare_methods
 from polyclinic.studies.comparison_report import comparison_as_markdown, write_comparison_report
-from tests.federations import DIGITS, finished
+from tests.federations import DIGITS, federation, finished
 from tests.organs import ORGANS, TASKS
 
 CLASSES = ("Left kidney", "Liver")
@@ -142,3 +142,12 @@ def test_the_model_card_has_dice_by_organ() -> None:
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| class | Dice |" in card
     assert "AUROC" not in card
+
+
+@pytest.mark.slow
+def test_ray_ends_in_the_inline_model_and_its_figures(tmp_path: Path) -> None:
+    _, inline = finished(*ORGANS)
+    on_ray = federation(tmp_path, *ORGANS, 'simulation.backend="ray"', "simulation.workers=2", out="ray")
+    assert on_ray["backend"] == "ray"
+    for key in ("model_sha256", "test"):
+        assert inline[key] == on_ray[key]
