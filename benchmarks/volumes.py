@@ -12,17 +12,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import monai.data
+import monai.transforms
 import nibabel
 import numpy as np
 import torch
-from monai import transforms
-from monai.data import PersistentDataset
 
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.data.base.spec import PictureRenderingOptions
 from polyclinic.data.images import store
+from polyclinic.data.images.pixel_cache import SETTLED_S
 from polyclinic.data.images.reading import DecodedImageFormat
 
 LOW, HIGH = -250.0, 750.0
@@ -37,7 +39,8 @@ def write_volumes(folder: Path, count: int, side: int) -> list[Path]:
     for number in range(count):
         voxels = np.roll(noise, number, axis=0) + 500 * (depth < side * (number % 7) / 7)
         files.append(folder / f"{number:03}.nii.gz")
-        nibabel.save(nibabel.Nifti1Image(voxels.astype(np.int16), np.eye(4)), files[-1])
+        image: Any = nibabel.Nifti1Image(voxels.astype(np.int16), np.eye(4))  # type: ignore[no-untyped-call]
+        nibabel.save(image, files[-1])
     return files
 
 
@@ -61,8 +64,10 @@ def read_ours(files: Sequence[Path], side: int, spacing: float, cache: Path) -> 
     )
 
 
-def make_monai_dataset(files: Sequence[Path], side: int, spacing: float, cache: Path) -> PersistentDataset:
+def make_monai_dataset(files: Sequence[Path], side: int, spacing: float, cache: Path) -> Any:
     """Return MONAI's data set that does the same to the volumes."""
+    transforms: Any = monai.transforms
+    data: Any = monai.data
     steps = transforms.Compose(
         [
             transforms.LoadImaged("image"),
@@ -73,7 +78,7 @@ def make_monai_dataset(files: Sequence[Path], side: int, spacing: float, cache: 
             transforms.ResizeWithPadOrCropd("image", (side, side, side)),
         ]
     )
-    return PersistentDataset([{"image": str(file)} for file in files], steps, cache_dir=cache)
+    return data.PersistentDataset([{"image": str(file)} for file in files], steps, cache_dir=cache)
 
 
 def compare_decoding(count: int, stored_side: int, side: int) -> None:
@@ -82,7 +87,7 @@ def compare_decoding(count: int, stored_side: int, side: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = write_volumes(folder, count, stored_side)
-        time.sleep(store.SETTLED_S + 0.5)  # younger files are hashed again
+        time.sleep(SETTLED_S + 0.5)  # younger files are hashed again
         store.SMALL_BYTES = 0
 
         def read_all_by_nibabel() -> None:

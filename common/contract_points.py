@@ -96,7 +96,7 @@ def _describe_pixels(form: PixelForm | None) -> str:
 def _describe_pixel_terms(terms: PixelTerms) -> str:
     """Return what a run says about pixels, without their size; empty if it leaves all to the sites."""
     stated = {key: value for key, value in terms.table.items() if key not in (OWN, "image_size")}
-    if "color" not in stated and terms.channels == 3:
+    if "color" not in stated and terms.channels == 3 and isinstance(terms.image_size, int):
         stated["color"] = True
     return ", ".join(format_setting(key, value) for key, value in sorted(stated.items()))
 

@@ -72,18 +72,20 @@ def predict_images(
 
 def _predict_from_array(folder: Path, network: SplitNetwork, images: NDArray[Any]) -> NDArray[np.float32]:
     from polyclinic.common.models.scoring import compute_picture_probabilities
+    from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
     from polyclinic.data.images.bands import scale_values_to_8_bits
     from polyclinic.server.export.prediction import choose_model_image_format
 
     if not images.size:
         raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+    if images.dtype != np.uint8 or not is_image_array(images.shape):
         shapes = "(n, height, width) or (n, height, width, 3)"
         problem = f"must be uint8 of shape {shapes}, not {images.dtype} {images.shape}."
         remedy = "Name black and white of other numbers: pc.LabelledImages(images, value_range=(a, b))."
         raise BadInput([Fault("images", problem, remedy if images.dtype != np.uint8 else "")])
     if (value_range := choose_model_image_format(folder, network).rendering.value_range) is not None:
         images = scale_values_to_8_bits(images, value_range)
+    images = add_channel_axis(images)
     return compute_picture_probabilities(network, images)
 
 

@@ -118,6 +118,8 @@ REVIEWED = {
         "studies/init/table.py: os.path.join(*place)",
         "studies/init/table.py: root / folder",
         "studies/init/table.py: self.folder / path",
+        "studies/init/table.py: folder / name",
+        "studies/init/table.py: root / path",
         "server/simulation/simulate.py: self.file.base_folder / table",
         "strategies/method_list.py: file.base_folder / name",
         "studies/benchmark.py: out / run.results_key",

@@ -51,6 +51,9 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
     folder = out / FOLDER
     make_private_folder(folder)
     for row, name in enumerate(predictions.names):
+        if predictions.find_file(name).is_dir():
+            without[name] = "it is a DICOM series, and a report refers to one image"
+            continue
         try:
             image = pydicom.dcmread(predictions.find_file(name), stop_before_pixels=True)
         except (InvalidDicomError, OSError):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.files import is_file
+from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
@@ -20,7 +21,7 @@ from polyclinic.data.images.reading import (
     read_first_bytes,
 )
 from polyclinic.data.images.store import decode_pictures
-from polyclinic.data.sources.npz import find_oversized_content_faults, is_volume_array
+from polyclinic.data.sources.npz import find_oversized_content_faults
 from polyclinic.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from polyclinic.data.tables.files import PictureFileFinder
 
@@ -99,8 +100,7 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
             raise BadInput([Fault(str(data), problem, "Give images of the run's own kind, or uint8.")])
         if value_range is not None:
             images = scale_values_to_8_bits(images, value_range)
-        if images.ndim == 4 and is_volume_array(images.shape):
-            images = images[..., None]
+        images = add_channel_axis(images)
         return UnlabelledPictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files, others = _list_picture_files(data)
     if form.is_volume:
@@ -151,8 +151,7 @@ def _find_npz_images_key(data: Path) -> str:
         problem = f"has no images. Keys: {quote_names(headers)}."
         raise BadInput([Fault(str(data), problem, f"Expected one of {quote_names(keys)}.")])
     images = headers[key]
-    is_picture = len(images.shape) in (3, 4) and images.shape[3:] in ((), (3,))
-    if images.dtype.kind not in "biuf" or not (is_picture or is_volume_array(images.shape)):
+    if images.dtype.kind not in "biuf" or not is_image_array(images.shape):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
         raise BadInput([Fault(str(data), f"{key} is {images.dtype} of shape {images.shape}, {expected}.")])
     return key

@@ -43,10 +43,16 @@ def read_picture_headers(files: Sequence[Path | None]) -> list[PictureHeader]:
 
 
 def read_picture_header(file: Path | None) -> PictureHeader:
-    """Read the header of a PNG, JPEG or DICOM file; of other files and damaged ones nothing is known."""
+    """Read the header of a PNG, JPEG or DICOM file, or of the first file of a folder with a DICOM series.
+
+    Of other files and damaged ones nothing is known.
+    """
     if file is None:
         return UNKNOWN_HEADER
     try:
+        if file.is_dir():
+            files = (path for path in sorted(file.iterdir()) if path.is_file())
+            return next(read_picture_header(path) for path in files if is_dicom_file(read_first_bytes(path)))
         if is_dicom_file(read_first_bytes(file)):
             return _read_dicom_picture_header(file)
         with open_png_or_jpeg(file) as image:

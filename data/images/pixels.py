@@ -182,11 +182,11 @@ def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
         tensor = torch.from_numpy(np.ascontiguousarray(images))
-    if tensor.ndim == 3:
-        return tensor[:, None]
-    if tensor.ndim == 5 and tensor.shape[-1] == 1:
-        return tensor[..., 0][:, None]  # torch chooses a convolution in 3D by the strides, also by that of one channel
-    return tensor.movedim(-1, 1)
+    if tensor.ndim == 5 and tensor.shape[4] == 1:
+        # Moved, an axis of one channel would keep a stride by which torch takes the channels to lie last, and chooses
+        # another algorithm with other digits.
+        return tensor[..., 0][:, None]
+    return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(-1, 1)
 
 
 _on_devices: dict[tuple[int, str], Tensor] = {}

@@ -29,6 +29,7 @@ from polyclinic.data.base.splits import (
     find_shared_patient_faults,
     hold_out_patients,
 )
+from polyclinic.data.base.volume_arrays import is_volume_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.masks import PictureGrid, fit_mask_to_format
 from polyclinic.data.images.reading import (
@@ -53,8 +54,6 @@ _MOST_OF_A_VALUE = 16
 _OF_A_ROW = 256
 """Bytes per image for the patient's and centre's names and an index, if the file has no such arrays."""
 _OF_A_LABEL = 8
-MOST_CHANNELS = 4
-"""Most entries of a last axis of colours."""
 KEPT_BYTES = 256 << 20
 """Total size of a part's images above which they go to the cache on the disk instead of memory."""
 _DIVIDE = (
@@ -98,14 +97,6 @@ def find_npz_array_name_faults(
         problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
     return faults
-
-
-def is_volume_array(shape: Sequence[int]) -> bool:
-    """Return True if an array ``(n, depth, height, width)``, or with one channel as a fifth axis, holds volumes.
-
-    A last axis of at most four entries is one of colours.
-    """
-    return (len(shape) == 4 and shape[3] > MOST_CHANNELS) or (len(shape) == 5 and shape[4] == 1)
 
 
 def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes: Sequence[str]) -> list[Fault]:

@@ -42,6 +42,7 @@ from polyclinic.data.base.splits import (
     split_patients,
 )
 from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.reading import resize_images
 from polyclinic.data.sources.dataset_items import DatasetItem, find_class_names_in_labels, parse_item_labels
 from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE, join_notes_of_parts
@@ -326,6 +327,11 @@ def _make_plugin_image_set(
         own_names = () if hasattr(pictures.labels, "columns") else other_names
         pictures = _name_given_labels(pictures, own_names, where, tell)
     raise_faults([Fault(where, problem) for problem in _find_plugin_result_problems(pictures, stored)])
+    if isinstance(stored, np.ndarray):
+        stored = add_channel_axis(stored)
+    if stored.ndim == 5 and spec.image_size is not None:
+        problem = "resizes pictures, and these images are volumes."
+        raise BadInput([Fault("data.image_size", problem, "Leave it out: the network resizes volumes.")])
     count = len(stored)
     given = (pictures.patients, pictures.sources)
     patients, sources = (None if names is None else normalize_name_array(np.asarray(names)) for names in given)
@@ -529,7 +535,7 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
     if not isinstance(images, np.ndarray | LazyPictures) or images.dtype != np.uint8:
         yield f"images must be a uint8 array, not {getattr(images, 'dtype', type(images).__name__)}."
         return
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or not images.nbytes:
+    if not is_image_array(images.shape) or not images.nbytes:
         yield f"images must have the shape (n, height, width) or (n, height, width, 3), not {images.shape}."
         return
     if not names or not all(isinstance(name, str) and name for name in names):

@@ -139,9 +139,13 @@ class TorchDatasetPictures(LazyPictures):
                 values = _convert_to_channels_last(image)
             except Exception as error:  # each library raises its own exceptions
                 raise self._make_item_error(row, f"is no image: {type(image).__name__}: {error}.") from error
-        if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
+        is_volume = values.ndim == 4 and values.shape[3] == 1
+        is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] == 3)
+        if not (is_picture or is_volume) or not values.size:
             problem = f"is no image: {type(image).__name__} of shape {getattr(image, 'shape', ())}."
             remedy = "Images have 1 or 3 channels: a tensor (channels, height, width) or an array (height, width, 3)."
+            if values.ndim == 4:
+                remedy = "Volumes have one channel: (1, depth, height, width)."
             raise self._make_item_error(row, problem, remedy)
         values = self._scale_pixels_to_255(row, values)
         first = values if self._first is None else self._first
@@ -493,9 +497,12 @@ def _take_for_all_or_none(where: str, values: Sequence[str | None], what: str) -
 def _convert_to_channels_last(image: Any) -> NDArray[Any]:
     """Convert an image to an array ``(height, width[, channels])``, and drop the axis of a single channel.
 
-    The channels come first in a tensor, and in an array of three axes whose last one is neither 1 nor 3 long.
+    The channels come first in a tensor, and in an array of three axes whose last one is neither 1 nor 3 long. A volume
+    ``(1, depth, height, width)`` becomes ``(depth, height, width, 1)``.
     """
     values = convert_to_numpy_array(image)
+    if values.ndim == 4 and values.shape[0] == 1:
+        return np.moveaxis(values, 0, -1)
     first_is_channels = isinstance(image, torch.Tensor) or (values.ndim == 3 and values.shape[2] not in (1, 3))
     if values.ndim == 3 and first_is_channels:
         values = values.transpose(1, 2, 0)

@@ -269,7 +269,7 @@ def _make_csv_spec(
         "image_column": images,
         "patient_column": patients,
         "image_size": network.spec.image_size,
-        "color": network.spec.channels == 3,
+        "color": network.spec.channels == 3 and not network.spec.takes_volumes,
     }
     synonyms = {**map_words_to_classes(columns, vocabulary), **(of_run.synonyms if of_run else {})}
     if own := tuple(name for name in columns if synonyms.get(name, name) in network.class_names):

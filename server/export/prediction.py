@@ -39,6 +39,7 @@ from polyclinic.data.base.spec import (
     ValueRange,
     Window,
 )
+from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.pixels import ImageTensors
 from polyclinic.data.images.reading import DecodedImageFormat, resize_images
 from polyclinic.data.sources.plugin import LabelledImages
@@ -141,12 +142,13 @@ def predict_from_dataset(folder: Path, network: SplitNetwork, given: LabelledIma
 
     stored: Any = given.images
     if isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and given.value_range is None and given.item is None:
-        if not stored.size or stored.ndim not in (3, 4) or (stored.ndim == 4 and stored.shape[3] != 3):
+        if not stored.size or not is_image_array(stored.shape):
             problem = f"must have the shape (n, height, width) or (n, height, width, 3), not {stored.shape}."
             raise BadInput([Fault("images", problem)])
         settings = _read_run_data_settings(folder)
         size = settings.image_size if settings.kind == "plugin" else None
         image_size = size if isinstance(size, int) else None
+        stored = add_channel_axis(stored)
         return compute_picture_probabilities(network, resize_images(stored, image_size, settings.resize))
     pictures = open_torch_dataset(stored, type(stored).__name__, given.value_range, given.item)
     pictures.share_outside = 0.0  # the first image was read when the data set was opened

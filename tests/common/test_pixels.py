@@ -49,3 +49,14 @@ def test_rows_of_rows_are_rows_of_the_store() -> None:
 def test_no_pictures_are_one_batch_of_none() -> None:
     (batch,) = load_pixels_on_device(whole().select_rows(np.arange(0)), "cpu").iterate_batches(4)
     assert batch.shape == (0, 1, 5, 4)
+
+
+def test_volumes_have_one_layout_in_memory_however_their_array_lies() -> None:
+    whole = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 6), dtype=np.uint8)
+    with_axis = np.ascontiguousarray(whole.reshape(3, 4, 5, 6, 1))
+    moved = np.moveaxis(np.ascontiguousarray(whole[:, None]), 1, -1)
+    for array in (with_axis, whole[..., None], moved):
+        tensor = convert_to_channels_first(array)
+        assert tensor.shape == (3, 1, 4, 5, 6)
+        assert tensor.stride() == (120, 120, 30, 6, 1)
+        assert (tensor[:, 0].numpy() == whole).all()

@@ -156,3 +156,12 @@ def test_a_method_for_pictures_alone_is_refused(experiment: Path) -> None:
     assert ended.code == 2
     assert "fedfixmatch changes images by rules for pictures" in " ".join(ended.err.split())
     shutil.rmtree(experiment.parent / "none", ignore_errors=True)
+
+
+def test_evaluate_reads_the_table_as_the_training_did(hospital: Path, finished: Path, experiment: Path) -> None:
+    options = ("--images", hospital / "scans", "--out", hospital / "scores.csv")
+    ended = flwr_sim("evaluate", finished, hospital / "labels.csv", *options)
+    assert ended.code == 0, ended.err
+    assert (hospital / "scores.csv").is_file()
+    by_experiment = flwr_sim("evaluate", finished, experiment, "--out", hospital / "scores")
+    assert by_experiment.code == 0, by_experiment.err
