@@ -21,6 +21,7 @@ from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan, parse_plan_json
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.state import make_model_layout
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
@@ -41,6 +42,7 @@ from polyclinic.common.wire.records import (
 )
 from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from polyclinic.common.wire.versions import read_version, write_in_version
+from polyclinic.data.base.image_set import find_missing_mask_faults
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -138,6 +140,8 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     """
     plan, policy = parse_plan_json(call.plan), site.policy
     method = get_cached_site_method(site.name, call.plan)
+    if is_segmentation(plan.model.task):
+        raise_faults(find_missing_mask_faults({"site.toml: data": site.train}))
     site.refuse_too_few_patients()
     refuse_over_privacy_budget(site, plan, method, call.run)
     if not site.simulated:  # a simulation has asked this for all its sites before it starts

@@ -78,7 +78,7 @@ def predict_own_images(
     file could not be used.
     """
     from polyclinic.client.site.site_file import read_site_with_faults
-    from polyclinic.common.errors import raise_faults
+    from polyclinic.common.errors import Fault, raise_faults
     from polyclinic.common.prediction.pictures import refuse_data_without_pictures
     from polyclinic.common.system.files import find_output_folder_faults
 
@@ -92,12 +92,17 @@ def predict_own_images(
     from polyclinic.client.prediction.model import find_model
     from polyclinic.client.prediction.predict import predict_at_site
     from polyclinic.client.site.settings import choose_training_device
+    from polyclinic.common.models.zoo.spec import is_segmentation
 
     usable = find_model(settings, model)
+    if is_segmentation(usable.description.model.task) and (dicom_sr or calibrated):
+        option = "--dicom-sr" if dicom_sr else "--calibrated"
+        raise_faults([Fault(option, "is about the probability of each image, and this model gives masks.")])
     device = choose_training_device(settings)
     predictions = predict_at_site(usable, images, out, calibrated=calibrated, device=device)
     refused = dict(predictions.unreadable)
-    _plain(f"{out}: the probabilities of {len(predictions.names):,} images, by {usable.title}.")
+    what = "masks" if is_segmentation(usable.description.model.task) else "probabilities"
+    _plain(f"{out}: the {what} of {len(predictions.names):,} images, by {usable.title}.")
     for name, reason in usable.unlearned.items():
         _plain(f"{name} is left out, because the model has not learned it: {reason}.")
     for name in usable.description.maybe_unlearned:

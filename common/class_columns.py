@@ -4,7 +4,6 @@ Several columns of one class are one class: an image shows it if one of the colu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from polyclinic.common.errors import Fault, quote_names, suggest_nearest_name
 from polyclinic.common.patients.opt_out import SITE_FILE
@@ -65,4 +64,4 @@ def select_annotated_classes(images: ImageSet, annotates: Sequence[str], synonym
     of_class = find_columns_of_classes(images.class_names, annotates, synonyms)
     merged = images.merge_label_columns(of_class.values())
     firsts = tuple(columns[0] for columns in of_class.values())
-    return replace(merged.select_label_columns(firsts), class_names=tuple(of_class))
+    return merged.select_label_columns(firsts).rename_classes(tuple(of_class))

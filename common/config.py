@@ -25,7 +25,7 @@ from pydantic import (
 from polyclinic.common import plugins
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.examples import find_experiment_file
-from polyclinic.common.models.zoo.spec import ModelSpec, Sha256
+from polyclinic.common.models.zoo.spec import SEGMENTATION_METRICS, ModelSpec, Sha256, is_segmentation
 from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
@@ -426,6 +426,12 @@ class HospitalPlan(TomlSection):
         if model.weights is not None:  # a path of the coordinator's choice, which the hospital would open
             raise ValueError("weights names a file; a plan names weights by their hash alone, in weights_sha256")
         return model
+
+    @property
+    def test_metrics(self) -> tuple[str, ...]:
+        """The metrics of each class that a site sends with its test, beside our own of labels of images."""
+        own = SEGMENTATION_METRICS if is_segmentation(self.model.task) else ()
+        return (*own, *self.evaluation.metrics)
 
     @property
     def keeps_optimizer_state(self) -> bool:

@@ -6,7 +6,6 @@ word that the vocabulary lacks is refused, because two words for one finding wou
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
@@ -176,7 +175,7 @@ def merge_words_of_classes(images: ImageSet, vocabulary: Vocabulary) -> ImageSet
     class of the study stay as they are.
     """
     groups = group_words_by_class(images.class_names, vocabulary)
-    return replace(images.merge_label_columns(groups.values()), class_names=tuple(groups))
+    return images.merge_label_columns(groups.values()).rename_classes(tuple(groups))
 
 
 def name_images_by_vocabulary(images: ImageSet, vocabulary: Vocabulary | None, where: str) -> ImageSet:

@@ -16,6 +16,7 @@ from polyclinic.data.base.spec import (
     DataSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
+    DrawnOrgansDatasetSpec,
     FolderDatasetSpec,
     MimicDatasetSpec,
     MixtureDatasetSpec,
@@ -33,6 +34,7 @@ from polyclinic.data.sources.composed import (
     load_composites,
     load_mixture,
 )
+from polyclinic.data.sources.drawn_organs import load_drawn_organs
 from polyclinic.data.sources.npz import load_npz_dataset, load_npz_test_part, open_npz_parts
 from polyclinic.data.sources.plugin import find_plugin_installation_faults, load_plugin_dataset
 from polyclinic.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
@@ -63,7 +65,7 @@ def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
                 return find_collection_faults(spec, lambda own: find_dataset_faults(own, base))
             case PluginDatasetSpec():
                 return find_plugin_installation_faults(spec)
-            case DigitsDatasetSpec() | PhantomDatasetSpec():
+            case DigitsDatasetSpec() | PhantomDatasetSpec() | DrawnOrgansDatasetSpec():
                 return []
             case _:
                 opened = open_label_table(spec, base)
@@ -102,6 +104,8 @@ def _load_dataset_of_kind(spec: DataSpec, base: Path, store: DecodedImageStore) 
             return load_digits_dataset(spec)
         case PhantomDatasetSpec():
             return load_phantom_dataset(spec)
+        case DrawnOrgansDatasetSpec():
+            return load_drawn_organs(spec)
         case PluginDatasetSpec():
             return load_plugin_dataset(spec, base, store.tell)
         case _:

@@ -45,9 +45,11 @@ def predict_images(
     Raises:
         BadInput: If there is no image, or none is readable.
     """
+    from polyclinic.common.prediction.masks import refuse_segmentation
     from polyclinic.data.sources.shared_items import is_map_style_dataset
     from polyclinic.server.export.prediction import predict_from_dataset
 
+    refuse_segmentation(network, "run.predict in Python")
     if isinstance(images, np.ndarray):
         return None, _predict_from_array(folder, network, images)
     if isinstance(images, LabelledImages):

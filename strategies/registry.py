@@ -5,13 +5,13 @@
 from collections.abc import Mapping
 from functools import lru_cache
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from polyclinic.common.config import LONGEST_CACHED, Experiment, HospitalPlan, parse_plan_json
+from polyclinic.common.config import BY_STEP, LONGEST_CACHED, Experiment, HospitalPlan, parse_plan_json
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.models.zoo.spec import Task, is_segmentation
 from polyclinic.common.plugins import METHODS, PLUGIN, load_plugin_entry_point
 from polyclinic.common.system.toml import describe_validation_error, suggest_nearest_literal
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
@@ -84,6 +84,27 @@ def list_statistic_meanings() -> dict[str, str]:
     return {name: f"{meaning} ({', '.join(methods)})" for name, (meaning, methods) in sent.items()}
 
 
+def find_segmentation_faults(experiment: Experiment | HospitalPlan, method: SiteMethod) -> list[Fault]:
+    """Return the faults of settings that know labels of images alone, in a task with a label for each pixel."""
+    settings = {
+        "privacy.level": (
+            experiment.privacy.level in BY_STEP,
+            f'"{experiment.privacy.level}" clips the gradient of each image\'s label, and here each pixel has one.',
+        ),
+        "augmentation.transform": (
+            experiment.augmentation.transform is not None,
+            "moves pixels, and no mask would move with them.",
+        ),
+        "evaluation.metrics": (bool(experiment.evaluation.metrics), "compute figures of one score for each image."),
+        "external_test": (
+            getattr(experiment, "external_test", None) is not None and not method.has_global_model,
+            f"tests one model, and with {method.name} each site has its own.",
+        ),
+        "evaluation.compare_local": (experiment.evaluation.compare_local, "compares AUROCs, and there are none."),
+    }
+    return [Fault(key, problem, "Leave it out.") for key, (is_set, problem) in settings.items() if is_set]
+
+
 def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """Return the method's faults in an experiment file that has other faults; empty if the method cannot be read.
 
@@ -95,7 +116,7 @@ def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
         return ()
     task = model.get("task", "multi_label")
     try:
-        build_strategy(run["method"], parameters, "multi_class" if task == "multi_class" else "multi_label")
+        build_strategy(run["method"], parameters, task if task in get_args(Task) else "multi_label")
     except BadInput as bad:
         return bad.faults
     return ()
@@ -160,6 +181,8 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
         alone = method.pooled_missing_labels == "no"
         why = "every site trains alone already" if alone else "all images are in one place"
         faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))
+    if is_segmentation(model.task):
+        faults += find_segmentation_faults(experiment, method)
     raise_faults(faults)
     raise_faults(find_privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:

@@ -146,7 +146,8 @@ def describe_headline_result(comparison: MethodComparison) -> str:
     if len(comparison.methods) == 1:
         return "There is one method, nothing to compare it with."
     if parts:
-        sentences.append(f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}.")
+        figure = f"mean {comparison.figure} on these test images"
+        sentences.append(f"By {figure}, {comparison.reference} {'; it '.join(parts)}.")
     return " ".join(sentences)
 
 
@@ -166,7 +167,7 @@ def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
             format_count_with_noun(test.seeds, "seed"),
             format_signed(test.mean_difference),
         )
-        figures = f"mean difference in AUROC {mean} over {test.pairs} classes"
+        figures = f"mean difference in {comparison.figure} {mean} over {test.pairs} classes"
         if outcome == "not tested":
             known = "" if test.mean_difference is None else f" The mean difference is {mean}."
             sentence = f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{known}"
@@ -212,7 +213,7 @@ def describe_large_differences(comparison: MethodComparison) -> list[str]:
             parts.append(f"{ahead} ({format_mean_and_sd(theirs[name])}; {tested})")
         if parts:
             sentences.append(f"On these test images, {reference.label}’s {'; its '.join(parts)}.")
-    return sentences
+    return list(map(comparison.name_figure, sentences))
 
 
 def _list_class_metrics(method: MethodResult) -> dict[str, MeanAndSd]:

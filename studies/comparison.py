@@ -10,8 +10,17 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, ClassMetrics, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.metrics.auroc import (
+    FEWEST_POSITIVES,
+    ClassMetrics,
+    FinalTestSummary,
+    average_group_auroc,
+    compute_mean_and_sd,
+)
+from polyclinic.common.metrics.bootstrap import AurocIntervals
 from polyclinic.common.metrics.holm import adjust_by_holm
+from polyclinic.common.metrics.segmentation import SegmentationSummary
+from polyclinic.common.models.zoo.spec import DICE
 from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
@@ -149,6 +158,11 @@ class SiteGain:
         return "gains" if self.gain > 0 else "loses"
 
 
+def name_figure_in_text(text: str, figure: str) -> str:
+    """Return a text about AUROCs with the name of another figure."""
+    return text if figure == "AUROC" else text.replace("an AUROC", f"a {figure}").replace("AUROC", figure)
+
+
 @dataclass(frozen=True)
 class MethodComparison:
     """The content of the comparison's tables and report.
@@ -164,6 +178,8 @@ class MethodComparison:
         site_gains: Differences between the reference and every other method, site by site.
         kinds: Label of a method in tables (the run's name, if it has one) -> the method's own name, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
+        figure: The figure that is compared; ``Dice`` for segmentations, whose Dice is then in all fields named after
+            the AUROC.
         same_models: Label of another method whose model is the reference's own in each seed -> True if the reason is
             that every site annotates every class; False if it is another, such as the initial model.
     """
@@ -177,6 +193,11 @@ class MethodComparison:
     kinds: dict[str, str] = field(default_factory=dict)
     external: "MethodComparison | None" = None
     same_models: dict[str, bool] = field(default_factory=dict)
+    figure: str = "AUROC"
+
+    def name_figure(self, text: str) -> str:
+        """Return a text about AUROCs with the name of the figure that is compared."""
+        return name_figure_in_text(text, self.figure)
 
     @property
     def available_metrics(self) -> list[Measure]:
@@ -204,7 +225,11 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     Raises:
         BadInput: If there is no run, or a method has the same seed twice.
     """
-    by_method = _group_by_method(runs)
+    figures = {run.summary.test.figure_name for run in runs}
+    if len(figures) > 1:
+        problem = "some runs segment and others classify: a Dice cannot be compared with an AUROC."
+        raise BadInput([Fault("compare", problem, "Compare runs of one task.")])
+    by_method = _group_by_method([_show_dice_as_auroc(run) for run in runs])
     reference, *others = by_method
     members = _group_classes_by_subset(by_method)
     averaged = _keep_averaged_classes(members, by_method)
@@ -231,6 +256,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         shared, unique = pairs & members["shared"], pairs & members["unique"]
         never = "varies" if shared or unique else "some"
         class_groups["shared" if shared == pairs else "unique" if unique == pairs else never].append(name)
+    figure = figures.pop() if figures else "AUROC"
     external = None
     if all(run.summary.external is not None for run in runs):
         less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
@@ -244,12 +270,63 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
         ),
         class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
-        cautions=tuple(_list_comparison_cautions(by_method)),
+        cautions=tuple(name_figure_in_text(sentence, figure) for sentence in _list_comparison_cautions(by_method)),
+        figure=figure,
         site_gains=compare_methods_at_sites(by_method),
         kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
         external=external,
         same_models=find_same_models(by_method),
     )
+
+
+def _show_dice_as_auroc(run: RunFolderContent) -> RunFolderContent:
+    """Return a segmentation with each Dice in the place of an AUROC, which all tables compare.
+
+    A run of another task is returned unchanged.
+    """
+    summary = run.summary
+    if summary.test.figure_name != "Dice":
+        return run
+    test = _show_dice_of_test(summary.test)
+    external = summary.external and _show_dice_of_test(summary.external)
+    per_site = {
+        site: result.model_copy(update={"per_class": _show_dice_of_classes(result.per_class)})
+        for site, result in summary.per_site.items()
+    }
+    shown = {"test": test, "external": external, "per_site": per_site}
+    return replace(run, summary=summary.model_copy(update=shown))
+
+
+def _show_dice_of_test(test: FinalTestSummary) -> FinalTestSummary:
+    per_class = _show_dice_of_classes(test.per_class)
+    everything = average_group_auroc(per_class, per_class)
+    overlap = test.segmentation
+    intervals = None
+    if overlap is not None and overlap.interval is not None:
+        of_class = {name: each.interval for name, each in overlap.per_class.items() if each.interval is not None}
+        intervals = AurocIntervals(overlap.interval, of_class)
+    return replace(
+        test,
+        per_class=per_class,
+        mean_auroc=everything.mean_auroc,
+        sd_auroc=everything.sd_auroc,
+        shared_classes=average_group_auroc(per_class, test.shared_classes.classes),
+        unique_classes=average_group_auroc(per_class, test.unique_classes.classes),
+        mean_more={name: mean for name, mean in test.mean_more.items() if name != DICE},
+        intervals=intervals,
+        segmentation=overlap or SegmentationSummary(everything.mean_auroc),
+    )
+
+
+def _show_dice_of_classes(per_class: Mapping[str, ClassMetrics]) -> dict[str, ClassMetrics]:
+    return {
+        name: replace(
+            metrics,
+            auroc=metrics.main_figure,
+            more={key: value for key, value in metrics.more.items() if key != DICE},
+        )
+        for name, metrics in per_class.items()
+    }
 
 
 def find_same_models(by_method: ByMethod) -> dict[str, bool]:

@@ -61,7 +61,7 @@ def write_comparison_report(
         TEMPLATES,
         claims=claims,
         comparison=comparison,
-        own_metrics_title=OWN_METRICS,
+        own_metrics_title=_name_own_metrics(comparison),
         reports={
             key: quote(page.relative_to(folder).as_posix())
             for key, page in pages.items()
@@ -271,10 +271,23 @@ def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
             (method.label, *(format_mean_and_sd(method.more.get(name, undefined)) for name in own_metrics))
             for method in comparison.methods
         ]
-        tables.append(FittedTable(f"{OWN_METRICS}, {over}", ("method", *own_metrics.values()), tuple(rows)))
+        tables.append(
+            FittedTable(f"{_name_own_metrics(comparison)}, {over}", ("method", *own_metrics.values()), tuple(rows))
+        )
     for table in make_comparison_tables(comparison.external) if comparison.external else ():
         tables.append(replace(table, title=f"External test set: {table.title[0].lower()}{table.title[1:]}"))
-    return [table.drop_empty_columns() for table in tables]
+    return [_name_figure_of_table(table.drop_empty_columns(), comparison) for table in tables]
+
+
+def _name_own_metrics(comparison: MethodComparison) -> str:
+    """Return the title of the table of further metrics; a segmentation has a distance beside its Dice."""
+    return OWN_METRICS if comparison.figure == "AUROC" else "95 % Hausdorff distance"
+
+
+def _name_figure_of_table(table: FittedTable, comparison: MethodComparison) -> FittedTable:
+    name = comparison.name_figure
+    headings = tuple(map(name, table.headings))
+    return replace(table, title=name(table.title), headings=headings, caption=name(table.caption))
 
 
 def _make_class_table(comparison: MethodComparison, over: str) -> FittedTable:

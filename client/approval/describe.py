@@ -245,7 +245,7 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     leave_out(not tests_rounds, "EvaluateReply", "test_images", "test_correct")
     metrics = ("auroc", "average_precision", "balanced_accuracy")
     leave_out(not tests, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
-    leave_out(not (tests and plan.evaluation.metrics), "EvaluateReply", "metric_names", "metric_values")
+    leave_out(not (tests and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
     scores = ("histogram_classes", "positive_scores", "negative_scores")
     leave_out(not (spread and tests), "EvaluateReply", *scores)
     choices = ("validation_classes", "validation_positive_scores", "validation_negative_scores")

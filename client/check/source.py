@@ -24,6 +24,7 @@ from polyclinic.data.base.spec import (
     CompositesDatasetSpec,
     DicomwebDatasetSpec,
     DigitsDatasetSpec,
+    DrawnOrgansDatasetSpec,
     MixtureDatasetSpec,
     NpzDatasetSpec,
     PhantomDatasetSpec,
@@ -34,9 +35,11 @@ from polyclinic.data.base.splits import Names
 from polyclinic.data.connections import list_dataset_connections
 from polyclinic.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
 from polyclinic.data.images.reading import DecodedImageFormat
+from polyclinic.data.images.store import IN_MEMORY
 from polyclinic.data.load import load_dataset, open_label_table
 from polyclinic.data.sources.dicomweb import open_dicomweb_table
 from polyclinic.data.tables.files import describe_outside_pictures
+from polyclinic.data.tables.masks import read_table_masks
 
 T = TypeVar("T")
 
@@ -143,6 +146,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         | CollectionsDatasetSpec
         | DigitsDatasetSpec
         | PhantomDatasetSpec
+        | DrawnOrgansDatasetSpec
         | CompositesDatasetSpec
         | PluginDatasetSpec,
     ):
@@ -168,6 +172,9 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
     else:
         table = open_label_table(spec, settings.folder)
         heads, files = read_dicom_headers(table.files), table.files
+        if table.masks is not None:
+            form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
+            table = replace(table, labels=read_table_masks(table.masks, table.files, form, IN_MEMORY)[1])
         if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"

@@ -3,7 +3,7 @@
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from polyclinic.common.config import Experiment, HospitalPlan, RunSection, Train
 from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
 from polyclinic.common.models.state import read_model_state
-from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.zoo.spec import ModelSpec, is_segmentation
 from polyclinic.common.system.plain_text import format_bytes, make_printable_line
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import ModelGroups, TrainReply
 from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.base.masks import make_empty_masks
 from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
 from polyclinic.strategies.local.optimisation import make_optimizer
@@ -189,7 +190,11 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     """Measure a training step and its update; a short step is repeated, because a process's first step is slower."""
     plan, network = trial.planned.plan, trial.network
     pixels = convert_to_channels_first(trial.images.images).to(trial.device)
-    examples = pair_pixels_with_labels(trial.images, pixels, network.class_names)
+    images = trial.images
+    if is_segmentation(plan.model.task):  # the time of a step does not depend on what the masks show
+        masks = make_empty_masks(len(images), pixels.shape[2:], images.class_names)
+        images = replace(images, masks=masks)
+    examples = pair_pixels_with_labels(images, pixels, network.class_names)
     local = LocalRound(plain(trial.method.choose_training_loss(examples, plan.training)))
     task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenNetworkParts())
     received = read_model_state(network)

@@ -17,7 +17,7 @@ from polyclinic.common.config import BY_STEP, HospitalPlan
 from polyclinic.common.models.network import build_meta_lora_backbone, resolve_precision
 from polyclinic.common.models.trained import list_trained_layers
 from polyclinic.common.models.zoo.registry import build_meta_backbone
-from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, is_external_network
+from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, is_external_network, is_segmentation
 from polyclinic.common.system.resources import measure_physical_memory
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.privacy.gradients import choose_micro_batch_size
@@ -28,6 +28,8 @@ COPIES_AT_WORK = 5
 ADAM_MOMENTS = 2
 GRADIENTS_AT_ONCE = 3
 """Most copies of each image's gradient in memory at a time, in training with noise."""
+_MAPS_OF_A_ROW = 8
+"""Numbers of a pixel and head row that a segmentation's loss keeps."""
 FILES_AT_ONCE = 2
 """State files of a run on disk: that of a round stays until the next round has counted."""
 
@@ -56,6 +58,7 @@ BACKBONES: Mapping[Architecture, BackboneCost] = {
     "unifed_vgg11": BackboneCost(4096, 1550, 28_100_000),
     "unifed_resnet18": BackboneCost(512, 440, 12_550_000),
     "tiny_cnn": BackboneCost(96, 470, 52_000),
+    "tiny_unet": BackboneCost(16, 1190, 118_000),
     "tiny_cnn_3d": BackboneCost(64, 200, 69_000),
 }
 
@@ -83,6 +86,8 @@ def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
         backbone = listed or sum(value.numel() for value in build_meta_backbone(spec).module.parameters())
         activations = bytes_a_pixel * math.prod(spec.sides)
+    if is_segmentation(spec.task):  # logits and labels of each pixel, and the steps of the loss between them
+        activations += rows * _MAPS_OF_A_ROW * FLOAT32 * math.prod(spec.sides)
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
     trained = behind + (backbone if spec.train == "all" else _count_trained_backbone_parameters(spec))

@@ -359,7 +359,9 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
             yield "policy.smallest_count", _find_small_count_fault(policy, reply)
             yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
-            metrics = _find_unlisted_names_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
+            metrics = _find_unlisted_names_fault(
+                reply.metric_names, work.plan.test_metrics, "the plan does not ask for"
+            )
             yield "evaluation.metrics", metrics
             # A validation histogram of a class counts as a metric.
             counted = [0.0] * len(reply.validation_classes)

@@ -11,7 +11,9 @@ from polyclinic.client.prediction.calibration import CALIBRATION, calibrate_prob
 from polyclinic.client.prediction.model import UsableModel
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.prediction.files import make_trained_image_format, predict_from_files
+from polyclinic.common.prediction.masks import predict_masks
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_folder_faults, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import format_as_json_text
@@ -30,7 +32,7 @@ class SitePredictions:
         source: The file or folder of the images.
         class_names: The classes that the model has learned, one for each column.
         names: Name of each image, relative to ``source`` if that is a folder.
-        probabilities: ``(n, classes)``.
+        probabilities: ``(n, classes)``; of a segmentation, whose masks are files, ``(n, 0)``.
         unreadable: Name of each unreadable image -> reason.
         others: Names of files in the folder that are no pictures.
         calibrated: Classes whose probabilities were recalibrated at this site.
@@ -51,7 +53,7 @@ class SitePredictions:
 
 
 def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: bool, device: str) -> SitePredictions:
-    """Compute the probabilities of all images, and write them as csv and JSON into a new folder.
+    """Compute the probabilities of all images, and write them as csv and JSON into a new folder; or masks as PNG.
 
     Args:
         images: A picture, a DICOM file, a folder of them, or an npz file.
@@ -65,6 +67,10 @@ def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: 
     raise_faults(find_output_folder_faults(out))
     calibration = read_calibration(model) if calibrated else None
     network, classes = load_model(model.folder), tuple(model.learned_classes)
+    if is_segmentation(network.spec.task):
+        masks = predict_masks(network, classes, images, _choose_image_format(model), out, device)
+        nothing = np.zeros((len(masks.names), 0))
+        return SitePredictions(model, images, classes, masks.names, nothing, masks.unreadable, masks.others)
     pictures, scores = predict_from_files(network, images, _choose_image_format(model), device)
     probabilities = scores[:, [network.class_names.index(name) for name in classes]].astype(np.float64)
     fitted = tuple(name for name in classes if calibration and calibration.classes[name].is_fitted)

@@ -21,6 +21,7 @@ from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.scoring import compute_picture_probabilities
+from polyclinic.common.prediction.masks import refuse_segmentation
 from polyclinic.common.system.plain_text import format_number, format_utc_now
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.data.base.image_set import ImageSet
@@ -42,6 +43,7 @@ def recalibrate_at_site(
     site, _, _ = load_site_data(own, tell).make_present_site()
     site = site.name_classes_by(model.description.vocabulary)
     network, device = load_model(model.folder), choose_training_device(settings)
+    refuse_segmentation(network, "recalibrate")
     if not set(model.learned_classes) & set(site.validation.class_names):
         named = quote_names(site.validation.class_names)
         problem = f"has {quote_names(model.learned_classes)}, and this site annotates {named}."

@@ -37,9 +37,15 @@ def count_patients(images: ImageSet) -> int:
 
 
 def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
-    """Mark the classes that fewer than ``smallest`` patients lack (column 0) or show (column 1), ``(classes, 2)``."""
+    """Mark the classes that fewer than ``smallest`` patients lack (column 0) or show (column 1), ``(classes, 2)``.
+
+    Of a class with masks, such as an organ, no figure tells of the patients who lack it, and few may.
+    """
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
-    return np.array(kinds, np.int64).reshape(-1, 2) < smallest
+    few: Few = np.array(kinds, np.int64).reshape(-1, 2) < smallest
+    if images.masks is not None:
+        few[:, 0] = False
+    return few
 
 
 def find_classes_hidden_by_policy(images: ImageSet, smallest: int) -> frozenset[str]:

@@ -305,4 +305,4 @@ def choose_training_device(settings: SiteSettings) -> str:
 
 
 def _select_declared_classes(images: ImageSet, declaration: LabelDeclaration) -> ImageSet:
-    return replace(images.select_label_columns(declaration.names), class_names=declaration.canonical_names)
+    return images.select_label_columns(declaration.names).rename_classes(declaration.canonical_names)

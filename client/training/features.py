@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import SplitNetwork, apply_doubling_single_image, autocast
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.security.identity import derive_storage_key
 from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.spec import AugmentationSpec
@@ -44,6 +45,8 @@ class NeckAndHeadOnFeatures(SplitNetwork):
 
 def trains_on_cached_features(plan: HospitalPlan, method: SiteMethod) -> bool:
     """Return True if a run trains on features of a frozen backbone alone, and needs no pixels after computing these."""
+    if is_segmentation(plan.model.task):  # the features of each pixel take many times the space of the images
+        return False
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
 

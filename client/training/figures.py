@@ -21,18 +21,27 @@ from polyclinic.common.metrics.auroc import (
     catch_metric_failures,
     compute_metrics_per_class,
     load_plugin_metrics,
+    make_segmentation_metrics,
 )
 from polyclinic.common.metrics.score_histograms import Floats, ScoreHistogram, compute_score_histogram
+from polyclinic.common.metrics.segmentation import (
+    PatientFigures,
+    compute_patient_figures,
+    make_patient_histogram,
+)
 from polyclinic.common.models.network import (
     compute_image_probabilities,
     logits_to_probabilities,
     select_head_row_labels,
 )
+from polyclinic.common.models.segmenting import compare_with_masks
 from polyclinic.common.models.state import hash_arrays, hash_model_state, make_model_layout, read_model_state
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.wire.records import Request
 from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.pixels import make_mask_tensors
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
-from polyclinic.strategies.local.training import ValidationMetrics, judge_logits
+from polyclinic.strategies.local.training import ValidationMetrics, judge_logits, validate_network
 
 if TYPE_CHECKING:
     from polyclinic.client.training.task import LocalTask
@@ -50,6 +59,31 @@ def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple
     rows = [row for row, name in enumerate(network.class_names) if name in of_site]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], select_head_row_labels(images, names).numpy(), names
+
+
+def compute_figures_of_patients(task: "LocalTask") -> dict[str, PatientFigures]:
+    """Return class -> the figures of a segmentation for each patient of the test part, of the site's classes."""
+    images, network = task.site.test, task.network
+    pixels = task.site.pixels["test"]
+    masks = make_mask_tensors(images, network.class_names, pixels.device)
+    assert masks is not None, "checked when the site was opened"
+    labels = select_head_row_labels(images, network.class_names).to(pixels.device)
+    compared = compare_with_masks(network, pixels, masks, labels, task.plan.training.precision, distances=True)
+    of_site = frozenset(images.class_names)
+    return {
+        name: compute_patient_figures(compared, images.patients, row)
+        for row, name in enumerate(network.class_names)
+        if name in of_site
+    }
+
+
+def make_allowed_patient_histograms(
+    policy: SitePolicy, figures: Mapping[str, PatientFigures], hidden: Collection[str] = ()
+) -> dict[str, ScoreHistogram]:
+    """Return class -> histogram of its patients by Dice and distance; empty if the policy forbids score histograms."""
+    if not policy.score_histograms:
+        return {}
+    return {name: make_patient_histogram(of_class) for name, of_class in figures.items() if name not in hidden}
 
 
 def make_allowed_score_histograms(
@@ -121,6 +155,11 @@ class RequestedMetricsComputer:
         """Return the metrics and the score histogram of each class on the test part."""
         if not len(task.site.test):
             return {}, {}
+        if is_segmentation(task.plan.model.task):
+            figures = compute_figures_of_patients(task)
+            of_class = {name: make_segmentation_metrics(each) for name, each in figures.items()}
+            asked = task.plan.evaluation.pooled
+            return of_class, make_allowed_patient_histograms(task.site.policy, figures) if asked else {}
         scores, labels, names = score_data_part(task, "test")
         metrics = compute_metrics_per_class(scores, labels, names, self._compute_plugin_metrics(task))
         pooled = task.plan.evaluation.pooled
@@ -128,7 +167,9 @@ class RequestedMetricsComputer:
 
     def compute_validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
-        if not task.plan.evaluation.pooled or not len(task.site.validation):
+        # A segmentation has no thresholds to choose.
+        unasked = not task.plan.evaluation.pooled or is_segmentation(task.plan.model.task)
+        if unasked or not len(task.site.validation):
             return {}
         return make_allowed_score_histograms(task.site.policy, *score_data_part(task, "validation"))
 
@@ -193,6 +234,10 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
             return own  # no label of a hidden class is in it
         images = site.get_images_without_hidden_labels("validation", plan.model.task)
         examples = pair_pixels_with_labels(images, task.prepare_network_inputs("validation"), network.class_names)
+        if examples.masks is not None:
+            return validate_network(
+                network, examples, task.method.loss, plan.training, site.hidden_classes("validation")
+            )
         logits, hidden = task.get_or_compute_logits("validation"), site.hidden_classes("validation")
         return judge_logits(network, logits, examples, task.method.loss, hidden)
 
@@ -304,5 +349,8 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     hidden = site.hidden_classes("test")
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: compute_score_histogram(np.zeros(0), np.zeros(0)) for name in names}
+    if is_segmentation(task.plan.model.task):
+        judge = lambda: make_allowed_patient_histograms(policy, compute_figures_of_patients(task), hidden)  # noqa: E731
+        return LIMITED_FIGURES.run_metric_computation(task, judge, nothing) or nothing
     judge = lambda: make_allowed_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
     return LIMITED_FIGURES.run_metric_computation(task, judge, nothing) or nothing

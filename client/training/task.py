@@ -49,6 +49,7 @@ from polyclinic.strategies.local.training import (
     ValidationMetrics,
     judge_logits,
     make_training_reproducible,
+    validate_network,
 )
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -135,6 +136,8 @@ class LocalTask:
         self.forget_logits()
         if not examples.has_known_labels:
             return ValidationMetrics()
+        if examples.masks is not None:  # the logits of all pixels would not fit into memory
+            return validate_network(self.network, examples, self.method.loss, self.plan.training, hidden)
         logits = compute_logits(self.network, examples.images, self.plan.training.precision)
         self._logits["validation"] = logits
         return judge_logits(self.network, logits, examples, self.method.loss, hidden)

@@ -25,6 +25,7 @@ from polyclinic.common.models.network import convert_channels, convert_pixels, l
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.prediction.masks import refuse_segmentation
 from polyclinic.common.security.delivery import MANIFEST
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.vocabulary import Vocabulary
@@ -118,6 +119,7 @@ def open_model(file: ModelFile, name: str, device: str = "") -> ModelToScore:
 
 def _open_run_model(folder: Path, name: str, device: str) -> ModelToScore:
     saved, network = read_model_description(folder), load_model(folder)
+    refuse_segmentation(network, "evaluate")
     unlearned = dict(saved.unlearned or {})
     learned = [column for column, class_name in enumerate(saved.class_names) if class_name not in unlearned]
 

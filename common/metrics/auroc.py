@@ -21,6 +21,8 @@ from polyclinic.common.metrics.measured import ValueWithError, average_values_wi
 from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from polyclinic.common.metrics.score_histograms import THRESHOLD
+from polyclinic.common.metrics.segmentation import ClassOverlap, PatientFigures, SegmentationSummary
+from polyclinic.common.models.zoo.spec import DICE, HAUSDORFF, SEGMENTATION_METRICS
 from polyclinic.common.plugins import (
     METRICS,
     PLUGIN,
@@ -181,6 +183,19 @@ class ClassMetrics:
     more: Mapping[str, float | None] = field(default_factory=dict)
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
+    @property
+    def main_figure(self) -> float | None:
+        """Return the figure that tables compare: the Dice of a segmentation, else the AUROC; None if undefined."""
+        return self.more.get(DICE, self.auroc)
+
+    @property
+    def main_figure_with_error(self) -> ValueWithError | None:
+        """Return :attr:`main_figure` with the bound of its error."""
+        if DICE not in self.more:
+            return self.metric_with_error("auroc")
+        value = self.more[DICE]
+        return None if value is None else ValueWithError(value)
+
     def metric_with_error(self, name: Figure) -> ValueWithError | None:
         """Return a metric with the bound of its error; None if it is undefined or that bound is too large."""
         value: float | None = getattr(self, name)
@@ -240,6 +255,7 @@ class FinalTestSummary:
         sampled: Intervals from a sample of sites; None if all sites tested the model.
         errors: Metric name -> bound of the error of its mean over the classes; no entry for an exact mean.
         withheld: The reason if a run with differential privacy releases no metrics; else empty.
+        segmentation: Dice and distances over all patients, in a segmentation; else None.
     """
 
     mean_auroc: float | None
@@ -259,11 +275,22 @@ class FinalTestSummary:
     sampled: SiteSampleIntervals | None = None
     errors: Mapping[Figure, float] = field(default_factory=dict)
     withheld: str = ""
+    segmentation: SegmentationSummary | None = None
 
     @property
     def own_metrics(self) -> dict[str, str]:
         """Return metric of a plug-in -> its short name for tables."""
         return shorten_metric_names(self.mean_more)
+
+    @property
+    def figure_name(self) -> str:
+        """Return the name of the figure that tables compare: ``Dice`` in a segmentation, else ``AUROC``."""
+        return "Dice" if DICE in self.mean_more or self.segmentation is not None else "AUROC"
+
+    @property
+    def main_mean(self) -> float | None:
+        """Return the mean of that figure over all classes; None if it is defined for none."""
+        return self.mean_more.get(DICE) if self.figure_name == "Dice" else self.mean_auroc
 
     def compute_mean_with_error(self, name: Figure) -> ValueWithError | None:
         """Return the mean of a metric over all classes with its error bound; None if undefined.
@@ -276,10 +303,16 @@ class FinalTestSummary:
     def compute_headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
         """Return the mean AUROC over the classes with enough positive test images.
 
+        In a segmentation it is the mean Dice over all classes that have one: each of its patients shows the class.
+
         Args:
             members: Classes to choose from; None for all classes of the test.
         """
-        names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
+        names = [name for name, metrics in self.per_class.items() if metrics.main_figure is not None]
+        if self.figure_name == "Dice":
+            of_segmentation = tuple(name for name in names if members is None or name in members)
+            values = (self.per_class[name].main_figure_with_error for name in of_segmentation)
+            return HeadlineAuroc(average_values_with_error(values), of_segmentation, {})
         all_positives = {
             name: self.get_class_image_counts(name)[0] or 0 for name in names if members is None or name in members
         }
@@ -345,6 +378,29 @@ def compute_metrics_per_class(
             more={key: compute_plugin_metric(key, metric, column, truth) for key, metric in more.items()},
         )
     return results
+
+
+def make_segmentation_metrics(figures: PatientFigures) -> ClassMetrics:
+    """Return the metrics of a class of a segmentation: mean Dice, and mean distance where something is predicted.
+
+    ``positives`` and ``negatives`` are both the number of patients in whom the class is outlined, as many as there are
+    in the two parts of a patient histogram.
+    """
+    finite = figures.distances[np.isfinite(figures.distances)]
+    more = {
+        DICE: float(figures.dice.mean()) if len(figures.dice) else None,
+        HAUSDORFF: float(finite.mean()) if len(finite) else None,
+    }
+    patients = len(figures.dice)
+    return ClassMetrics(None, None, None, patients, patients, more)
+
+
+def make_metrics_of_overlap(overlap: ClassOverlap | None) -> ClassMetrics:
+    """Return the same metrics from figures over the patients of all hospitals; None for a class that none tells."""
+    if overlap is None:
+        return ClassMetrics(None, None, None, None, None, dict.fromkeys(SEGMENTATION_METRICS))
+    more = {DICE: overlap.dice, HAUSDORFF: overlap.hd95}
+    return ClassMetrics(None, None, None, overlap.patients, overlap.patients, more)
 
 
 def compute_mean_auroc(scores: Floats, labels: Floats) -> float | None:

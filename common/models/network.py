@@ -38,7 +38,7 @@ from polyclinic.common.models.zoo.registry import (
     build_backbone_for_check,
     build_meta_backbone,
 )
-from polyclinic.common.models.zoo.spec import ModelSpec, Task, is_external_network
+from polyclinic.common.models.zoo.spec import ModelSpec, Task, is_external_network, is_segmentation
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import ImageTensors
 
@@ -198,17 +198,25 @@ class SplitNetwork(nn.Module):
         return network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits ``(batch, classes)`` of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``."""
-        logits: Tensor = self.head(self.features(images))
-        return logits
+        """Return logits of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``.
+
+        They are ``(batch, classes)``; in segmentation ``(batch, classes, *spatial)``, of the images' own size.
+        """
+        features = self.features(images)
+        if not is_segmentation(self.spec.task):
+            logits: Tensor = self.head(features)
+            return logits
+        return resize_maps(apply_to_last_axis(self.head, features), images.shape[2:])
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the input of the head, ``(batch, features)``."""
+        """Return the input of the head, ``(batch, features)``; in segmentation ``(batch, features, *spatial)``."""
         backbone, pixels = self.backbone, self.preprocess_images(images)
         if PARALLEL in vars(backbone) or REPLAY in vars(backbone):
             features: Tensor = compute_backbone_features(backbone, pixels)
         else:
             features = backbone(pixels)
+        if is_segmentation(self.spec.task):
+            return features if isinstance(self.neck, nn.Identity) else apply_to_last_axis(self.neck, features)
         return self.neck(features)  # type: ignore[no-any-return]
 
     def preprocess_images(self, images: Tensor) -> Tensor:
@@ -217,6 +225,20 @@ class SplitNetwork(nn.Module):
         if pixels.shape[1:] != spec.input_shape:
             pixels = convert_pixels_for_backbone(pixels, spec)
         return (pixels - self.pixel_mean) / self.pixel_std
+
+
+def apply_to_last_axis(layer: nn.Module, maps: Tensor) -> Tensor:
+    """Apply layers of feature vectors to each pixel of maps ``(batch, features, *spatial)``, as a 1x1 convolution."""
+    vectors = maps.movedim(1, -1)  # (batch, *spatial, features)
+    out: Tensor = layer(vectors.reshape(-1, vectors.shape[-1]))
+    return out.reshape(*vectors.shape[:-1], -1).movedim(-1, 1)
+
+
+def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps ``(batch, rows, *spatial)`` in another size, interpolated linearly; the same maps if they have it."""
+    if tuple(maps.shape[2:]) == tuple(size):
+        return maps
+    return functional.interpolate(maps, tuple(size), mode="trilinear" if len(size) == 3 else "bilinear")
 
 
 def convert_pixels_for_backbone(images: Tensor, spec: ModelSpec) -> Tensor:
@@ -268,7 +290,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+        backbone, width = build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
@@ -505,8 +527,23 @@ def apply_doubling_single_image(network: Callable[[Tensor], Tensor], batch: Tens
 
 
 def logits_to_probabilities(logits: Tensor, task: Task) -> Tensor:
-    """Return probabilities ``(n, rows)``: sigmoid of each logit, or softmax over the classes for a multi-class task."""
+    """Return probabilities ``(n, rows[, *spatial])``: sigmoid of each logit, or softmax over exclusive classes.
+
+    In exclusive segmentation the softmax is over the classes and the background, whose logit is 0; the background has
+    no row in the result.
+    """
+    if task == "exclusive_segmentation":
+        return functional.pad(logits.movedim(1, -1), (0, 1)).softmax(dim=-1)[..., :-1].movedim(-1, 1)
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
+
+
+def decide_class_areas(logits: Tensor, task: Task) -> Tensor:
+    """Return where each class is, bool ``(n, rows, *spatial)``: its probability is above 0.5, or the highest of all."""
+    if task == "exclusive_segmentation":
+        highest = logits.max(dim=1, keepdim=True)
+        rows = torch.arange(logits.shape[1], device=logits.device).reshape(1, -1, *[1] * (logits.ndim - 2))
+        return (rows == highest.indices) & (highest.values > 0)
+    return logits > 0
 
 
 def compute_image_probabilities(

@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -14,8 +14,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.attributes import ImageAttributes, concatenate_attributes
+from polyclinic.data.base.masks import MaskSet, concatenate_masks
 from polyclinic.data.base.names import is_anonymous_patient
 
 PARTS = ("train", "validation", "test")
@@ -205,6 +207,8 @@ class ImageSet:
             (:mod:`polyclinic.data.base.dark_pictures`). All parts have the same.
         attributes: Sex, age, year and device of each image; None if nothing is known of them.
         lines: int32 ``(n,)``, the line of the label table in which each image stands; None without a table.
+        masks: The area of each class in each image; None if there are none, and images have labels alone. With masks,
+            a label says whether the class has a pixel in the image, and NaN that it is not annotated there.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -222,6 +226,7 @@ class ImageSet:
     white_of_dark: int = 0
     attributes: ImageAttributes | None = None
     lines: NDArray[np.int32] | None = None
+    masks: MaskSet | None = None
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -231,6 +236,9 @@ class ImageSet:
         assert self.labels.shape == (n, len(self.class_names)), self.labels.shape
         assert self.patients.shape == (n,), self.patients.shape
         assert self.sources.shape == (n,), self.sources.shape
+        if self.masks is not None:
+            assert len(self.masks) == n, (len(self.masks), n)
+            assert set(self.class_names) <= set(self.masks.bits), (self.class_names, tuple(self.masks.bits))
 
     def __len__(self) -> int:
         return len(self.stored) if self.places is None else len(self.places)
@@ -280,7 +288,16 @@ class ImageSet:
             sources=self.sources[index],
             attributes=None if self.attributes is None else self.attributes.select_rows(index),
             lines=None if self.lines is None else self.lines[index],
+            masks=None if self.masks is None else self.masks.select_rows(index),
         )
+
+    def rename_classes(self, class_names: Sequence[str]) -> "ImageSet":
+        """Return the same images with these names of the label columns."""
+        names = tuple(class_names)
+        masks = self.masks
+        if masks is not None:
+            masks = masks.merge_classes({new: [old] for new, old in zip(names, self.class_names, strict=True)})
+        return replace(self, class_names=names, masks=masks)
 
     def select_label_columns(self, class_names: tuple[str, ...]) -> "ImageSet":
         """Return the same images with only the label columns of ``class_names``, in that order."""
@@ -295,12 +312,31 @@ class ImageSet:
         """
         labels = self.labels.copy()
         merged = set[str]()
+        of_class: dict[str, Sequence[str]] = {name: [name] for name in self.class_names}
         for group in groups:
             columns = [self.class_names.index(name) for name in group]
             labels[:, columns[0]] = np.fmax.reduce(labels[:, columns], axis=1)
             merged.update(group[1:])
+            of_class[group[0]] = group
         names = tuple(name for name in self.class_names if name not in merged)
-        return replace(self, labels=labels).select_label_columns(names)
+        masks = None if self.masks is None else self.masks.merge_classes(of_class)
+        return replace(self, labels=labels, masks=masks).select_label_columns(names)
+
+
+def find_missing_mask_faults(sets: Mapping[str, ImageSet | None]) -> list[Fault]:
+    """Return a fault for each image set without masks, for a task with a label for each pixel.
+
+    Args:
+        sets: Configuration key -> images that it names; None if it names none.
+    """
+    remedy = (
+        "Name the masks: data.mask_column with data.mask_values, or data.mask_columns, of a folder; arrays of masks in "
+        "an npz file. docs/segmentation.md has examples."
+    )
+    problem = "has no masks, and model.task asks for a label for each pixel."
+    return [
+        Fault(where, problem, remedy) for where, images in sets.items() if images is not None and images.masks is None
+    ]
 
 
 def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
@@ -312,6 +348,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
     lines = [images.lines for images in sets if images.lines is not None]
     every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
     attributes = [images.attributes for images in sets if images.attributes is not None]
+    masks = [images.masks for images in sets if images.masks is not None]
     return replace(
         sets[0],
         stored=sets[0].stored if shared else np.concatenate([images.images for images in sets]),
@@ -325,6 +362,7 @@ def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
         omissions=tuple(dict.fromkeys(sentence for images in sets for sentence in images.omissions)),
         drops_color=any(images.drops_color for images in sets),
         attributes=concatenate_attributes(attributes) if len(attributes) == len(sets) else None,
+        masks=concatenate_masks(masks) if len(masks) == len(sets) else None,
     )
 
 
@@ -361,6 +399,10 @@ def hash_dataset(*parts: ImageSet) -> str:
         digest.update(json.dumps([images.patients.tolist(), images.sources.tolist()]).encode())
         digest.update(np.ascontiguousarray(images.labels).tobytes())
         digest.update(images.picture_digests.tobytes())
+        if images.masks is not None:
+            digest.update(json.dumps(dict(images.masks.bits)).encode())
+            for mask in images.masks.stored[images.masks.places]:
+                digest.update(np.ascontiguousarray(mask).tobytes())
     return digest.hexdigest()
 
 
@@ -394,6 +436,7 @@ def hash_dataset_components(*parts: ImageSet) -> dict[str, str]:
 
 
 _ARRAYS = ("stored", "labels", "patients", "sources", "places")
+_MASK_ARRAYS = ("stored", "places", "spacing")
 Layout = dict[str, Any]
 
 
@@ -429,6 +472,14 @@ def serialize_dataset_splits(
                 if place is None:
                     arrays.append(array[:])
             layout[part][name] = None if array is None else numbers[id(array)]
+        masks = images.masks
+        layout[part]["mask_bits"] = None if masks is None else dict(masks.bits)
+        for name in _MASK_ARRAYS:
+            array = getattr(masks, name, None)
+            if array is not None and id(array) not in numbers:
+                numbers[id(array)] = len(arrays)
+                arrays.append(array)
+            layout[part][f"mask_{name}"] = None if array is None else numbers[id(array)]
     return layout, arrays
 
 
@@ -455,6 +506,14 @@ def deserialize_dataset_splits(
         fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
         fields |= {"omissions": tuple(part["omissions"]), "drops_color": part["drops_color"]}
         fields["white_of_dark"] = part["white_of_dark"]
+        if part["mask_bits"] is not None:
+            spacing = part["mask_spacing"]
+            fields["masks"] = MaskSet(
+                arrays[part["mask_stored"]],
+                arrays[part["mask_places"]],
+                part["mask_bits"],
+                None if spacing is None else arrays[spacing],
+            )
         sets.append(ImageSet(class_names=tuple(part["class_names"]), **fields))
     return DatasetSplits(*sets)
 

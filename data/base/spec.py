@@ -55,6 +55,8 @@ Duplicates = Literal["fault", "drop_from_training"]
 """What to do with pictures that two parts share: see :mod:`polyclinic.data.base.shared_pictures`."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
+MOST_MASK_CLASSES = 63
+"""Most classes of masks: the bits of the widest whole number of torch."""
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Height or width of an image, in pixels."""
 Millimetres = Annotated[float, Field(gt=0, le=100)]
@@ -270,9 +272,14 @@ class LabelColumnsSpec(PictureTableSpec):
     sex_words: Mapping[Name, Sex] = Field(default_factory=dict)
 
     @property
+    def mask_classes(self) -> tuple[str, ...]:
+        """The classes whose areas are in mask files; empty if cells of the table hold labels."""
+        return ()
+
+    @property
     def class_names_in_table(self) -> tuple[str, ...]:
         """The class names as written in the table, synonyms included."""
-        return self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
+        return self.mask_classes or self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -312,6 +319,8 @@ class LabelColumnsSpec(PictureTableSpec):
 
     @model_validator(mode="after")
     def _check_label_columns(self) -> Self:
+        if self.mask_classes:
+            return self
         if bool(self.label_columns) == (self.finding_column is not None):
             raise ValueError("give either label_columns, or finding_column with classes")
         if (self.finding_column is not None) != bool(self.classes):
@@ -364,10 +373,45 @@ def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> 
 
 
 class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
-    """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, recognised by their content."""
+    """A hospital's label table and a folder of PNG, JPEG, DICOM or NIfTI files, recognised by their content.
+
+    For segmentation the table names mask files in place of labels: one label map for each image, or one file for each
+    class. A blank cell says that nobody outlined the class in the image.
+
+    Attributes:
+        masks: Folder of the masks; None for that of the images.
+        mask_column: Column of label maps, in which 0 is background.
+        mask_values: Class -> its value in label maps. Every value that a map has must be named.
+        mask_columns: Class -> the column of its own masks, in which all that is not 0 is the class.
+    """
 
     kind: Literal["folder"]
     image_column: Name
+    masks: str | None = None
+    mask_column: Name | None = None
+    mask_values: Mapping[Name, Annotated[int, Field(ge=1, le=65535)]] = Field(default_factory=dict)
+    mask_columns: Mapping[Name, Name] = Field(default_factory=dict)
+
+    @property
+    def mask_classes(self) -> tuple[str, ...]:
+        return tuple(self.mask_values or self.mask_columns)
+
+    @model_validator(mode="after")
+    def _check_masks(self) -> Self:
+        if (self.mask_column is not None) != bool(self.mask_values):
+            raise ValueError("mask_column and mask_values belong together: mask_values names the values of its files")
+        if self.mask_values and self.mask_columns:
+            raise ValueError("give mask_column with mask_values, or mask_columns, not both")
+        if self.masks is not None and not self.mask_classes:
+            raise ValueError("masks is the folder of mask files: name their column in mask_column or mask_columns")
+        if len(set(self.mask_values.values())) < len(self.mask_values):
+            raise ValueError("mask_values: two classes have one value")
+        if len(self.mask_classes) > MOST_MASK_CLASSES:
+            raise ValueError(f"masks hold at most {MOST_MASK_CLASSES} classes, got {len(self.mask_classes)}")
+        given = [key for key in ("label_columns", "finding_column", "classes", "synonyms") if getattr(self, key)]
+        if self.mask_classes and given:
+            raise ValueError(f"{', '.join(given)}: labels come from the masks; leave it out")
+        return self
 
 
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
@@ -473,6 +517,9 @@ TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
 class NpzDatasetSpec(BaseDatasetSpec):
     """One npz file in MedMNIST's layout, with arrays ``{train,val,test}_{images,labels}``.
+
+    For segmentation it also holds ``_masks``, bool ``(n, height, width, classes)``: the area of each class. Labels are
+    then ``(n, classes)``, and NaN says that a class is not annotated in an image.
 
     Instead of ``_images`` the file may hold JPEG files: their concatenated bytes in ``{train,test}_jpeg``, and the
     position of each file's first byte in ``_offsets`` ``(n + 1,)``.
@@ -593,6 +640,24 @@ class PhantomDatasetSpec(BaseDatasetSpec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
+class DrawnOrgansDatasetSpec(BaseDatasetSpec):
+    """Synthetic slices or volumes of a trunk with four organs and their outlines, drawn by a program.
+
+    Attributes:
+        images: Total number of images in the three parts; each patient has 1 to 3.
+        image_size: Height and width in pixels.
+        depth: Number of slices of a volume; None draws slices alone.
+        seed: Seed of the images.
+    """
+
+    kind: Literal["organs"]
+    images: Annotated[int, Field(ge=20, le=10**6)] = 600
+    image_size: Annotated[int, Field(ge=16, le=1024)] = 64
+    depth: Annotated[int, Field(ge=4, le=1024)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    split_seed: LegacySeed = SPLIT_SEED
+
+
 class CompositesDatasetSpec(BaseDatasetSpec):
     """Multi-label images, each composed of up to four pictures of a single-label npz file such as MNIST.
 
@@ -705,6 +770,7 @@ DataSpec = Annotated[
     | MimicDatasetSpec
     | DigitsDatasetSpec
     | PhantomDatasetSpec
+    | DrawnOrgansDatasetSpec
     | CompositesDatasetSpec
     | MixtureDatasetSpec
     | CollectionsDatasetSpec

@@ -15,6 +15,7 @@ outside, where theirs become black. ``_change_image_saturation`` leaves grey ima
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.nn import functional
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.user_transform import transform_training_images
 
+Interpolation = Literal["bilinear", "nearest"]
 _DRAWS_OF_A_PICTURE, _DRAWS_OF_A_VOLUME = 7, 9
 
 
@@ -58,10 +60,30 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
     return transform_training_images(spec.transform, images, draws, generator)
 
 
-def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+def augment_images_with_labels(
+    images: Tensor, labels: Tensor, spec: AugmentationSpec, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Apply weak random augmentation to float pixels 0..255 of images or volumes, and to the labels of these pixels.
+
+    Labels move with the pixels, by the nearest pixel, so that each stays 1, 0 or NaN. Contrast changes no label. The
+    draws are those of :func:`augment_images_weakly`.
+
+    Args:
+        labels: ``(batch, rows, *spatial)``, NaN for unknown.
+    """
+    draws = torch.rand(count_draws(images), len(images), generator=generator)
+    unmoved = spec.model_copy(update={"contrast": 0.0})
+    moved = apply_weak_augmentation(labels.nan_to_num(nan=-1.0), unmoved, draws, mode="nearest")
+    return apply_weak_augmentation(images, spec, draws), moved.masked_fill(moved < 0, torch.nan)
+
+
+def apply_weak_augmentation(
+    images: Tensor, spec: AugmentationSpec, draws: Tensor, mode: Interpolation = "bilinear"
+) -> Tensor:
     """Apply weak augmentation to float pixels ``(batch, channels, height, width)`` with given random numbers.
 
     Args:
+        mode: How values between pixels are computed.
         spec: The kinds of changes and their largest amounts.
         draws: ``(7, batch)`` in [0, 1): rotation, shift up, shift left, vertical zoom, horizontal zoom, contrast, and
             horizontal flip. In the first six, 0.5 changes nothing, and 0 and 1 are the extremes; the flip applies below
@@ -69,7 +91,7 @@ def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tenso
     """
     assert images.is_floating_point(), images.dtype
     if images.ndim == 5:
-        return _augment_volumes(images, spec, draws)
+        return _augment_volumes(images, spec, draws, mode)
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
     mirrored = (draws[6] < 0.5) & spec.horizontal_flip
     if spec.rotation or spec.zoom or spec.translate:
@@ -77,7 +99,7 @@ def apply_weak_augmentation(images: Tensor, spec: AugmentationSpec, draws: Tenso
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
         linear = make_rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
-        images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2))
+        images = apply_affine_transforms(images, torch.cat((linear, linear @ shift), 2), mode)
     elif spec.horizontal_flip:
         images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
     return _change_contrast(images, contrast * spec.contrast) if spec.contrast else images
@@ -90,7 +112,7 @@ def _change_contrast(images: Tensor, changes: Tensor) -> Tensor:
     return mean + (images - mean) * factors
 
 
-def _augment_volumes(volumes: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+def _augment_volumes(volumes: Tensor, spec: AugmentationSpec, draws: Tensor, mode: Interpolation) -> Tensor:
     """Apply weak augmentation to volumes ``(batch, channels, depth, height, width)``; see the caller for ``draws``."""
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
     shift_z, zoom_z = (2 * draws[7:] - 1).unbind()
@@ -104,7 +126,7 @@ def _augment_volumes(volumes: Tensor, spec: AugmentationSpec, draws: Tensor) -> 
         rotation[:, :2, :2] = make_rotation_matrices(turn * spec.rotation, volumes[:, :, 0])
         linear = rotation @ torch.diag_embed(scales)  # (batch, 3, 3)
         shift = torch.stack((shift_x, shift_y, shift_z), 1)[:, :, None] * 2 * spec.translate  # a side is 2 wide
-        volumes = apply_affine_transforms(volumes, torch.cat((linear, linear @ shift), 2))
+        volumes = apply_affine_transforms(volumes, torch.cat((linear, linear @ shift), 2), mode)
     elif spec.horizontal_flip:
         volumes = torch.where(mirrored.to(volumes.device).reshape(-1, 1, 1, 1, 1), volumes.flip(4), volumes)
     return _change_contrast(volumes, contrast * spec.contrast) if spec.contrast else volumes
@@ -125,14 +147,15 @@ def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
     return torch.stack((cos, -sin * aspect, sin / aspect, cos), 1).reshape(-1, 2, 2)
 
 
-def apply_affine_transforms(images: Tensor, transforms: Tensor) -> Tensor:
-    """Transform each image by its affine matrix in ``transforms``, with bilinear interpolation.
+def apply_affine_transforms(images: Tensor, transforms: Tensor, mode: Interpolation = "bilinear") -> Tensor:
+    """Transform each image by its affine matrix in ``transforms``.
 
     Args:
         transforms: ``(batch, 2, 3)``; of volumes ``(batch, 3, 4)``.
+        mode: How values between pixels are computed.
     """
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    return functional.grid_sample(images, grid, mode=mode, padding_mode="reflection", align_corners=False)
 
 
 TIMES = 2

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,6 +94,59 @@ class ImageTensors:
         if isinstance(self.stored, Tensor):
             return self.stored[places]
         return convert_to_channels_first(self.stored.read_pictures(places.numpy(), seed))
+
+
+@dataclass(frozen=True)
+class MaskTensors:
+    """The masks of a part of the data, as labels for each pixel and head row.
+
+    Attributes:
+        stored: Whole numbers ``(m, *spatial)``, whose bits say which classes are there; on the CPU.
+        places: ``(n,)`` index of each image's mask in ``stored``.
+        bits: Whole numbers ``(rows,)``: the bits of each head row's class; 0 for a class that has none.
+        spacing: ``(n, axes)``, side of a pixel along each axis in mm; None if unknown.
+        device: The device to which labels are moved.
+    """
+
+    stored: Tensor
+    places: Tensor
+    bits: Tensor
+    spacing: NDArray[np.float64] | None
+    device: torch.device
+
+    @property
+    def pixels(self) -> int:
+        """The number of pixels of a mask."""
+        return int(self.stored[0].numel())
+
+    def select_rows(self, rows: NDArray[np.intp]) -> "MaskTensors":
+        """Return the masks of the images with these indices."""
+        spacing = None if self.spacing is None else self.spacing[rows]
+        return replace(self, places=self.places[torch.from_numpy(rows)], spacing=spacing)
+
+    def make_pixel_labels(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Return labels ``(batch, rows, *spatial)``: 1 where a class is, 0 elsewhere, NaN where it is not annotated.
+
+        Args:
+            rows: Indices ``(batch,)`` of the images.
+            labels: Their labels ``(batch, rows)``: with 0 the class is in no pixel, with NaN it is annotated in none.
+        """
+        masks = self.stored[self.places[rows.cpu()]]
+        ones = [1] * (masks.ndim - 1)
+        shown = ((masks[:, None] & self.bits.reshape(1, -1, *ones)) != 0).to(self.device, torch.float32)
+        return shown * labels.reshape(*labels.shape, *ones)
+
+
+def make_mask_tensors(images: ImageSet, class_names: Sequence[str], device: torch.device) -> MaskTensors | None:
+    """Return the masks of an image set for head rows of these classes; None if it has none."""
+    masks = images.masks
+    if masks is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
+        stored = torch.from_numpy(np.ascontiguousarray(masks.stored))
+    bits = torch.tensor([masks.bits.get(name, 0) for name in class_names], dtype=stored.dtype)
+    return MaskTensors(stored, torch.from_numpy(masks.places), bits, masks.spacing, device)
 
 
 def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> Tensor | ImageTensors:

@@ -82,8 +82,17 @@ def read_volume_header(content: Path | bytes, largest_mb: int = LARGEST_MB) -> V
     Raises:
         ValueError: As in :func:`read_volume`, but for damaged voxels.
     """
+    return read_volume_grid(content, largest_mb).header
+
+
+def read_volume_grid(content: Path | bytes, largest_mb: int = LARGEST_MB) -> Volume:
+    """Return a volume of zeros on the grid of a file, whose voxels are not read.
+
+    Raises:
+        ValueError: As in :func:`read_volume_header`.
+    """
     with _open_volume(content, largest_mb) as source:
-        return _turn_to_canonical(np.broadcast_to(np.float32(0), source.shape), source).header
+        return _turn_to_canonical(np.broadcast_to(np.float32(0), source.shape), source)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from polyclinic.data.base.decoded_size import (
     make_oversized_file_message,
 )
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, make_placeholder_patient_names
+from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits, pack_class_areas
 from polyclinic.data.base.names import normalize_name_array
 from polyclinic.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
 from polyclinic.data.base.splits import (
@@ -30,6 +31,7 @@ from polyclinic.data.base.splits import (
 )
 from polyclinic.data.base.volume_arrays import is_volume_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
+from polyclinic.data.images.masks import PictureGrid, fit_mask_to_format
 from polyclinic.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
@@ -133,10 +135,30 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
                 problems.append(f"{prefix}_{kind} has shape {shape}, but {prefix} has {count} images.")
             elif kind != "labels" and math.prod(shape) != count:
                 problems.append(f"{prefix}_{kind} has shape {shape}; expected one entry an image, ({count},).")
+        problems += _find_npz_mask_problems(headers, prefix)
         shape = headers[f"{prefix}_labels"].shape
         if len(shape) not in (1, 2):
             problems.append(f"{prefix}_labels has shape {shape}; expected (n,), (n, 1) or (n, classes).")
     return [Fault("data.path", problem, remedies.get(place, "")) for place, problem in enumerate(problems)]
+
+
+def _find_npz_mask_problems(headers: Headers, prefix: str) -> list[str]:
+    """Return what is wrong with the array of masks of a part, by its header; nothing if there is none."""
+    if f"{prefix}_masks" not in headers:
+        return []
+    masks, labels = headers[f"{prefix}_masks"], headers[f"{prefix}_labels"].shape
+    if _has_jpeg_arrays(headers):
+        return [f"{prefix}_masks goes with {prefix}_images, not with JPEG files of other sizes."]
+    images = headers[f"{prefix}_images"].shape
+    if len(labels) != 2:
+        return [f"{prefix}_labels has shape {labels}; beside masks, expected (n, classes), NaN for not annotated."]
+    # Colours are no axis of masks.
+    has_channels = len(images) == 5 or (len(images) == 4 and not is_volume_array(images))
+    spatial = images[:-1] if has_channels else images
+    expected = (*spatial, labels[1])
+    if masks.shape != expected or masks.dtype.kind not in "bui":
+        return [f"{prefix}_masks is {masks}; expected bool {expected}, one area for each class."]
+    return []
 
 
 def find_npz_memory_faults(
@@ -398,7 +420,10 @@ def _read_npz_images(
     with open_npz_arrays(path) as arrays:
         for part in parts:
             read = _read_npz_jpeg_images if f"{part.prefix}_jpeg" in arrays else _read_npz_array_images
-            sets.append(read(spec, arrays, part, class_names, store))
+            images = read(spec, arrays, part, class_names, store)
+            if f"{part.prefix}_masks" in arrays:
+                images = _add_npz_masks(images, spec, arrays, part)
+            sets.append(images)
     skipped = [skip for images in sets for skip in images.skipped]
     refuse_too_many_skipped_images("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
     return sets
@@ -440,6 +465,29 @@ def _read_npz_array_images(
     else:
         images = resize_images(stored, spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
+
+
+def _add_npz_masks(images: ImageSet, spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart) -> ImageSet:
+    """Return the images with the masks of their classes; labels that are known become those of the masks."""
+    key, names = f"{part.prefix}_masks", images.class_names
+    all_names = spec.classes or get_public_dataset_classes(arrays.path.stem)
+    columns = [all_names.index(name) for name in names]
+    shape = tuple(images.stored.shape[1:-1] if images.stored.ndim == 5 else images.stored.shape[1:3])
+    stored = np.zeros((len(images), *shape), choose_mask_type(len(names)))
+    row = 0
+    for block in arrays.iterate_array_blocks(key, part.rows):
+        for areas in block:
+            planes = np.moveaxis(areas != 0, -1, 0)[columns]  # (classes, *spatial)
+            if planes.shape[1:] != shape:
+                form = DecodedImageFormat(int(shape[0]), False, spec.resize)
+                grid = PictureGrid(int(planes.shape[1]), int(planes.shape[2]))
+                planes = np.stack([fit_mask_to_format(plane, grid, form) for plane in planes])
+            stored[row] = pack_class_areas(planes)
+            row += 1
+    masks = MaskSet(stored, np.arange(len(images)), make_class_bits(names))
+    shown = masks.find_shown_classes(names)
+    labels = np.where(np.isnan(images.labels), np.nan, shown).astype(np.float32)
+    return replace(images, labels=labels, masks=masks)
 
 
 def _iterate_8_bit_blocks(

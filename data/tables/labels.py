@@ -75,6 +75,13 @@ from polyclinic.data.tables.files import (
     describe_other_file_extensions,
     describe_outside_pictures,
 )
+from polyclinic.data.tables.masks import (
+    MaskFiles,
+    describe_empty_masks,
+    find_mask_files,
+    list_mask_columns,
+    read_table_masks,
+)
 
 
 class PictureReader(Protocol):
@@ -138,6 +145,8 @@ class LabelTable:
         attributes: Sex, age, year and device of each row; None if the settings name no column of them.
         attribute_notes: Remarks for the user about cells of these columns that say nothing.
         lines: int32 ``(n,)``, the line of the table in which each row begins; None if it is not known.
+        masks: The mask files of a table for segmentation, whose ``labels`` say until they are read where a class is
+            annotated (1) or not (NaN); None for a table of labels.
     """
 
     files: LazyPicturePaths
@@ -154,6 +163,7 @@ class LabelTable:
     attributes: ImageAttributes | None = None
     attribute_notes: tuple[str, ...] = ()
     lines: NDArray[np.int32] | None = None
+    masks: MaskFiles | None = None
 
     @property
     def omissions(self) -> tuple[str, ...]:
@@ -228,6 +238,7 @@ class LabelTable:
             parts=self.parts[index],
             attributes=None if self.attributes is None else self.attributes.select_rows(index),
             lines=None if self.lines is None else self.lines[index],
+            masks=None if self.masks is None else self.masks.select_rows(index),
         )
 
 
@@ -314,7 +325,10 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     )
     raise_faults(table.reader.find_reading_faults())
     refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)
-    readable = table.select_rows(decoded.rows)
+    readable, masks, empty = table.select_rows(decoded.rows), None, ""
+    if readable.masks is not None:
+        masks, labels = read_table_masks(readable.masks, readable.files, form, store)
+        readable, empty = replace(readable, labels=labels), describe_empty_masks(labels)
     groups = group_rows_with_equal_contents(enumerate(decoded.places.tolist()))
     copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
     unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
@@ -326,11 +340,12 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank)))),
+        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank), empty))),
         omissions=table.omissions,
         drops_color=decoded.drops_color,
         attributes=readable.attributes,
         lines=readable.lines,
+        masks=masks,
     )
     parts, names = [], []
     for part in PARTS:
@@ -373,13 +388,19 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         BadInput: With the faults of the first stage that fails: folder and columns, then cells and files.
     """
     columns, folder, faults = read_table_and_find_folder(spec, base)
-    required = {"data.image_column": spec.image_column, **list_configured_columns(spec)}
+    required = {"data.image_column": spec.image_column, **list_configured_columns(spec), **list_mask_columns(spec)}
     raise_faults(faults + find_missing_column_faults(Path(spec.labels).name, columns, required))
     names = columns.get_column(spec.image_column)
     faults = find_blank_cell_faults(names, "data.image_column", "image")
     files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
     files, is_present, missing = find_picture_files(files, spec)
     cells = parse_table_cells(spec, columns, faults)
+    masks: MaskFiles | None = None
+    if spec.mask_classes:
+        try:
+            masks = find_mask_files(spec, columns, base, folder)
+        except BadInput as bad:
+            raise BadInput([*faults, *missing, *bad.faults]) from None
     patients = cells.patients
     if patients is None:
         from polyclinic.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
@@ -392,7 +413,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
             patients = join_similar_patients(id_names, spec, "data.images", faults)
     table = LabelTable(
         files=files,
-        labels=cells.labels,
+        labels=cells.labels if masks is None else masks.labels,
         class_names=spec.class_names,
         patients=patients,
         sources=cells.sources,
@@ -402,6 +423,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
         attributes=cells.attributes,
         attribute_notes=cells.attribute_notes,
         lines=columns.lines,
+        masks=masks,
     )
     distinct, repeated = _find_distinct_image_rows(table, columns.lines, is_present)
     raise_faults(faults + repeated + missing)
@@ -457,6 +479,8 @@ def _find_distinct_image_rows(
         pairs = zip(table.class_names, table.labels[row], table.labels[earlier], strict=True)
         differ = [name for name, *labels in pairs if labels[0] != labels[1] and not np.isnan(labels).all()]
         columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
+        if table.masks is not None:
+            columns["mask"] = table.masks.cells
         differ += [name for name, of in columns.items() if of[row] != of[earlier]]
         if "patient" in differ and not are_all_patients_known(table.patients[[row]]):
             differ.remove("patient")
@@ -549,7 +573,9 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
     labels = np.full((count, len(spec.class_names_in_table)), np.nan, dtype=np.float32)
     other_findings: Mapping[str, int] = {}
     try:
-        if spec.finding_column is None:
+        if spec.mask_classes:
+            pass  # labels come from mask files
+        elif spec.finding_column is None:
             label_rules = LabelColumnRules(
                 uncertain=spec.uncertain,
                 blank=spec.blank,

@@ -30,6 +30,7 @@ from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.patients.opt_out import OptOutSource, leave_out_patients
 from polyclinic.common.patients.parts import PatientPartMemory
+from polyclinic.common.prediction.masks import refuse_segmentation
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.csv_text import Cell, format_rows_as_csv
@@ -129,6 +130,7 @@ def evaluate_saved_model(folder: Path, labelled: EvaluationInput) -> SavedModelE
         BadInput: If something cannot be read, or model and data share no class.
     """
     network = load_model(folder)
+    refuse_segmentation(network, "evaluate")
     test, source = _read_test_images(network, folder, labelled)
     refuse_test_set_without_model_class(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)

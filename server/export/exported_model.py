@@ -20,7 +20,7 @@ from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, rai
 from polyclinic.common.models.network import SplitNetwork, logits_to_probabilities
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
 from polyclinic.common.models.trained import merge_low_rank_factors
-from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.zoo.spec import ModelSpec, is_segmentation
 from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.common.system.files import (
     find_output_file_faults,
@@ -75,6 +75,7 @@ class PixelClassifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``(batch, classes)`` for pixels 0..255 ``(batch, channels, height, width)`` of any size.
 
+        Of a segmentation they are ``(batch, classes, size, size)``, of the model's own size.
         Every image is resized, because an exported graph has no branches; an image of the model's size stays unchanged.
         Volumes ``(batch, channels, depth, height, width)`` must have the model's size.
         """
@@ -122,11 +123,12 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     shape, size, steps = "height, width", "any size", f"bilinear antialiased resize to {sides}, "
     if saved.model.takes_volumes:
         shape, size, steps = ", ".join(map(str, saved.model.sides)), f"volumes of {sides} voxels", ""
+    pixels = "".join(f", {side}" for side in saved.model.sides) if is_segmentation(saved.model.task) else ""
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
         "task": saved.model.task,
         "input": f"{INPUT}: uint8 (batch, {saved.model.channels}, {shape}), pixels 0..255, {channels}; {size}",
-        "output": f"{OUTPUT}: float32 (batch, {len(saved.class_names)}), in the order of class_names",
+        "output": f"{OUTPUT}: float32 (batch, {len(saved.class_names)}{pixels}), in the order of class_names",
         "preprocessing": f"all inside: {steps}(pixel / 255 - mean) / std with mean "
         f"{list(saved.model.normalisation.mean)}, std {list(saved.model.normalisation.std)}",
         **({} if saved.pixels is None else {"pixels": saved.pixels.to_json(), "pixels_from": saved.pixels.describe()}),

@@ -15,11 +15,13 @@ from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.prediction.files import (
     make_trained_image_format,
     predict_from_files,
     select_learned_classes,
 )
+from polyclinic.common.prediction.masks import predict_masks
 from polyclinic.common.prediction.pictures import UnlabelledPictures
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
@@ -101,6 +103,7 @@ def predict_to_csv(
 ) -> UnlabelledPictures:
     """Write a csv file with the probabilities of every image, one row per image; return the images.
 
+    Of a segmentation, ``destination`` is a new folder of masks.
     A class that the model has not learned has no column. An unreadable image has a row with empty cells, and the reason
     in the last column.
 
@@ -113,7 +116,10 @@ def predict_to_csv(
     raise_faults(find_output_file_faults(destination))
     network, unlearned = load_model(folder), read_unlearned_classes(folder)
     learned = select_learned_classes(network.class_names, unlearned)
-    pictures, probabilities = predict_from_files(network, data, choose_model_image_format(folder, network, rendering))
+    form = choose_model_image_format(folder, network, rendering)
+    if is_segmentation(network.spec.task):
+        return predict_masks(network, learned, data, form, destination)
+    pictures, probabilities = predict_from_files(network, data, form)
     probabilities = probabilities[:, [network.class_names.index(name) for name in learned]]
     header = ["image", *learned, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]

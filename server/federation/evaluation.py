@@ -20,6 +20,8 @@ from polyclinic.common.metrics.auroc import (
     average_metrics_over_models,
     compute_metrics_per_class,
     load_plugin_metrics,
+    make_metrics_of_overlap,
+    make_segmentation_metrics,
     summarise_test_results,
 )
 from polyclinic.common.metrics.bootstrap import bootstrap_auroc_intervals
@@ -39,6 +41,12 @@ from polyclinic.common.metrics.pooled import (
     sum_site_histograms,
 )
 from polyclinic.common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
+from polyclinic.common.metrics.segmentation import (
+    compute_patient_figures,
+    make_patient_histogram,
+    summarise_patient_histograms,
+    summarise_patients,
+)
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import (
     Precision,
@@ -47,11 +55,13 @@ from polyclinic.common.models.network import (
     select_head_row_labels,
 )
 from polyclinic.common.models.saved import save_model
+from polyclinic.common.models.segmenting import compare_with_masks
 from polyclinic.common.models.state import write_model_state
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
-from polyclinic.data.images.pixels import load_pixels_on_device
+from polyclinic.data.images.pixels import load_pixels_on_device, make_mask_tensors
 from polyclinic.server.federation.checkpoints import Checkpoint
 from polyclinic.server.federation.ensemble import (
     OWN_MODELS,
@@ -68,6 +78,8 @@ from polyclinic.strategies.engine.events import ReplyArrival
 from polyclinic.strategies.engine.exchange import ExchangeReplies
 from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
+MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
+"""The unit of distances in volumes, of which hospitals tell counts alone."""
 SITES_PARTS = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]
 
@@ -231,13 +243,15 @@ def save_and_test_model(
         if folders and setting.external is not None:
             external = evaluate_local_models(folders, coverage, setting.external, setting.device, setting.precision)
         images, site_tests = setting.test, setting.site_tests
-        if coordinator.method.site.trains_alone and folders and site_tests is not None and images:
+        has_labels = not is_segmentation(plan.model.task)  # no mean of scores is made of the scores of pixels
+        if coordinator.method.site.trains_alone and folders and site_tests is not None and images and has_labels:
             ensemble = evaluate_ensemble(folders, coverage, images, site_tests(), setting.device, setting.precision)
     drawn = coordinator.sites_drawn_for_test
     test = _add_histogram_metrics(
         test, coordinator, counting, histograms, groups, sums, real=setting.site_tests is None
     )
-    if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
+    figures = (test.mean_auroc, test.pooled, test.segmentation)
+    if all(figure is None for figure in figures) and not any(answer.class_names for answer in answers):
         withheld = ""
         if plan.privacy.level != "none":
             withheld = "test figures stay at the sites, because the noise of this run covers updates alone"
@@ -291,6 +305,16 @@ def _add_histogram_metrics(
     }
     validation = sum_site_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
     sums = masked_sums or sum_site_histograms({answer.site: answer.histograms for answer in answers}, owners)
+    if is_segmentation(coordinator.plan.model.task):
+        drawing = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
+        reported = summarise_patient_histograms({name: each.histogram for name, each in sums.items()}, drawing)
+        if own is None and masked_sums:
+            per_class = {name: make_metrics_of_overlap(reported.per_class.get(name)) for name in contract.class_names}
+            test = summarise_test_results(per_class, *groups, SUMS)
+        if test.segmentation is not None or not sums:
+            return test
+        unit = MM_WHERE_KNOWN if coordinator.plan.model.takes_volumes else "pixels"
+        return replace(test, segmentation=replace(reported, unit=unit))
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
     points = choose_operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
@@ -346,6 +370,8 @@ def _test_global_model(
     """
     move_network_to_device(network, setting.device)
     names, task = network.class_names, network.spec.task
+    if is_segmentation(task):
+        return _test_segmentation_model(network, images, setting, groups, plan)
     scores = compute_image_probabilities(network, load_pixels_on_device(images, setting.device), setting.precision)
     labels = select_head_row_labels(images, names).numpy()
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
@@ -359,6 +385,31 @@ def _test_global_model(
         quality=compute_score_quality(scores, labels, names, task),
     )
     return test, spread
+
+
+def _test_segmentation_model(
+    network: SplitNetwork,
+    images: ImageSet,
+    setting: RunContext,
+    groups: tuple[Collection[str], Collection[str]],
+    plan: HospitalPlan,
+) -> tuple[FinalTestSummary, Histograms]:
+    """Test a global segmentation model on ``images`` of the coordinator, as :func:`_test_global_model`."""
+    names, pixels = network.class_names, load_pixels_on_device(images, setting.device)
+    masks = make_mask_tensors(images, names, pixels.device)
+    assert masks is not None, "checked when the data were loaded"
+    labels = select_head_row_labels(images, names).to(pixels.device)
+    compared = compare_with_masks(network, pixels, masks, labels, setting.precision, distances=True)
+    figures = {name: compute_patient_figures(compared, images.patients, row) for row, name in enumerate(names)}
+    per_class = {name: make_segmentation_metrics(of_class) for name, of_class in figures.items()}
+    generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
+    summary = replace(
+        summarise_patients(figures, generator),
+        over="patients" if are_all_patients_known(images.patients) else "images",
+        unit="pixels" if masks.spacing is None else "mm",
+    )
+    test = replace(summarise_test_results(per_class, *groups, GLOBAL_MODEL), segmentation=summary)
+    return test, {name: make_patient_histogram(of_class) for name, of_class in figures.items()}
 
 
 def _estimate_site_sample_intervals(

@@ -14,6 +14,7 @@ from polyclinic.common.metrics.auroc import (
 )
 from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
 from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
+from polyclinic.common.models.zoo.spec import DICE, is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
@@ -69,12 +70,13 @@ class RunClaims:
 
 def make_run_claims(run: RunFolderContent) -> RunClaims:
     """Return the claims that a run supports."""
-    mean = run.summary.test.compute_headline_auroc().mean
+    is_auroc = run.summary.test.figure_name == "AUROC"
+    mean = run.summary.test.compute_headline_auroc().mean if is_auroc else None
     return RunClaims(
         result=describe_run_result(run),
         mean_auroc=None if mean is None else mean.value,
         mean_auroc_error=0.0 if mean is None else mean.error,
-        no_mean_because=explain_missing_mean_auroc(run.summary),
+        no_mean_because=explain_missing_mean_auroc(run.summary) if is_auroc else "a segmentation has a mean Dice",
         cautions=tuple(list_prominent_limitations(run)),
         limits=tuple(list_further_limitations(run)),
     )
@@ -106,15 +108,22 @@ def describe_run_result(run: RunFolderContent) -> str:
             classes = describe_averaged_class_count(summary, group.classes, "the ")
             subsets.append(f"{format_value_with_error(subset)} on {classes} that {owners}")
     groups = f": {join_as_english_list(subsets)}" if subsets else ""
-    result = f"the mean AUROC {images} is {mean}{interval} over {describe_classes_in_mean_auroc(summary)}{groups}"
+    over = describe_classes_in_mean_auroc(summary)
+    result = f"the mean {test.figure_name} {images} is {mean}{interval} over {over}{groups}"
     return f"{training}, {result}.{accuracy} {describe_external_test(summary)}".rstrip()
+
+
+def is_segmentation_run(summary: RunSummary) -> bool:
+    """Return True if the run's model gives a label for each pixel."""
+    return is_segmentation(str((summary.experiment.get("model") or {}).get("task", "")))
 
 
 def explain_missing_mean_auroc(summary: RunSummary) -> str:
     """Return why a run has no mean AUROC, as a clause; empty if it has one."""
     test, every = summary.test, format_count_with_noun(len(summary.classes), "class", "classes")
-    if test.mean_auroc is None:
-        return f"none of {every} has an AUROC" + (f": {test.withheld}" if test.withheld else "")
+    if test.main_mean is None:
+        figure = "a Dice" if is_segmentation_run(summary) else "an AUROC"
+        return f"none of {every} has {figure}" + (f": {test.withheld}" if test.withheld else "")
     headline = test.compute_headline_auroc()
     if headline.mean is not None:
         return ""
@@ -126,7 +135,7 @@ def explain_missing_mean_auroc(summary: RunSummary) -> str:
 def describe_way_to_mean_auroc(summary: RunSummary) -> str:
     """Return what gives a mean AUROC where too few test images show each class; empty if the run has one."""
     headline = summary.test.compute_headline_auroc()
-    if summary.test.mean_auroc is None or headline.mean is not None:
+    if summary.test.main_mean is None or headline.mean is not None:
         return ""
     beside = "The AUROC of each class stands in the table."
     most = max(headline.left_out.values())
@@ -174,6 +183,9 @@ def describe_tested_model(summary: RunSummary) -> str:
 def describe_auroc_interval(summary: RunSummary) -> str:
     """Return the 95 % interval of the mean AUROC, and the sites that it holds for; empty if there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
+    segmentation = summary.test.segmentation
+    if segmentation is not None and segmentation.interval is not None:
+        return f"95 % interval {format_interval(segmentation.interval)}"
     if summary.test.compute_headline_auroc().left_out:
         return ""  # both are of the mean over all classes
     if intervals and intervals.mean_auroc:
@@ -240,8 +252,10 @@ def explain_missing_auroc(result: ClassMetrics | None) -> str:
     """Return why a class has no AUROC; empty if it has one."""
     if result is None:
         return "not among the test set's labels"
-    if result.auroc is not None:
+    if result.main_figure is not None:
         return ""
+    if DICE in result.more and result.positives == 0:
+        return "no test image shows it"
     if "auroc" in result.errors:
         return TOO_WIDE
     if result.positives is None:
@@ -378,8 +392,9 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     limits += summary.omissions
     for name in summary.classes:
         positives, negatives = test.get_class_image_counts(name) if name in test.per_class else (None, None)
-        if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
-            limits += warn_about_few_images(name, positives, negatives, "test image")
+        if positives is not None and negatives is not None and test.per_class[name].main_figure is not None:
+            what = "test patient" if test.figure_name == "Dice" else "test image"
+            limits += warn_about_few_images(name, positives, negatives, what)
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None and not summary.last_model_because:
@@ -564,6 +579,8 @@ class UndetectedClasses:
 
 def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
     """Return the classes that a model detects no better than by chance; a class without an interval is left out."""
+    if test.figure_name != "AUROC":  # no Dice is that of chance
+        return UndetectedClasses((), ())
     if test.intervals:
         bounds = {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
     else:
@@ -603,7 +620,7 @@ def is_last_round_best(summary: RunSummary) -> bool:
     """Return True if validation chose the last of several rounds, so that more rounds may give a better model."""
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     # Where every label says the same, the loss falls for ever, and no round ranks better than another.
-    is_ranked = summary.test.mean_auroc is not None or bool(summary.test.withheld)
+    is_ranked = summary.test.main_mean is not None or bool(summary.test.withheld)
     return by_validation and is_ranked and not summary.last_model_because and 1 < summary.rounds == summary.best_round
 
 

@@ -50,11 +50,11 @@ _STYLES = {"training": (BLUE, SOLID, "circle"), "validation": (VERMILION, DASHED
 """Name of a curve -> its colour, line and marker."""
 
 
-def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None) -> Markup:
-    """Draw training and validation loss by round, and beside them the mean AUROC by round."""
+def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None, figure: str = "AUROC") -> Markup:
+    """Draw training and validation loss by round, and beside them the mean AUROC, or Dice, by round."""
     panels = {
         "loss": {"training": "train_loss", "validation": "validation_loss"},
-        "mean AUROC": {"validation": "validation_auroc"},
+        f"mean {figure}": {"validation": "validation_auroc"},
     }
     numbers = [line.round for line in rounds]
     plots = list[Plot]()
@@ -154,11 +154,12 @@ def draw_auroc_bars(
     groups: Sequence[AnnotatedClassGroup],
     aurocs: Mapping[str, ValueWithError | None],
     intervals: Mapping[str, tuple[float, float]],
+    figure: str = "AUROC",
 ) -> Markup:
-    """Draw the AUROC of each class as a bar from 0.5, with its interval; classes are grouped by annotation."""
+    """Draw the AUROC, or Dice, of each class as a bar from 0.5, with its interval; groups are those by annotation."""
     ends = [end for each in intervals.values() for end in each]
     values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
-    plot = Plot(Axis("AUROC", (min([0.45, *(value - 0.06 for value in values)]), 1.0)))
+    plot = Plot(Axis(figure, (min([0.45, *(value - 0.06 for value in values)]), 1.0)))
     positions = label_class_rows(plot, groups)
     for group in groups:
         for name in group.classes:
@@ -169,7 +170,7 @@ def draw_auroc_bars(
                 _add_auroc_bar(plot, positions[name], measured, intervals.get(name), _FILLS[group.kind])
     plot.add_vertical_rule(CHANCE)
     legend = [LegendEntry(group.title, color, hatch=hatch) for group in groups for color, hatch in [_FILLS[group.kind]]]
-    about = "Bar chart: AUROC of every class; the table beside it has the numbers."
+    about = f"Bar chart: {figure} of every class; the table beside it has the numbers."
     return draw_figure([plot], "bars", about, height=measure_class_rows(groups), legend=legend)
 
 

@@ -29,7 +29,11 @@ def write_run_report(folder: Path) -> Path:
     summary = (run := read_run(folder)).summary
     groups, sites, best = group_classes_by_annotation(summary), list(summary.sites), summary.client_accuracy
     intervals = summary.test.intervals or summary.test.sampled
-    aurocs = {name: result.metric_with_error("auroc") for name, result in summary.test.per_class.items()}
+    aurocs = {name: result.main_figure_with_error for name, result in summary.test.per_class.items()}
+    of_classes = intervals.per_class if intervals else {}
+    if (segmentation := summary.test.segmentation) is not None:
+        of_classes = {name: each.interval for name, each in segmentation.per_class.items() if each.interval}
+    figure_name = "Dice" if run_claims.is_segmentation_run(summary) else "AUROC"
     drawn = 0 < len(sites) <= SITES_SHOWN and 0 < len(sites) * len(run.rounds) <= DOTS_SHOWN
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
@@ -68,8 +72,9 @@ def write_run_report(folder: Path) -> Path:
         facts=facts,
         changed=changed_settings,
         settings=list(flatten_settings(summary.experiment)),
-        curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
-        bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
+        curves=run_figures.draw_learning_curves(run.rounds, summary.best_round, figure_name) if run.rounds else "",
+        bars=run_figures.draw_auroc_bars(groups, aurocs, of_classes, figure_name),
+        figure_name=figure_name,
         quality=make_quality_template_variables(summary.test, groups),
         beside_pooled=compute_means_over_sites(summary.test),
         by_hospital=tabulate_hospitals(summary),

@@ -45,7 +45,8 @@ class ClassAurocTable:
         # Numbers for sites, letters for runs.
         site_numbers = [str(number) for number in range(1, len(sites) + 1)]
         letters = [chr(ord("A") + place % 26) * (1 + place // 26) for place in range(len(labels))]
-        letters = letters if len(labels) > 1 else ["AUROC"]
+        figure = next(iter(self.summaries.values())).test.figure_name
+        letters = letters if len(labels) > 1 else [figure]
         choices = [(sites, labels), (site_numbers, labels), (sites, letters), (site_numbers, letters), (None, letters)]
         choices = choices if len(sites) <= SITES_MARKED else [(None, labels), (None, letters)]
         for site_headings, run_headings in choices:
@@ -69,7 +70,7 @@ class ClassAurocTable:
             site_headings: Headings of a column for each site; None for one column with the number of sites.
         """
         first = next(iter(self.summaries.values()))
-        table = Table(title="AUROC by class", title_justify="left", caption_justify="left")
+        table = Table(title=f"{first.test.figure_name} by class", title_justify="left", caption_justify="left")
         marks_class = "" if site_headings is None else "● annotates the class"
         marks_best = f"{BEST} highest in its row" if len(self.summaries) > 1 else ""
         table.caption = "   ".join(filter(None, (marks_class, marks_best)))
@@ -82,7 +83,7 @@ class ClassAurocTable:
             table.add_row(Text(group.title, style="italic dim"))
             for name in group.classes:
                 results = [summary.test.per_class.get(name) for summary in self.summaries.values()]
-                aurocs = [result.metric_with_error("auroc") if result else None for result in results]
+                aurocs = [result.main_figure_with_error if result else None for result in results]
                 marks = ["●" if name in record.classes else "" for record in first.sites.values()]
                 if site_headings is None:
                     marks = [f"{len(first.annotating_sites_by_class.get(name, ()))} of {len(first.sites)}"]

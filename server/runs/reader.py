@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary
+from polyclinic.common.metrics.auroc import ClassMetrics, FinalTestSummary, compute_mean_and_sd
 from polyclinic.common.metrics.benefit import FederationBenefit
 from polyclinic.common.metrics.calibration import ThresholdDecisions
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, RoundAccuracy
@@ -67,6 +67,13 @@ class SiteTestResult(_LenientRunFileModel):
     mean_auroc: float | None = None
     per_class: dict[str, ClassMetrics] = Field(default_factory=dict)
     decisions: dict[str, ThresholdDecisions] = Field(default_factory=dict)
+
+    @property
+    def main_mean(self) -> float | None:
+        """Return the mean AUROC over the site's classes; in a segmentation, the mean Dice."""
+        if self.mean_auroc is not None:
+            return self.mean_auroc
+        return compute_mean_and_sd(metrics.main_figure for metrics in self.per_class.values())[0]
 
 
 class SiteBenefit(_LenientRunFileModel):

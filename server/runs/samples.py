@@ -18,6 +18,7 @@ from polyclinic.common.models.network import (
     compute_image_probabilities,
     select_head_row_labels,
 )
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device
@@ -26,7 +27,7 @@ from polyclinic.server.runs.reader import SAMPLES, ClassSampleImages, ReportSamp
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-WITHOUT_PATIENTS = ("digits", "phantom")
+WITHOUT_PATIENTS = ("digits", "phantom", "organs")
 """Kinds of data whose images belong to no patient."""
 OF_A_KIND = 2
 CLASSES = 12
@@ -38,6 +39,8 @@ BUDGET = 300_000
 
 def report_shows_sample_images(experiment: Experiment) -> bool:
     """Return whether the report of this experiment shows sample images."""
+    if is_segmentation(experiment.model.task):  # a picture is neither right nor wrong as a whole
+        return False
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
     return all(data.kind in WITHOUT_PATIENTS for data in (experiment.data, experiment.server_data) if data is not None)

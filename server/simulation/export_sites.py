@@ -59,6 +59,11 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
                 if labels.shape[1] == 1:
                     labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
                 named: dict[str, NDArray[Any]] = {"images": images.images, "labels": labels, "patient": images.patients}
+                if images.masks is not None:
+                    areas = images.masks.read_class_areas(np.arange(len(images)), images.class_names)
+                    areas = np.moveaxis(areas, 1, -1)  # (n, *spatial, classes)
+                    missing = labels.shape[1] - areas.shape[-1]
+                    named["masks"] = np.pad(areas, [(0, 0)] * (areas.ndim - 1) + [(0, missing)])
                 arrays |= {f"{part}_{name}": array for name, array in named.items()}
             content = io.BytesIO()
             np.savez(content, allow_pickle=False, **arrays)

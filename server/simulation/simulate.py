@@ -19,6 +19,7 @@ from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.models.network import Precision, find_network_build_faults
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.zoo.registry import describe_missing_batch_norm, find_plugin_network_faults
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
 from polyclinic.common.simulation import (
     POOLED,
@@ -33,7 +34,13 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.common.system.terminal import ProgressFormat
 from polyclinic.common.vocabulary import group_words_by_class, name_images_by_vocabulary
-from polyclinic.data.base.image_set import ImageSet, SharedPicture, SkippedImage, describe_skipped_images
+from polyclinic.data.base.image_set import (
+    ImageSet,
+    SharedPicture,
+    SkippedImage,
+    describe_skipped_images,
+    find_missing_mask_faults,
+)
 from polyclinic.data.load import (
     EXTERNAL_TEST,
     find_dataset_faults,
@@ -358,6 +365,9 @@ def check_simulation_experiment(
     try:
         data = load_simulated_data(experiment, file.base_folder, tell)
         contract = data.label_contract
+        if is_segmentation(experiment.model.task):
+            own = None if data.server is None else data.server.train
+            raise_faults(find_missing_mask_faults({"data": data.splits.train, "server_data": own}))
         raise_faults(find_missing_coordinator_images(method, data.server))
         classes = contract.class_names
         keeps_norm = method.site.keeps_batch_norm_local
@@ -400,6 +410,8 @@ def read_external_test_set(
         if images is not None:
             images = name_images_by_vocabulary(images, file.experiment.vocabulary, EXTERNAL_TEST)
             refuse_test_set_without_model_class(images, data.label_contract.class_names)
+        if is_segmentation(file.experiment.model.task):
+            raise_faults(find_missing_mask_faults({EXTERNAL_TEST: images}))
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     return images

@@ -7,6 +7,7 @@ import numpy as np
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import quote_names
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.plugins import format_plugin_user_name
 from polyclinic.common.simulation import SimulatedData
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list
@@ -17,7 +18,7 @@ from polyclinic.strategies.local.plugin_calls import describe_softmax_like_loss
 LabelWord = Literal["present", "absent"]
 MOST_NAMED = 8
 """Classes that a sentence names; more are counted."""
-_GENERATED = ("digits", "phantom", "composites")
+_GENERATED = ("digits", "phantom", "organs", "composites")
 """Kinds of data that the product generates; their experiments choose the task."""
 
 
@@ -31,7 +32,8 @@ def list_training_notes(
         is_transform_repeatable: False if the transform changes the same images in another way with the same seed.
     """
     notes = (
-        *describe_classes_of_one_label(experiment, data),
+        # An organ that every image shows is learned all the same, from its pixels.
+        *([] if is_segmentation(experiment.model.task) else describe_classes_of_one_label(experiment, data)),
         describe_exclusive_labels(experiment, data),
         describe_softmax_like_loss(experiment, len(data.label_contract.class_names), missing),
         "" if is_transform_repeatable else _describe_unrepeatable_transform(experiment),

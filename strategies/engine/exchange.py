@@ -531,7 +531,7 @@ def find_reply_mismatch(
     if strangers:
         return f"tested {quote_names(strangers)}, which it does not annotate"
     metrics = record.metric_names if isinstance(record, EvaluateReply) else ()
-    extra = sorted(set(metrics) - set(requests.plan.evaluation.metrics))
+    extra = sorted(set(metrics) - set(requests.plan.test_metrics))
     return f"sent the metrics {quote_names(extra)}, which the plan does not ask for" if extra else ""
 
 

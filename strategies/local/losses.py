@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from polyclinic.common import plugins
 from polyclinic.common.config import BY_STEP, TrainingSection
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.models.zoo.spec import Task, is_segmentation
 from polyclinic.common.plugins import PLUGIN, load_plugin_entry_point
 
 Missing = Literal["masked", "negative"]
@@ -47,8 +47,14 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
 
 
 def fill_missing_labels(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
-    """Return labels ``(batch, rows)``; if ``missing`` is ``negative``, the classes not annotated have the label 0."""
-    return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
+    """Return the labels; if ``missing`` is ``negative``, the classes not annotated have the label 0.
+
+    Args:
+        labels: ``(batch, rows)``, or of each pixel ``(batch, rows, *spatial)``.
+    """
+    if missing == "masked":
+        return labels
+    return torch.where(annotated.reshape(-1, *[1] * (labels.ndim - 2)), labels, 0.0)
 
 
 def compute_positive_weights(labels: Tensor) -> Tensor:
@@ -200,7 +206,8 @@ def adapt_plugin_loss(loss: Callable[..., Any]) -> LossFunction:
         return loss
 
     def compute_loss_of_known_classes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Any:
-        known = annotated | ~labels.isnan().all(dim=0)
+        is_unknown = labels.isnan().all(dim=0).reshape(len(annotated), -1).all(1)
+        known = annotated | ~is_unknown
         return loss(logits, labels) if bool(known.all()) else loss(logits[:, known], labels[:, known])
 
     return compute_loss_of_known_classes
@@ -216,7 +223,7 @@ def make_batch_weight(spec: TrainingSection, task: Task, missing: Missing, label
         missing: How the loss treats classes that the site does not annotate.
         labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown; for ``class_weights``.
     """
-    if task == "multi_label":
+    if task != "multi_class":
         return lambda labels, annotated: count_known_labels(fill_missing_labels(labels, annotated, missing), annotated)
     class_weights = compute_class_weights(labels) if spec.class_weights else None
     return lambda labels, annotated: _compute_image_weights(labels, class_weights).sum()
@@ -241,6 +248,11 @@ def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss
     if level != "none" and training.class_weights:
         problem = "counts a site's images, and no noise covers that."
         faults.append(Fault("training.class_weights", problem, "Leave it out."))
+    if is_segmentation(task):
+        ours = training.loss in ("focal", "asymmetric")
+        named = {"loss": ours, "class_weights": training.class_weights}
+        problem = "weighs labels of images; segmentation has Dice and cross-entropy over pixels."
+        faults += [Fault(f"training.{key}", problem, "Leave it out.") for key, is_set in named.items() if is_set]
     if training.loss == "asymmetric" and task == "multi_class":
         problem = "the asymmetric loss asks of each class by itself whether it is there; here classes exclude others."
         faults.append(Fault("training.loss", problem, 'Use "focal", or model.task = "multi_label".'))

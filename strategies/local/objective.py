@@ -16,7 +16,7 @@ from polyclinic.common.models.network import Model, select_head_row_labels
 from polyclinic.common.models.zoo.networks import is_batch_norm
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays
 from polyclinic.data.base.image_set import ImageSet
-from polyclinic.data.images.pixels import ImageTensors
+from polyclinic.data.images.pixels import ImageTensors, MaskTensors, make_mask_tensors
 from polyclinic.strategies.local.losses import (
     LOSSES_OF_KNOWN_LABELS,
     LossFunction,
@@ -41,7 +41,7 @@ class Batch(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """Return the labels ``(batch, rows)``, NaN for unknown."""
+        """Return the labels ``(batch, rows)``, NaN for unknown; in segmentation ``(batch, rows, *spatial)``."""
 
     @property
     def annotated(self) -> Tensor:
@@ -52,10 +52,13 @@ class Batch(Protocol):
         """Return the CPU generator for an objective's own random numbers."""
 
     def view(self) -> Tensor:
-        """Return a new randomly augmented view of the images, float32 ``(batch, channels, height, width)``."""
+        """Return a new randomly augmented view of the images, float32 ``(batch, channels, height, width)``.
+
+        In segmentation each call returns the same view, the one that the labels belong to.
+        """
 
     def logits(self, model: Model, view: Tensor) -> Tensor:
-        """Return the model's logits for a view of the images, float32 ``(batch, rows)``."""
+        """Return the model's logits for a view of the images, float32 ``(batch, rows[, *spatial])``."""
 
 
 Objective = Callable[[Model, Batch], Tensor]
@@ -77,12 +80,21 @@ class LabelledExamples:
         annotated: bool ``(rows,)``, the head rows whose class the site annotates.
         read_digests: Returns a number for each image, uint64 ``(n,)``, by which a method finds an image again when
             other images have come or gone; None where images never change.
+        masks: The labels of each pixel; None if there are labels of images alone.
+        patients: ``(n,)``, the patient of each image; None if no figure asks for it.
     """
 
     images: Tensor | ImageTensors
     labels: Tensor
     annotated: Tensor
     read_digests: Callable[[], NDArray[np.uint64]] | None = None
+    masks: MaskTensors | None = None
+    patients: NDArray[np.str_] | None = None
+
+    def get_labels(self, rows: Tensor) -> Tensor:
+        """Return the labels of these images, ``(batch, rows)``; with masks, of each pixel."""
+        labels = self.labels[rows]
+        return labels if self.masks is None else self.masks.make_pixel_labels(rows, labels)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -128,7 +140,12 @@ def pair_pixels_with_labels(
     annotated = torch.tensor([name in of_site for name in class_names], dtype=torch.bool)
     labels = select_head_row_labels(images, class_names)
     return LabelledExamples(
-        pixels, labels.to(pixels.device), annotated.to(pixels.device), lambda: images.picture_digests
+        pixels,
+        labels.to(pixels.device),
+        annotated.to(pixels.device),
+        lambda: images.picture_digests,
+        make_mask_tensors(images, class_names, pixels.device),
+        images.patients,
     )
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from polyclinic.common.config import EvaluationSection, HospitalPlan, TrainingSection
 from polyclinic.common.contract import LabelContract
 from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
-from polyclinic.common.models.zoo.spec import Task
+from polyclinic.common.models.zoo.spec import Task, is_segmentation
 from polyclinic.common.wire.records import Arrays, Form
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
@@ -32,6 +32,7 @@ from polyclinic.strategies.local.losses import (
     make_training_loss,
 )
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, add_proximal_term, plain
+from polyclinic.strategies.local.segmentation_losses import SEGMENTATION_LOSSES
 from polyclinic.strategies.local.stages import RoundDefault, Stage
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
@@ -168,6 +169,7 @@ class SiteMethod:
         full_coverage: True if every site must annotate every class.
         takes_volumes: True if the method trains on volumes.
         multi_class: True if the method supports tasks in which classes exclude one another.
+        no_segmentation: Why the method does not go with labels of pixels; empty if it does.
         selection: Who chooses the best round: the ``federation`` by the sites' mean, or each ``site`` for itself.
         sequential: True if the model passes from hospital to hospital instead of being averaged.
         hospitals_train: True if hospitals train at all.
@@ -191,6 +193,7 @@ class SiteMethod:
     full_coverage: ClassVar[bool] = False
     takes_volumes: ClassVar[bool] = True
     multi_class: ClassVar[bool] = True
+    no_segmentation: ClassVar[str] = ""
     selection: ClassVar[Literal["federation", "site"]] = "federation"
     sequential: ClassVar[bool] = False
     hospitals_train: ClassVar[bool] = True
@@ -215,6 +218,10 @@ class SiteMethod:
             problem = f"{self.name} asks of each class by itself whether it is there"
             problem = f"{problem}; in a multi-class task classes exclude others."
             raise BadInput([Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')])
+        if is_segmentation(task) and self.no_segmentation:
+            problem = f"{self.name} does not go with segmentation: {self.no_segmentation}."
+            remedy = 'Use "surgical", "partial_loss" or "condistfl".'
+            raise BadInput([Fault("run.method", problem, remedy)])
 
     # ------------------------------------------------------------------ declared data
 
@@ -231,7 +238,8 @@ class SiteMethod:
     @cached_property
     def loss(self) -> LossFunction:
         """Return the loss that validation measures, which is by default also the training loss."""
-        return PLAIN_LOSSES[self.task, self.missing_labels_count_as]
+        losses = SEGMENTATION_LOSSES if is_segmentation(self.task) else PLAIN_LOSSES
+        return losses[self.task, self.missing_labels_count_as]
 
     def choose_training_loss(self, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the training loss: the one chosen in ``[training]``, or :attr:`loss`.
@@ -251,9 +259,9 @@ class SiteMethod:
         """Return the method's default criterion for the best round: AUROC in multi-label tasks, otherwise loss.
 
         The papers compare AUROC, and the plain loss says little about adjusted or weighted logits. UniFed uses the loss
-        in multi-class tasks (specs 2.4).
+        in multi-class tasks (specs 2.4). In segmentation the mean Dice takes the place of the AUROC.
         """
-        return "auroc" if self.task == "multi_label" else "loss"
+        return "loss" if self.task == "multi_class" else "auroc"
 
     def choose_selection_criterion(self, evaluation: EvaluationSection) -> Criterion:
         """Return the criterion for the best round: the experiment's, or the method's default."""

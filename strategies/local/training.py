@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from polyclinic.common.config import TrainingSection
 from polyclinic.common.metrics.auroc import compute_mean_auroc
+from polyclinic.common.metrics.segmentation import compute_mean_dice
 from polyclinic.common.models.gpu import GRAPH_DEVICES, is_data_parallel, use_cuda_graphs
 from polyclinic.common.models.network import (
     Model,
@@ -22,12 +23,14 @@ from polyclinic.common.models.network import (
     logits_to_probabilities,
     set_train_mode,
 )
+from polyclinic.common.models.segmenting import compare_with_masks
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.common.plugins import PLUGIN
 from polyclinic.common.wire.records import ModelGroups
 from polyclinic.data.base.spec import AugmentationSpec
-from polyclinic.data.images.augmentation import augment_images_weakly
+from polyclinic.data.images.augmentation import augment_images_weakly, augment_images_with_labels
+from polyclinic.data.images.pixels import ImageTensors
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 from polyclinic.strategies.local.losses import BatchWeight, LossFunction, count_known_labels
 from polyclinic.strategies.local.objective import LabelledExamples, Losses, Objective
@@ -133,8 +136,11 @@ def train_epoch(
         for number, (rows, images) in enumerate(zip(parts, examples.prefetch_images(parts), strict=True), start=1):
             if begin_step is not None:
                 begin_step()
-            labels = examples.labels[rows]
-            batch = MiniBatch(rows, images, labels, examples.annotated, augmented, arithmetic, generator)
+            labels = examples.get_labels(rows)
+            if examples.masks is not None and augmented is not None:
+                images, labels = augment_images_with_labels(images.float(), labels, task.augmentation, generator)
+            of_batch = None if examples.masks is not None else augmented
+            batch = MiniBatch(rows, images, labels, examples.annotated, of_batch, arithmetic, generator)
             value = task.objective(network, batch)
             if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)
@@ -160,7 +166,7 @@ def compute_batch_shares(task: TrainingTask, parts: Sequence[Tensor]) -> Tensor:
         parts: Indices of the images of each batch, in the order of training.
     """
     examples, steps = task.examples, task.spec.gradient_accumulation_steps
-    weights = torch.stack([task.batch_weight(examples.labels[rows], examples.annotated) for rows in parts])
+    weights = torch.stack([task.batch_weight(examples.get_labels(rows), examples.annotated) for rows in parts])
     shares = [
         window / window.sum().clamp(min=torch.finfo(torch.float32).tiny) for window in torch.split(weights, steps)
     ]
@@ -271,11 +277,12 @@ def count_batches(n: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class ValidationMetrics:
-    """Loss and mean AUROC of a network on validation images.
+    """Loss and mean AUROC of a network on validation images; in segmentation the mean Dice is in place of the AUROC.
 
     Attributes:
         loss: Mean loss; None if no label is known.
         mean_auroc: Mean over classes; None if no class has both positives and negatives, or an output is not finite.
+            In segmentation the mean over classes of the mean Dice over patients; None if no class is outlined.
     """
 
     loss: float | None = None
@@ -292,8 +299,34 @@ def validate_network(
     """Return the loss over all examples, and the mean AUROC over the annotated classes except those in ``but``."""
     if not examples.has_known_labels:
         return ValidationMetrics()
+    if examples.masks is not None:
+        return _validate_segmentation(network, examples, loss, spec, but)
     logits = compute_logits(network, examples.images, spec.precision)
     return judge_logits(network, logits, examples, loss, but)
+
+
+def _validate_segmentation(
+    network: SplitNetwork, examples: LabelledExamples, loss: LossFunction, spec: TrainingSection, but: Collection[str]
+) -> ValidationMetrics:
+    """Return the mean loss over the known pixels, and the mean Dice over the annotated classes except those in ``but``.
+
+    The images are read in batches, because the logits of all pixels would not fit into memory.
+    """
+    assert isinstance(examples.images, ImageTensors), type(examples.images)
+    assert examples.masks is not None
+    assert examples.patients is not None
+
+    def compute_batch_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return loss(logits, labels, examples.annotated), count_known_labels(labels, examples.annotated)
+
+    compared = compare_with_masks(
+        network, examples.images, examples.masks, examples.labels, spec.precision, loss=compute_batch_loss
+    )
+    if compared.loss is None or not np.isfinite(compared.loss):
+        return ValidationMetrics(compared.loss)
+    is_counted = examples.annotated.cpu().numpy()
+    columns = [c for c, name in enumerate(network.class_names) if is_counted[c] and name not in but]
+    return ValidationMetrics(compared.loss, compute_mean_dice(compared, examples.patients, columns))
 
 
 def judge_logits(

@@ -175,6 +175,7 @@ class CBAFedSite(SiteMethod):
     """The hospital's half of CBAFed: from stage 2 on, it trains on labels and on pseudo-labels made before training."""
 
     name = "cbafed"
+    no_segmentation = "it decides for whole images whether a class is there"
     table = CBAFedParameters
     parameters: CBAFedParameters
     declared = Payload(

@@ -1,8 +1,8 @@
-"""ConDistFL for classification: a site holds the classes that it does not annotate to the model it received.
+"""ConDistFL: a site holds the classes that it does not annotate to the model it received.
 
 Wang, Shen, Myronenko et al.: "ConDistFL: Conditional Distillation for Federated Learning from Partially Annotated
 Data", DeCaF 2023 (arXiv 2308.04070), and its longer version, arXiv 2412.18833. Both segment. We had abstracts and the
-authors' published code (NVFlare, research/condist-fl), and keep what has a meaning for whole images.
+authors' published code (NVFlare, research/condist-fl), whose facts we follow.
 
 The authors' method, with FedAvg. A site minimises the supervised loss over its own organs, plus a weight times a Dice
 loss between the probabilities of student and teacher for everything else. The teacher is the received model, in
@@ -10,7 +10,12 @@ evaluation mode, on the same view; both are softened by the temperature 2. The p
 voxel shows this class given that it shows none of the site's own. Voxels that show an own organ by label, or by the
 teacher, are left out. The weight grows linearly from 0.01 in the first round to 1 in the last.
 
-Our version, for multi-label images. Classes do not exclude one another, so a class's conditional probability is its own
+In exclusive segmentation that is our version, with the marginal loss as supervised loss, as in the authors' code, and
+the background as one of the groups that are distilled. Departures: each class is a group of its own (the authors join
+an organ and its tumour), one pixel is added to both sides of a Dice, and the optimiser is the experiment's. In
+segmentation of classes that may overlap, a class's conditional probability is its own, and no pixel is left out.
+
+Our version for multi-label images. Classes do not exclude one another, so a class's conditional probability is its own
 probability, and no image is left out. The Dice loss, which compares areas, becomes the Kullback-Leibler divergence of
 present and absent, as the mean over images and over the classes that the site does not annotate. In a multi-class task
 every image of a site shows an own class; all would be left out, so that task is refused.
@@ -26,6 +31,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from polyclinic.common.models.network import Model
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
+from polyclinic.strategies.local.segmentation_losses import (
+    conditional_distillation_loss,
+    independent_distillation_loss,
+    marginal_loss,
+)
 from polyclinic.strategies.local.site_method import Parameters, SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage
 from polyclinic.strategies.methods.base import Method
@@ -92,6 +102,8 @@ class ConDistFLSite(SiteMethod):
         """Return the local round: the loss over own classes, plus the weighted distance from the received model."""
         parameters = self.parameters
         supervised = self.choose_training_loss(context.examples, context.spec)
+        if self.task == "exclusive_segmentation" and context.spec.loss == "plain":
+            supervised = marginal_loss  # without the exclusion loss: what excludes the own classes is distilled
         teacher = copy_model_as_teacher(context.network)
         weight = compute_distillation_weight(
             context.round - 1, parameters.first_weight, parameters.last_weight, parameters.ramp_rounds
@@ -105,10 +117,18 @@ class ConDistFLSite(SiteMethod):
                 return loss
             with torch.no_grad():
                 received = batch.logits(teacher, view)
-            distance = compute_distance_from_teacher(student[:, others], received[:, others], parameters.temperature)
-            return loss + weight * distance
+            return loss + weight * self._measure_distance(student, received, batch)
 
         return LocalRound(objective)
+
+    def _measure_distance(self, student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
+        """Return the distance between the logits of student and teacher, for the classes that the site lacks."""
+        temperature, others = self.parameters.temperature, ~batch.annotated
+        if self.task == "exclusive_segmentation":
+            return conditional_distillation_loss(student, teacher, batch.labels, batch.annotated, temperature)
+        if self.task == "segmentation":
+            return independent_distillation_loss(student, teacher, batch.annotated, temperature)
+        return compute_distance_from_teacher(student[:, others], teacher[:, others], temperature)
 
 
 class ConDistFL(Method):

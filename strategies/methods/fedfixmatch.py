@@ -75,6 +75,7 @@ class FedFixMatchSite(SiteMethod):
     """The hospital's half of FedFixMatch: FixMatch for each class separately."""
 
     name = "fedfixmatch"
+    no_segmentation = "it compares two views of an image, whose pixels do not lie in one place"
     table = FedFixMatchParameters
     parameters: FedFixMatchParameters
     chooses_loss = False

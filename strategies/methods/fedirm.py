@@ -189,6 +189,7 @@ class FedIRMSite(SiteMethod):
     """The hospital's half of FedIRM: partial loss; later also consistency and relation matching for missing labels."""
 
     name = "fedirm"
+    no_segmentation = "it compares what the model says of whole images"
     table = FedIRMParameters
     parameters: FedIRMParameters
     declared = Payload(

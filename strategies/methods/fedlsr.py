@@ -104,6 +104,7 @@ class FedLSRSite(SiteMethod):
     """The hospital's half of FedLSR: training on a mixture of two views, with a penalty on differing predictions."""
 
     name = "fedlsr"
+    no_segmentation = "it mixes two views of an image, whose pixels do not lie in one place"
     table = FedLSRParameters
     parameters: FedLSRParameters
     chooses_loss = False

@@ -359,6 +359,7 @@ class FedMLPSite(SiteMethod):
     """The hospital's half of FedMLP: partial loss and consistency; in stage 2, tags are used like labels."""
 
     name = "fedmlp"
+    no_segmentation = "it looks for missing labels by the features of whole images"
     table = FedMLPParameters
     parameters: FedMLPParameters
     declared = Payload(

@@ -253,6 +253,7 @@ class FedNoRoSite(SiteMethod):
     """The hospital's half of FedNoRo: adjusted cross-entropy; at a noisy site also distillation."""
 
     name = "fednoro"
+    no_segmentation = "it finds noisy sites by the losses of whole images"
     table = FedNoRoParameters
     parameters: FedNoRoParameters
     declared = Payload(

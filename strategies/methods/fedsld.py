@@ -306,6 +306,7 @@ class FedSLDSite(SiteMethod):
     """The hospital's half of FedSLD: each loss is weighted by batch share over federation share."""
 
     name = "fedsld"
+    no_segmentation = "it weighs whole images by the distribution of their labels"
     table = FedSLDParameters
     parameters: FedSLDParameters
     declared = Payload(label_counts=True)
@@ -331,6 +332,7 @@ class ScaledFedAvgSite(SiteMethod):
     """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate or a factor per batch."""
 
     name = "fedavg_scaled"
+    no_segmentation = "it weighs whole images by the distribution of their labels"
     table = ScaledFedAvgParameters
     parameters: ScaledFedAvgParameters
     declared = Payload(label_counts=True)

@@ -125,6 +125,7 @@ class RSCFedSite(SiteMethod):
     """The hospital's half of RSCFed: cross-entropy on the site's classes, consistency with a teacher on the others."""
 
     name = "rscfed"
+    no_segmentation = "it compares two views of an image, whose pixels do not lie in one place"
     table = RSCFedParameters
     parameters: RSCFedParameters
     chooses_loss = False

@@ -15,7 +15,7 @@ from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, compute_image_probabilities
 from polyclinic.common.models.saved import load_model, save_model
-from polyclinic.common.models.zoo.spec import Architecture, ModelSpec, Task
+from polyclinic.common.models.zoo.spec import SEGMENTATION_NETWORKS, Architecture, ModelSpec, Task
 from polyclinic.data.load import load_dataset
 from polyclinic.server.export.exported_model import (
     METADATA,
@@ -51,6 +51,7 @@ def tiny(tmp_path: Path) -> Path:
 
 def saved(folder: Path, architecture: str, channels: int = 1, task: Task = "multi_label", size: Any = 32) -> Path:
     """Save a model with random weights whose batch normalisation is not as it was built."""
+    task = "segmentation" if architecture in SEGMENTATION_NETWORKS else task
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task)  # type: ignore[arg-type]
     network = build_network(spec, CLASSES, 7)
     random = torch.Generator().manual_seed(3)

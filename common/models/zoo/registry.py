@@ -33,7 +33,16 @@ from polyclinic.common.models.zoo.networks import (
     unifed_vgg11,
     vgg11,
 )
-from polyclinic.common.models.zoo.spec import NEW_HEAD, Architecture, ModelSpec, is_external_network
+from polyclinic.common.models.zoo.spec import (
+    MONAI_SEGMENTATION,
+    NEW_HEAD,
+    Architecture,
+    ModelSpec,
+    Task,
+    is_external_network,
+    is_segmentation,
+)
+from polyclinic.common.models.zoo.unet import UNET_WIDTH, TinyUNet
 from polyclinic.common.plugins import (
     MODELS,
     PLUGIN,
@@ -60,6 +69,8 @@ SWIN_UNETR = "SwinUNETR"
 """MONAI's network for segmentation, of which the encoder makes features of volumes."""
 _SWIN_FEATURES = 48
 """Its size in the public weights."""
+_UNET_FEATURES = (32, 64, 128, 256)
+"""Features of the levels of MONAI's DynUNet; its UNet has all but the last."""
 MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
 """Pattern of MONAI's networks that are supported beside its EfficientNets."""
 
@@ -152,6 +163,8 @@ def _build_monai_backbone(name: str, channels: int, image_size: int | VolumeSize
     from monai.networks import nets
 
     takes_volumes = isinstance(image_size, tuple)
+    if f"monai:{name}" in MONAI_SEGMENTATION:
+        return _build_monai_unet(nets, name, channels, dimensions=3 if takes_volumes else 2)
     names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
     names += [f"efficientnet-b{number}" for number in range(9)]
     names += [SWIN_UNETR] if takes_volumes else []
@@ -170,6 +183,19 @@ def _build_monai_backbone(name: str, channels: int, image_size: int | VolumeSize
     network = cast(nn.Module, getattr(nets, name)(**options))
     _remove_last_dense_layer(network, f"monai:{name}")
     return network
+
+
+def _build_monai_unet(nets: Any, name: str, channels: int, *, dimensions: int) -> nn.Module:
+    """Build one of MONAI's networks for segmentation, which returns a feature map in place of class scores."""
+    if name == "UNet":
+        widths = _UNET_FEATURES[:-1]
+        halvings = [2] * (len(widths) - 1)
+        return cast(nn.Module, nets.UNet(dimensions, channels, widths[0], widths, halvings, num_res_units=2))
+    levels = len(_UNET_FEATURES)
+    strides = [1] + [2] * (levels - 1)
+    network: Any = nets.DynUNet(dimensions, channels, 1, [3] * levels, strides, strides[1:], filters=_UNET_FEATURES)
+    network.output_block = nn.Identity()
+    return cast(nn.Module, network)
 
 
 def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
@@ -315,8 +341,11 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
                 break
         raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     module.train(was_training)
-    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
-        problem = f"returns {_describe_output(features)} for one image; one vector is needed, (1, width)."
+    dimensions, shape = 2, "one vector is needed, (1, width)"
+    if is_segmentation(spec.task):
+        dimensions, shape = 2 + len(spec.sides), "one feature map is needed, (1, width, height, width) for pictures"
+    if not isinstance(features, Tensor) or features.ndim != dimensions or len(features) != 1:
+        problem = f"returns {_describe_output(features)} for one image; {shape}."
         remedy = _suggest_vector(features)
         raise BadInput([Fault(format_plugin_user_name("model", spec.architecture), problem, remedy)])
     return features
@@ -639,6 +668,8 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         return []
     output = _probe_with_noise_image(module, spec)
     width = int(output.shape[1])
+    if is_segmentation(spec.task):
+        return [] if width != classes else [_make_class_map_fault(spec, width)]
     dense = {name: layer for name, layer in _find_dense_layers(module).items() if layer.out_features == width}
     heads: dict[str, nn.Module] = {
         name: layer
@@ -661,6 +692,13 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
         remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
+
+
+def _make_class_map_fault(spec: ModelSpec, width: int) -> Fault:
+    """Return the fault of a network for segmentation that seems to have its own last convolution."""
+    problem = f"{format_network_name(spec)} returns {width} numbers for each pixel, one for each class of the run."
+    remedy = 'Return the feature map before its last convolution. If these are features, set model.head = "new".'
+    return Fault("model.head", problem, remedy)
 
 
 def describe_image_size(size: int | VolumeSize) -> str:
@@ -702,12 +740,17 @@ _BACKBONES: dict[Architecture, Callable[[int, Any], Backbone]] = {
     "unifed_vgg11": lambda channels, size: Backbone(unifed_vgg11(channels), 4096),
     "unifed_resnet18": lambda channels, size: Backbone(unifed_resnet18(channels), 512),
     "tiny_cnn": lambda channels, size: Backbone(tiny_cnn(channels), 96),
+    "tiny_unet": lambda channels, size: Backbone(TinyUNet(channels, 3 if isinstance(size, tuple) else 2), UNET_WIDTH),
     "tiny_cnn_3d": lambda channels, size: Backbone(tiny_cnn_3d(channels), 64),
 }
 
 
 def build_backbone(
-    architecture: Architecture, channels: int, image_size: int | VolumeSize, head: str | None = None
+    architecture: Architecture,
+    channels: int,
+    image_size: int | VolumeSize,
+    head: str | None = None,
+    task: Task = "multi_label",
 ) -> Backbone:
     """Build the backbone of an architecture, with random weights from torch's global generator.
 
@@ -715,7 +758,9 @@ def build_backbone(
         BadInput: If an external backbone cannot be built.
     """
     if is_external_network(architecture):
-        spec = ModelSpec(architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head)
+        spec = ModelSpec(
+            architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head, task=task
+        )
         backbone = Backbone(*build_external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
@@ -737,7 +782,7 @@ def build_backbone_for_check(spec: ModelSpec) -> Backbone:
         return build_meta_backbone(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+        return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
 
 
 def build_meta_backbone(spec: ModelSpec) -> Backbone:
@@ -751,8 +796,8 @@ def build_meta_backbone(spec: ModelSpec) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+                return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
         except BadInput:
             if not spec.architecture.startswith(PLUGIN):
                 raise
-            return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
+            return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from polyclinic.common.errors import Fault
 from polyclinic.common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
@@ -22,12 +22,13 @@ Architecture = Literal[
     "unifed_vgg11",
     "unifed_resnet18",
     "tiny_cnn",
+    "tiny_unet",
     "tiny_cnn_3d",
 ]
 
 VOLUME_NETWORKS = '"tiny_cnn_3d", MONAI\'s such as "monai:DenseNet121", or a network of your own'
 """Networks that take volumes, for messages."""
-_ANY_DIMENSIONS = ("monai:", PLUGIN)
+_ANY_DIMENSIONS = ("monai:", PLUGIN, "tiny_unet")
 """Beginnings of the names of networks that take pictures or volumes, as ``image_size`` says."""
 _EXTERNAL = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
 
@@ -40,8 +41,26 @@ def is_external_network(architecture: str) -> bool:
     return bool(re.fullmatch(_EXTERNAL, architecture))
 
 
-Task = Literal["multi_label", "multi_class"]
-"""``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax."""
+Task = Literal["multi_label", "multi_class", "segmentation", "exclusive_segmentation"]
+"""``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax.
+
+``segmentation``: each class is there or not in each pixel, sigmoid. ``exclusive_segmentation``: one class or the
+background is in each pixel, softmax, in which the background has the logit 0.
+"""
+SEGMENTATION_NETWORKS = ("tiny_unet",)
+"""Our own architectures that return a feature map; plug-ins and MONAI have others."""
+MONAI_SEGMENTATION = ("monai:UNet", "monai:DynUNet")
+
+
+DICE, HAUSDORFF = "dice", "hd95"
+SEGMENTATION_METRICS = (DICE, HAUSDORFF)
+"""Metrics of a class that a hospital sends with the test of a segmentation, as it sends metrics of plug-ins."""
+
+
+def is_segmentation(task: str) -> bool:
+    """Return True for a task with a label for each pixel."""
+    return task.endswith("segmentation")
+
 
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 NEW_HEAD = "new"
@@ -90,6 +109,7 @@ TRAITS: dict[Architecture, ArchitectureTraits] = {
     "unifed_vgg11": ArchitectureTraits(32, *_HALF),
     "unifed_resnet18": ArchitectureTraits(32, *_HALF),
     "tiny_cnn": ArchitectureTraits(16, *_HALF),
+    "tiny_unet": ArchitectureTraits(8, *_HALF),
     "tiny_cnn_3d": ArchitectureTraits(8, *_HALF, takes_volumes=True),
 }
 
@@ -110,7 +130,7 @@ class ModelSpec(BaseModel):
 
     Attributes:
         architecture: Name of the backbone: one of ours, or an external network (:func:`is_external_network`).
-        task: Multi-label or multi-class, see :data:`Task`.
+        task: Multi-label, multi-class or segmentation, see :data:`Task`.
         channels: Input channels of the backbone; images with another number of channels are converted.
         image_size: Side in pixels to which the network resizes images; for a network of volumes depth, height and
             width in voxels.
@@ -207,6 +227,22 @@ class ModelSpec(BaseModel):
         if values is not None and channels and len(values) != channels:
             raise ValueError(f"expected one value for each of {channels} channels, got {len(values)}")
         return values
+
+    @model_validator(mode="after")
+    def _check_network_of_task(self) -> Self:
+        networks = (*SEGMENTATION_NETWORKS, *MONAI_SEGMENTATION)
+        is_own = self.architecture.startswith(PLUGIN)
+        segments = self.architecture in networks or (is_own and is_segmentation(self.task))
+        if self.plugin_head is not None and is_segmentation(self.task):
+            problem = "head names the last layer of a classifier; a network for segmentation returns its feature map"
+            raise ValueError(f"{problem}, to which the run adds a row for each class. Leave head out")
+        if segments and not is_segmentation(self.task):
+            problem = f"{self.architecture} gives a label for each pixel, and model.task asks for one for each image"
+            raise ValueError(f'{problem}: set model.task = "segmentation", or "exclusive_segmentation"')
+        if is_segmentation(self.task) and not segments:
+            problem = f"{self.architecture} gives a label for each image, and model.task asks for one for each pixel"
+            raise ValueError(f"{problem}: set model.architecture to one of {', '.join(networks)}, or a plug-in")
+        return self
 
     @property
     def sides(self) -> tuple[int, ...]:

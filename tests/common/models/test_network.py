@@ -22,7 +22,7 @@ from polyclinic.common.models.network import (
     unfreeze_network,
 )
 from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from polyclinic.common.models.zoo.spec import TRAITS, Architecture, ModelSpec
+from polyclinic.common.models.zoo.spec import SEGMENTATION_NETWORKS, TRAITS, Architecture, ModelSpec, Task
 from tests.federations import read_vectors
 
 SURGICAL = read_vectors("surgical.json")
@@ -86,7 +86,8 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
 ) -> None:
     size: Any = TRAITS[architecture].minimum_size
     size = (size, size, size) if TRAITS[architecture].takes_volumes else size
-    spec = ModelSpec(architecture=architecture, channels=channels, image_size=size)
+    task: Task = "segmentation" if architecture in SEGMENTATION_NETWORKS else "multi_label"
+    spec = ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task)
     network = build_network(spec, ["a", "b"], seed=0)
     set_train_mode(network)
     for batch in (2, 1):
@@ -94,7 +95,7 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
         images = np.random.default_rng(1).integers(0, 256, (batch, *spec.input_shape), dtype=np.uint8)
         logits = network(torch.from_numpy(images))
         logits.square().sum().backward()
-        assert logits.shape == (batch, 2)
+        assert logits.shape[:2] == (batch, 2)
         gradients = [parameter.grad for parameter in network.parameters()]
         assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
 

@@ -1,0 +1,255 @@
+"""Dice and 95 % Hausdorff distance by class and patient, their pooling over hospitals, and intervals over patients.
+
+A patient's Dice is that of all of the patient's images together, as if they were one volume. It is defined for patients
+in whom the class is outlined. The Hausdorff distance of a patient is the mean over the patient's images; it is defined
+where a class is both outlined and predicted.
+
+Hospitals tell both as histograms over patients, which add up. A Dice lies between 0 and 1 as a score does. A distance d
+is told as ``HALF / (HALF + d)``, whose bins are as wide as 1 to 2 % of a distance from 1 to 100.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.metrics.bootstrap import LEVEL, RESAMPLES, Interval
+from polyclinic.common.metrics.score_histograms import BINS, MIDDLES, Counts, ScoreHistogram, find_score_bins
+
+Floats = NDArray[np.float64]
+Areas = NDArray[np.bool_]
+
+PERCENTILE = 95
+HALF = 10.0
+"""Distance, in mm or pixels, that the middle of a histogram stands for."""
+
+
+def compute_dice(predicted: int, reference: int, common: int) -> float:
+    """Return the Dice of two areas from the sizes of both and of their overlap; NaN if both are empty."""
+    return 2 * common / (predicted + reference) if predicted + reference else float("nan")
+
+
+def compute_hausdorff_distance(
+    predicted: Areas, reference: Areas, spacing: Sequence[float] | None = None, percentile: float = PERCENTILE
+) -> float:
+    """Return the larger of both directions' percentile of the distances between two surfaces; NaN if one is empty.
+
+    A surface is the pixels of an area with a neighbour outside, as in MONAI's ``compute_hausdorff_distance``; pixels at
+    the border of the image count as surface.
+
+    Args:
+        predicted, reference: Masks of one shape, ``(*spatial)``.
+        spacing: Side of a pixel along each axis, in mm; None measures in pixels.
+    """
+    from scipy import ndimage  # here: a program that computes no distance does not pay for its import
+
+    if not predicted.any() or not reference.any():
+        return float("nan")
+    surfaces = [area & ~ndimage.binary_erosion(area) for area in (predicted, reference)]
+    directed = list[float]()
+    for surface, other in (surfaces, surfaces[::-1]):
+        distances = ndimage.distance_transform_edt(~other, sampling=spacing)
+        directed.append(float(np.percentile(distances[surface], percentile)))
+    return max(directed)
+
+
+@dataclass(frozen=True)
+class AreaComparison:
+    """Predicted and outlined areas of the images of one part of the data, by class.
+
+    Attributes:
+        predicted, reference, common: Pixels of each image and class, ``(n, classes)``: predicted, outlined, and both.
+        is_known: ``(n, classes)``, False where the class is not annotated.
+        distances: Hausdorff distances ``(n, classes)``, NaN where undefined; None if they were not computed.
+        loss: Mean loss over the images; None if no label is known.
+    """
+
+    predicted: NDArray[np.int64]
+    reference: NDArray[np.int64]
+    common: NDArray[np.int64]
+    is_known: NDArray[np.bool_]
+    distances: Floats | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class PatientFigures:
+    """Figures of one class for each patient.
+
+    Attributes:
+        dice: Of each patient in whom the class is outlined.
+        distances: Hausdorff distance of the same patients; infinite where nothing is predicted.
+    """
+
+    dice: Floats
+    distances: Floats
+
+
+def compute_patient_figures(compared: AreaComparison, patients: NDArray[np.str_], column: int) -> PatientFigures:
+    """Return the figures of one class for each patient.
+
+    Args:
+        patients: ``(n,)``, the patient of each image.
+        column: The class's column.
+    """
+    known = np.flatnonzero(compared.is_known[:, column])
+    names, place = np.unique(patients[known], return_inverse=True)
+
+    def add_up(values: NDArray[np.int64]) -> Floats:
+        return np.bincount(place, values[known, column], minlength=len(names)).astype(np.float64)
+
+    predicted, reference, common = map(add_up, (compared.predicted, compared.reference, compared.common))
+    shown = reference > 0
+    dice = 2 * common[shown] / (predicted + reference)[shown]
+    distances = np.full(len(names), np.inf)
+    if compared.distances is not None:
+        of_image = compared.distances[known, column]
+        defined = ~np.isnan(of_image)
+        counts = np.bincount(place[defined], minlength=len(names))
+        sums = np.bincount(place[defined], of_image[defined], minlength=len(names))
+        distances[counts > 0] = sums[counts > 0] / counts[counts > 0]
+    return PatientFigures(dice, distances[shown])
+
+
+def compute_mean_dice(compared: AreaComparison, patients: NDArray[np.str_], columns: Sequence[int]) -> float | None:
+    """Return the mean over classes of the mean Dice over patients; None if no class is outlined in any patient."""
+    of_classes = [compute_patient_figures(compared, patients, column).dice for column in columns]
+    return _average([float(dice.mean()) for dice in of_classes if len(dice)])
+
+
+# ---------------------------------------------------------------------- histograms over patients
+
+
+def make_patient_histogram(figures: PatientFigures) -> ScoreHistogram:
+    """Return the histogram of a class's patients: by Dice (as ``positives``), and by distance (as ``negatives``)."""
+    kinds = figures.dice, HALF / (HALF + figures.distances)
+    return ScoreHistogram(*(np.bincount(find_score_bins(values), minlength=BINS) for values in kinds))
+
+
+@dataclass(frozen=True)
+class ClassOverlap:
+    """Figures of one class over all patients in whom it is outlined; None if undefined.
+
+    Attributes:
+        dice: Mean over these patients.
+        interval: 95 % bootstrap interval of the mean over patients.
+        hd95: Mean 95 % Hausdorff distance over the patients in whom something is predicted.
+        hd95_interval: Its interval.
+        patients: Number of patients in whom the class is outlined.
+        missed: Number of these in whom nothing is predicted.
+    """
+
+    dice: float | None
+    interval: Interval | None
+    hd95: float | None
+    hd95_interval: Interval | None
+    patients: int
+    missed: int
+
+
+@dataclass(frozen=True)
+class SegmentationSummary:
+    """The figures of a segmentation test.
+
+    Attributes:
+        mean_dice: Mean over the classes with a Dice.
+        per_class: Class -> its figures.
+        interval: 95 % bootstrap interval of the mean; each resample draws the patients of each class.
+        over: What was resampled: ``images`` if the patients are unknown.
+        unit: The unit of distances: ``mm``, or ``pixels`` if the spacing is unknown.
+    """
+
+    mean_dice: float | None
+    per_class: Mapping[str, ClassOverlap] = field(default_factory=dict)
+    interval: Interval | None = None
+    over: str = "patients"
+    unit: str = "pixels"
+
+
+@dataclass(frozen=True)
+class _CountedValues:
+    """Values with the number of patients who have each, so that exact values and histograms are averaged alike."""
+
+    values: Floats
+    counts: Counts
+
+    @classmethod
+    def from_each(cls, values: Floats) -> "_CountedValues":
+        return cls(values, np.ones(len(values), np.int64))
+
+    def average(self, generator: np.random.Generator | None) -> tuple[float | None, Interval | None, Floats | None]:
+        """Return the mean over patients, its bootstrap interval, and the means of all resamples."""
+        filled = np.flatnonzero(self.counts)
+        values, counts, total = self.values[filled], self.counts[filled], int(self.counts.sum())
+        if not total:
+            return None, None, None
+        mean = float(counts @ values / total)
+        if generator is None:
+            return mean, None, None
+        means = generator.multinomial(total, counts / total, RESAMPLES) @ values / total
+        return mean, _make_interval(means), means
+
+
+def summarise_patients(
+    figures: Mapping[str, PatientFigures], generator: np.random.Generator | None
+) -> SegmentationSummary:
+    """Return the figures of all patients, exact.
+
+    Args:
+        figures: Class -> the figures of its patients.
+        generator: Random generator of the bootstrap; None for no intervals.
+    """
+    values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
+    for name, of_class in figures.items():
+        finite = of_class.distances[np.isfinite(of_class.distances)]
+        missed = len(of_class.distances) - len(finite)
+        values[name] = _CountedValues.from_each(of_class.dice), _CountedValues.from_each(finite), missed
+    return _summarise(values, generator)
+
+
+def summarise_patient_histograms(
+    histograms: Mapping[str, ScoreHistogram], generator: np.random.Generator | None
+) -> SegmentationSummary:
+    """Return the figures of all patients from histograms over them.
+
+    A value inside a bin counts as the middle of the bin, so that a mean Dice may be off by up to 0.002.
+
+    Args:
+        generator: Random generator of the bootstrap; None for no intervals, where a patient may count twice.
+    """
+    distances_of_bins = HALF * (1 / MIDDLES - 1)
+    values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
+    for name, histogram in histograms.items():
+        # Nothing is predicted in patients at an infinite distance, which fall into the first bin.
+        missed = int(histogram.negatives[0])
+        predicted = histogram.negatives.copy()
+        predicted[0] = 0
+        dice = _CountedValues(MIDDLES, histogram.positives)
+        values[name] = dice, _CountedValues(distances_of_bins, predicted), missed
+    return _summarise(values, generator)
+
+
+def _summarise(
+    values: Mapping[str, tuple[_CountedValues, _CountedValues, int]], generator: np.random.Generator | None
+) -> SegmentationSummary:
+    """Return the figures from each class's Dice and distances, and its number of patients without a prediction."""
+    per_class, resampled = dict[str, ClassOverlap](), list[Floats]()
+    for name, (of_dice, of_distance, missed) in values.items():
+        dice, interval, means = of_dice.average(generator)
+        hd95, hd95_interval, _ = of_distance.average(generator)
+        per_class[name] = ClassOverlap(dice, interval, hd95, hd95_interval, int(of_dice.counts.sum()), missed)
+        if means is not None:
+            resampled.append(means)
+    mean = _average([each.dice for each in per_class.values() if each.dice is not None])
+    of_mean = _make_interval(np.mean(resampled, axis=0)) if resampled else None
+    return SegmentationSummary(mean, per_class, of_mean)
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _make_interval(means: Floats) -> Interval:
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -1,0 +1,195 @@
+"""Read masks: label maps, and files of one class; bring them to the grid of the data set's pictures or volumes.
+
+The mask of a picture is a PNG file of the picture's size. JPEG changes values, and no colour means a class. Masks of
+volumes: :mod:`polyclinic.data.images.volume_masks`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from polyclinic.data.base.masks import pack_class_areas, pack_label_map
+from polyclinic.data.images.reading import (
+    PIXEL_ASPECT,
+    DecodedImageFormat,
+    decode_picture,
+    explain_unsupported_file_type,
+    open_png_or_jpeg,
+    read_first_bytes,
+)
+
+if TYPE_CHECKING:
+    from polyclinic.data.images.volumes import Volume
+
+_PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
+_ORIENTATION = 0x0112
+"""EXIF tag by which a picture is shown turned or mirrored."""
+
+
+@dataclass(frozen=True)
+class PictureGrid:
+    """The size of a picture before it is resized.
+
+    Attributes:
+        aspect: Height of a pixel divided by its width.
+    """
+
+    height: int
+    width: int
+    aspect: float = 1.0
+
+
+Grid: TypeAlias = "PictureGrid | Volume"
+"""The pixels of a picture, or the voxels of a volume and their place in the patient, before they are resized."""
+
+
+def read_picture_grid(file: Path, form: DecodedImageFormat) -> PictureGrid:
+    """Return the size of a picture file.
+
+    Raises:
+        ValueError: If the picture is shown turned or mirrored, for nobody knows whether its mask is.
+    """
+    if read_first_bytes(file).startswith((_PNG, _JPEG)):
+        with open_png_or_jpeg(file) as image:
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                problem = "the picture has an EXIF orientation, by which it is turned, and the mask has none"
+                raise ValueError(f"{problem}: save the picture upright")
+            return PictureGrid(image.height, image.width)
+    shown = decode_picture(file, form.rendering)
+    return PictureGrid(shown.height, shown.width, shown.info.get(PIXEL_ASPECT, 1.0))
+
+
+def read_grid(file: Path, form: DecodedImageFormat) -> Grid:
+    """Return the grid of a picture or volume, on which its masks must lie.
+
+    Raises:
+        ValueError: If it cannot be read.
+    """
+    if not form.is_volume:
+        return read_picture_grid(file, form)
+    from polyclinic.data.images.volumes import read_volume_grid  # takes a second
+
+    return read_volume_grid(file, form.rendering.largest_mb)
+
+
+def measure_fitted_spacing(grid: Grid, form: DecodedImageFormat) -> tuple[float, ...] | None:
+    """Return the side of a voxel of the data set's grid along each axis, in mm; None for pictures."""
+    if isinstance(grid, PictureGrid):
+        return None
+    from polyclinic.data.images import volume_masks  # takes a second
+
+    return volume_masks.measure_fitted_spacing(grid, form)
+
+
+def read_packed_mask(
+    files: Sequence[Path | None], mask_values: Sequence[int], grid: Grid, form: DecodedImageFormat
+) -> NDArray[Any]:
+    """Read the masks of one image into whole numbers ``(*spatial)`` with a bit for each class.
+
+    Args:
+        files: The label map; or the file of each class, None for a class that is not annotated.
+        mask_values: The value of each class in a label map; empty for files of one class.
+        grid: Grid of the picture or volume.
+
+    Raises:
+        ValueError: If a mask cannot be read, lies on another grid than its image, or has values without a meaning.
+    """
+    if mask_values:
+        (file,) = files
+        assert file is not None, "a picture without a mask has no file to read"
+        return pack_label_map(_fit(_read_mask_values(file, grid, form), grid, form), mask_values)
+    areas = np.zeros((len(files), *list_mask_sides(form)), bool)
+    for column, file in enumerate(files):
+        if file is None:
+            continue
+        values = _read_mask_values(file, grid, form)
+        if (others := np.setdiff1d(values, [0])).size > 1:
+            problem = f"{file.name} has {len(others)} values beside 0, and a mask of one class has one"
+            raise ValueError(f"{problem}: name a label map in data.mask_column")
+        areas[column] = _fit(values, grid, form) != 0
+    return pack_class_areas(areas)
+
+
+def list_mask_sides(form: DecodedImageFormat) -> tuple[int, ...]:
+    """Return the shape of a mask of the data set: height and width, or depth, height and width."""
+    return form.size if isinstance(form.size, tuple) else form.shape[:2]
+
+
+def _fit(values: NDArray[Any], grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
+    if isinstance(grid, PictureGrid):
+        return fit_mask_to_format(values, grid, form)
+    from polyclinic.data.images.volume_masks import fit_volume_mask  # takes a second
+
+    return fit_volume_mask(values, grid, form)
+
+
+def _read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
+    """Return the numbers of a mask file, ``(*spatial)``."""
+    if isinstance(grid, PictureGrid):
+        return _read_picture_mask(file, grid)
+    from polyclinic.data.images.volume_masks import read_volume_mask  # takes a second
+
+    return read_volume_mask(file, grid, form)
+
+
+def _read_picture_mask(file: Path, grid: PictureGrid) -> NDArray[Any]:
+    """Return the numbers of a mask file, ``(height, width)``; of a palette the indices, not the colours."""
+    head = read_first_bytes(file)
+    if head.startswith(_JPEG):
+        raise ValueError(f"{file.name} is a JPEG file, which changes values: save the mask as PNG")
+    if not head.startswith(_PNG):
+        raise ValueError(f"{file.name} is no mask that can be read: {explain_unsupported_file_type(head)}")
+    with open_png_or_jpeg(file) as image:
+        image.load()
+        values = _take_one_channel(image, file.name)
+    if values.shape != (grid.height, grid.width):
+        sizes = f"{values.shape[1]} x {values.shape[0]} pixels, and its picture {grid.width} x {grid.height}"
+        raise ValueError(f"{file.name} has {sizes}: a mask has its picture's size")
+    return values
+
+
+def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:
+    values = np.asarray(image)
+    if values.ndim == 2:
+        return values
+    colors = values[..., : 1 if image.mode == "LA" else 3]
+    if (colors != colors[..., :1]).any():
+        raise ValueError(f"{name} is in colour: a label map has one number a pixel, and data.mask_values names them")
+    return np.ascontiguousarray(colors[..., 0])
+
+
+def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
+    """Bring a mask to the size of the data set as its picture, by the nearest pixel; padding is 0, background."""
+    filled = _find_filled_part(grid, form)
+    height, width = (part.stop - part.start for part in filled)
+    canvas = np.zeros(form.shape[:2], values.dtype)
+    canvas[filled] = values[np.ix_(_find_nearest(grid.height, height), _find_nearest(grid.width, width))]
+    return canvas
+
+
+def restore_mask_to_grid(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
+    """Bring a mask of the data set's size back to that of its picture, by the nearest pixel."""
+    shown = values[_find_filled_part(grid, form)]
+    height, width = shown.shape
+    restored: NDArray[Any] = shown[np.ix_(_find_nearest(height, grid.height), _find_nearest(width, grid.width))]
+    return restored
+
+
+def _find_filled_part(grid: PictureGrid, form: DecodedImageFormat) -> tuple[slice, slice]:
+    """Return the rows and columns of the data set's grid that a picture fills; the rest is padding."""
+    height, width = form.side, form.side
+    if form.resize == "pad":
+        shown = (grid.width, grid.height * grid.aspect)
+        width, height = (max(1, round(side * form.side / max(shown))) for side in shown)
+    top, left = (form.side - height) // 2, (form.side - width) // 2
+    return slice(top, top + height), slice(left, left + width)
+
+
+def _find_nearest(old: int, new: int) -> NDArray[np.intp]:
+    """Return the old pixel whose middle is nearest to that of each new pixel."""
+    return np.minimum(((np.arange(new) + 0.5) * old / new).astype(np.intp), old - 1)

@@ -1,0 +1,78 @@
+"""Read masks of volumes: NIfTI files on the volume's own grid, with as many voxels in the same place of the patient."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.data.images.reading import DecodedImageFormat, is_dicom_file, read_first_bytes
+from polyclinic.data.images.volume_grid import FittedVolume, fit_volume
+from polyclinic.data.images.volumes import Volume, measure_spacing, read_volume
+
+_SAME_PLACE_MM = 0.1
+"""Largest distance in mm between corresponding voxels of a volume and its mask; files round their numbers."""
+
+
+def read_volume_mask(file: Path, grid: Volume, form: DecodedImageFormat) -> NDArray[np.float32]:
+    """Return the numbers of a mask file, ``(depth, height, width)``, in the order of the volume's voxels.
+
+    Raises:
+        ValueError: If it cannot be read, or lies on another grid than its volume.
+    """
+    if is_dicom_file(read_first_bytes(file)):
+        raise ValueError(f"{file.name} is a DICOM file: save the mask of a volume as NIfTI")
+    mask, shape = read_volume(file, form.rendering.largest_mb), grid.voxels.shape
+    if mask.voxels.shape != shape:
+        sides = [" x ".join(map(str, each)) for each in (mask.voxels.shape, shape)]
+        raise ValueError(f"{file.name} has {sides[0]} voxels, and its volume {sides[1]}: a mask lies on the same grid")
+    corners = np.array([(*corner, 1) for corner in product(*((0, side - 1) for side in shape))]).T  # (4, 8)
+    distance = float(np.linalg.norm(((mask.affine - grid.affine) @ corners)[:3], axis=0).max())
+    if distance > _SAME_PLACE_MM:
+        raise ValueError(f"{file.name} lies up to {distance:.1f} mm beside its volume in the patient: another affine")
+    return mask.voxels
+
+
+def fit_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFormat) -> NDArray[np.float32]:
+    """Bring a label map to the grid of the data set as its volume, by the nearest voxel; padding is 0, background."""
+    return _fit(replace(grid, voxels=values), form).voxels
+
+
+def measure_fitted_spacing(grid: Volume, form: DecodedImageFormat) -> tuple[float, ...]:
+    """Return the side of a voxel of the data set's grid along each axis, in mm."""
+    return measure_spacing(_fit(grid, form).affine)
+
+
+def _fit(label_map: Volume, form: DecodedImageFormat) -> FittedVolume:
+    assert isinstance(form.size, tuple)
+    return fit_volume(label_map, form.size, spacing=form.rendering.spacing, resize=form.resize, nearest=True)
+
+
+def restore_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFormat) -> NDArray[Any]:
+    """Bring a mask of the data set's grid back to that of its volume, by the nearest voxel; 0 outside of the grid."""
+    to_old = np.linalg.inv(grid.affine) @ _fit(grid, form).affine  # a scale and an origin for each axis
+    places, inside = list[NDArray[np.intp]](), list[NDArray[np.bool_]]()
+    for axis, (old, new) in enumerate(zip(grid.voxels.shape, values.shape, strict=True)):
+        index = np.round((np.arange(old) - to_old[axis, 3]) / to_old[axis, axis]).astype(np.intp)
+        places.append(np.clip(index, 0, new - 1))
+        inside.append((index >= 0) & (index < new))
+    restored: NDArray[Any] = values[np.ix_(*places)]
+    for axis, is_inside in enumerate(inside):
+        np.moveaxis(restored, axis, 0)[~is_inside] = 0
+    return restored
+
+
+def write_nifti_mask(file: Path, values: NDArray[Any], grid: Volume) -> bytes:
+    """Return the bytes of a NIfTI file with a mask on the grid of its volume, compressed if the name ends in .gz."""
+    make: Any = nibabel.Nifti1Image  # it has no types
+    image = make(values, grid.affine)
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    if file.suffix == ".gz":
+        import gzip
+
+        return gzip.compress(content, mtime=0)
+    return content

@@ -1,0 +1,149 @@
+"""The mask files of a hospital's own table: a column with label maps, or a column for each class."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.common.errors import BadInput, Fault, quote_names
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits
+from polyclinic.data.base.names import is_blank_cell
+from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.images.masks import list_mask_sides, measure_fitted_spacing, read_grid, read_packed_mask
+from polyclinic.data.images.reading import DecodedImageFormat, explain_decoding_error
+from polyclinic.data.images.store import DecodedImageStore
+from polyclinic.data.tables.csv import CsvTable
+from polyclinic.data.tables.files import LazyPicturePaths, PictureFileFinder
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class MaskFiles:
+    """The mask files of a label table; entry i of ``names`` belongs to row i.
+
+    Attributes:
+        folder: The folder to which the names are relative.
+        names: ``(n, 1)`` label maps, or ``(n, classes)`` files of one class; empty where a cell is blank, and a class
+            is not annotated.
+        class_names: The classes.
+        values: The value of each class in a label map; empty for files of one class.
+        key: The configuration key of the files, for faults.
+    """
+
+    folder: Path
+    names: NDArray[np.object_]
+    class_names: tuple[str, ...]
+    values: tuple[int, ...]
+    key: str
+
+    @property
+    def labels(self) -> NDArray[np.float32]:
+        """Labels ``(n, classes)`` before masks are read: NaN where a class is not annotated, else 1."""
+        shown = np.where(self.names == "", np.nan, 1.0).astype(np.float32)
+        return np.repeat(shown, len(self.class_names), axis=1) if self.values else shown
+
+    @property
+    def cells(self) -> NDArray[np.str_]:
+        """The files of each row in one text, ``(n,)``."""
+        return np.array(["\0".join(row) for row in self.names.tolist()], dtype=np.str_)
+
+    def select_rows(self, index: NDArray[np.intp]) -> "MaskFiles":
+        """Return the files of the rows with these indices, in the given order."""
+        return replace(self, names=self.names[index])
+
+
+def list_mask_columns(spec: FolderDatasetSpec) -> dict[str, str]:
+    """Return configuration key -> column of mask files; empty for a table of labels."""
+    if spec.mask_column is not None:
+        return {"data.mask_column": spec.mask_column}
+    return {f"data.mask_columns.{name}": column for name, column in spec.mask_columns.items()}
+
+
+def find_mask_files(spec: FolderDatasetSpec, columns: CsvTable, base: Path, images: Path) -> MaskFiles:
+    """Find the mask files that a table names.
+
+    Args:
+        base: The folder to which paths in ``spec`` are relative.
+        images: The folder of the pictures, where masks are without ``data.masks``.
+
+    Raises:
+        BadInput: With a fault for each column whose files are not there.
+    """
+    finder = PictureFileFinder()
+    folder = images if spec.masks is None else finder.find_folder_ignoring_spelling(base, spec.masks)
+    wanted = list_mask_columns(spec)
+    names = np.empty((len(columns.lines), len(wanted)), dtype=object)
+    faults = list[Fault]()
+    for place, (key, column) in enumerate(wanted.items()):
+        cells = columns.get_column(column).expand_to_row_cells().tolist()
+        given = ["" if is_blank_cell(cell) else cell for cell in cells]
+        found = finder.find_files_in_order(str(folder), [name for name in given if name])
+        absent = [name for name, file in zip(filter(None, given), found, strict=True) if file is None]
+        if absent:
+            problem = f"{format_count_with_noun(len(absent), 'mask')} named in {spec.labels} not in {folder.name}: "
+            problem += f"{quote_names(absent, _NAMED)}."
+            remedy = "Add them. A blank cell says that nothing is annotated in the image."
+            faults.append(Fault(key, problem, remedy))
+        on_disk = iter(found)
+        names[:, place] = [name and (next(on_disk) or name) for name in given]
+    faults += finder.find_unlistable_folder_faults()
+    if faults:
+        raise BadInput(faults)
+    values = tuple(spec.mask_values.values())
+    return MaskFiles(folder, names, spec.class_names_in_table, values, next(iter(wanted)))
+
+
+def read_table_masks(
+    masks: MaskFiles, pictures: LazyPicturePaths, form: DecodedImageFormat, store: DecodedImageStore
+) -> tuple[MaskSet, NDArray[np.float32]]:
+    """Read the masks of a table's pictures; return them with labels ``(n, classes)``: 1 where a class has a pixel.
+
+    Raises:
+        BadInput: With all masks that cannot be used, and why.
+    """
+    kind = choose_mask_type(len(masks.class_names))
+    stored: NDArray[Any] = np.zeros((len(masks.names), *list_mask_sides(form)), kind)
+    spacings, reasons = dict[int, tuple[float, ...]](), dict[int, str]()
+
+    def read_row(row: int) -> None:
+        files = [Path(masks.folder, name) if name else None for name in masks.names[row].tolist()]
+        if not any(files):
+            return
+        try:
+            grid = read_grid(pictures[row], form)
+            stored[row] = read_packed_mask(files, masks.values, grid, form)
+            if (spacing := measure_fitted_spacing(grid, form)) is not None:
+                spacings[row] = spacing
+        except Exception as error:  # any error of a decoder on a damaged file
+            reasons[row] = str(error) if type(error) is ValueError else explain_decoding_error(error)
+
+    with ThreadPoolExecutor(store.workers) as pool:
+        list(pool.map(read_row, range(len(stored))))
+    if reasons:
+        listed = [f'"{pictures.names[row]}": {reason}' for row, reason in sorted(reasons.items())]
+        problem = f"{format_count_with_noun(len(reasons), 'mask')} of {len(stored)} cannot be used: "
+        problem += f"{list_first_and_count_rest(listed, _NAMED)}."
+        remedy = "Repair them, or leave their cells blank: a class of a blank cell is not annotated."
+        raise BadInput([Fault(masks.key, problem, remedy)])
+    spacing = None
+    if form.is_volume:  # of an image without a mask no distance is measured
+        spacing = np.array([spacings.get(row, (1.0, 1.0, 1.0)) for row in range(len(stored))])
+    found = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names), spacing)
+    shown = found.find_shown_classes(masks.class_names)
+    return found, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
+
+
+def describe_empty_masks(labels: Sequence[Sequence[float]] | NDArray[np.float32]) -> str:
+    """Return a sentence that counts the images whose masks show no class; empty if there are none."""
+    known = np.asarray(labels)
+    empty = int(((known == 0).any(axis=1) & ~(known == 1).any(axis=1)).sum())
+    if not empty:
+        return ""
+    images = format_count_with_noun(empty, "image has an empty mask", "images have empty masks")
+    return f"{images}: the classes named there count as absent, not as not annotated."

@@ -1,0 +1,164 @@
+"""Losses of segmentation, where some classes are not annotated: never background, unless a method says so.
+
+Shapes: ``logits`` and ``labels (batch, rows, *spatial)``, labels 1, 0, or NaN for unknown; ``annotated (rows,)``.
+
+Each loss is a cross-entropy, as a mean over pixels, plus a Dice loss, as a mean over classes. The Dice loss of a class
+is computed over all pixels of a batch together, for an organ may be absent from a single slice.
+
+The losses of ``exclusive_segmentation`` follow Shi, Xiao, Chen and Zhou, "Marginal loss and exclusion loss for
+partially supervised multi-organ segmentation", Medical Image Analysis 2021. The background has no row: its logit is 0,
+which gives the same probabilities as a row of its own, and no hospital owns it. Departures: the Dice loss leaves the
+background out, as it is no class; where an image lacks single classes, they count as unknown in this image alone.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyclinic.common.models.zoo.spec import Task
+from polyclinic.strategies.local.losses import (
+    LossFunction,
+    Missing,
+    fill_missing_labels,
+    mean_over_mask,
+    partial_loss,
+)
+
+SMOOTH = 1.0
+"""Pixels that are added to both sides of a Dice, so that it is defined where nothing is there or predicted."""
+
+
+def dice_loss_of_known_pixels(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 minus the soft Dice, averaged over the classes with a known pixel; 0 without gradient if none has one.
+
+    Args:
+        probabilities: ``(batch, rows, *spatial)``.
+    """
+    is_known = ~labels.isnan()
+    present = labels.nan_to_num()
+    predicted = torch.where(is_known, probabilities, 0.0)
+    axes = [0, *range(2, labels.ndim)]
+    common = (predicted * present).sum(axes)  # (rows,)
+    dice = (2 * common + SMOOTH) / (predicted.sum(axes) + present.sum(axes) + SMOOTH)
+    return mean_over_mask(is_known.flatten(2).any(2).any(0), 1 - dice)
+
+
+def overlapping_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """Return the loss of classes that may overlap, over known pixels: binary cross-entropy plus Dice loss."""
+    return partial_loss(logits, labels, annotated) + dice_loss_of_known_pixels(logits.sigmoid(), labels)
+
+
+def overlapping_loss_over_all_classes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """Return :func:`overlapping_loss`; a class that the site does not annotate counts as absent from every pixel."""
+    return overlapping_loss(logits, fill_missing_labels(labels, annotated, "negative"), annotated)
+
+
+def marginal_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """Return the loss of exclusive classes in which unknown classes and the background are one (Shi et al.).
+
+    The softmax is over the background, whose logit is 0, and all rows. A pixel that shows no known class has the
+    probability of the background and of all unknown classes together. Images without any known class are left out.
+    """
+    background = logits.new_zeros(logits[:, :1].shape)
+    unknown, present = labels.isnan(), labels == 1
+    whole = torch.cat([background, logits], 1)
+    others = torch.cat([background, logits.masked_fill(~unknown, -torch.inf)], 1).logsumexp(1)  # (batch, *spatial)
+    is_shown = present.any(1)
+    # One row is left where a pixel shows a class; without any, the sum would be minus infinity and its gradient NaN.
+    rows = torch.where(is_shown[:, None], present, True)
+    shown = logits.masked_fill(~rows, -torch.inf).logsumexp(1)
+    entropy = whole.logsumexp(1) - torch.where(is_shown, shown, others)
+    has_label = (~unknown).any(1)
+    cross_entropy = mean_over_mask(has_label, entropy)
+    return cross_entropy + dice_loss_of_known_pixels(whole.softmax(1)[:, 1:], labels)
+
+
+def exclusion_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how much unknown classes are predicted where a known class is: they exclude one another (Shi et al.).
+
+    For each unknown class it is the Dice between its probability p and the pixels e of known classes, plus the mean of
+    ``log(p + 1)`` over these pixels. Both are 0 if no unknown class is predicted there.
+    """
+    background = logits.new_zeros(logits[:, :1].shape)
+    probabilities = torch.cat([background, logits], 1).softmax(1)[:, 1:]
+    unknown = labels.isnan()
+    occupied = (labels == 1).any(1, keepdim=True) & unknown  # (batch, rows, *spatial)
+    predicted = torch.where(unknown, probabilities, 0.0)
+    axes = [0, *range(2, labels.ndim)]
+    common = torch.where(occupied, predicted, 0.0).sum(axes)
+    pixels = occupied.sum(axes)
+    dice = 2 * common / (predicted.sum(axes) + pixels + SMOOTH)
+    entropy = torch.where(occupied, torch.log1p(predicted), 0.0).sum(axes) / pixels.clamp(min=1)
+    return mean_over_mask(unknown.flatten(2).any(2).any(0), dice + entropy)
+
+
+def marginal_and_exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """Return the sum of :func:`marginal_loss` and :func:`exclusion_loss`."""
+    return marginal_loss(logits, labels, annotated) + exclusion_loss(logits, labels)
+
+
+def exclusive_loss_over_all_classes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """Return the loss of exclusive classes in which a class that the site does not annotate is background."""
+    return marginal_loss(logits, fill_missing_labels(labels, annotated, "negative"), annotated)
+
+
+def conditional_distillation_loss(
+    student: Tensor, teacher: Tensor, labels: Tensor, annotated: Tensor, temperature: float
+) -> Tensor:
+    """Return the Dice loss between student and teacher over the classes that a site does not annotate, and background.
+
+    Wang, Shen, Myronenko et al., arXiv 2412.18833, and NVFlare's research/condist-fl: probabilities are conditional on
+    no class of the site being there, and pixels in which label or teacher shows one are left out. The Dice of each
+    class is taken over the whole batch. Departure: :data:`SMOOTH` is added, so that no batch divides by zero.
+
+    Args:
+        student: Logits ``(batch, rows, *spatial)`` of exclusive classes, the background's being 0.
+        teacher: The teacher's logits of the same pixels.
+        labels: The site's labels.
+        temperature: Divisor of both logits.
+    """
+    own = annotated.reshape(1, -1, *[1] * (student.ndim - 2))
+    others = torch.cat([annotated.new_ones(1), ~annotated])  # the background is a group like each other class
+
+    def compute_conditional_probabilities(logits: Tensor) -> Tensor:
+        scaled = functional.pad(logits.movedim(1, -1), (1, 0)).movedim(-1, 1) / temperature
+        # The probability given that no own class is there: a softmax over the others alone.
+        return scaled[:, others].softmax(1)
+
+    highest = teacher.max(1, keepdim=True)
+    rows = torch.arange(teacher.shape[1], device=teacher.device).reshape(1, -1, *[1] * (student.ndim - 2))
+    seen_by_teacher = ((rows == highest.indices) & (highest.values > 0) & own).any(1, keepdim=True)
+    seen_by_label = ((labels == 1) & own).any(1, keepdim=True)
+    counts = ~(seen_by_teacher | seen_by_label)
+    targets = compute_conditional_probabilities(teacher)
+    return _soft_dice_loss(compute_conditional_probabilities(student), targets, counts)
+
+
+def independent_distillation_loss(student: Tensor, teacher: Tensor, annotated: Tensor, temperature: float) -> Tensor:
+    """Return the Dice loss between student and teacher over the classes that a site does not annotate.
+
+    The form for classes that may overlap: a class's conditional probability is its own, and no pixel is left out.
+    """
+    others = ~annotated
+    targets = (teacher[:, others] / temperature).sigmoid()
+    return _soft_dice_loss((student[:, others] / temperature).sigmoid(), targets, targets.new_ones(1, dtype=torch.bool))
+
+
+def _soft_dice_loss(predicted: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean over classes of 1 minus the Dice between two kinds of probabilities, over pixels that count."""
+    axes = [0, *range(2, predicted.ndim)]
+    predicted, targets = torch.where(counts, predicted, 0.0), torch.where(counts, targets, 0.0)
+    common = (predicted * targets).sum(axes)
+    dice = (2 * common + SMOOTH) / (predicted.sum(axes) + targets.sum(axes) + SMOOTH)
+    return (1 - dice).mean()
+
+
+SEGMENTATION_LOSSES: Mapping[tuple[Task, Missing], LossFunction] = {
+    ("segmentation", "masked"): overlapping_loss,
+    ("segmentation", "negative"): overlapping_loss_over_all_classes,
+    ("exclusive_segmentation", "masked"): marginal_and_exclusion_loss,
+    ("exclusive_segmentation", "negative"): exclusive_loss_over_all_classes,
+}
+"""The plain loss of segmentation by task and by the treatment of classes that the site does not annotate."""

@@ -1,0 +1,104 @@
+"""Segmentation over the network: the model of simulation, also killed and resumed; figures as policies allow."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.network.federated import connected, undisturbed
+from tests.network.real import Coordinator, summary_of, written
+from tests.organs import UNLIKE
+
+pytestmark = pytest.mark.slow
+
+ORGANS = f"""
+[run]
+method = "surgical"
+rounds = 3
+seed = 3
+
+[model]
+task = "exclusive_segmentation"
+architecture = "tiny_unet"
+channels = 1
+image_size = 32
+
+[training]
+batch_size = 8
+lr = 0.003
+
+[simulation]
+backend = "inline"
+
+[data]
+kind = "organs"
+images = 90
+image_size = 32
+
+[partition]
+kind = "class_lists"
+{UNLIKE}
+"""
+
+VOLUMES = ORGANS.replace("image_size = 32\n\n[training]", "image_size = [8, 24, 24]\n\n[training]").replace(
+    "images = 90\nimage_size = 32", "images = 60\nimage_size = 24\ndepth = 8"
+)
+
+Connected = tuple[Coordinator, Path]
+
+
+@pytest.fixture(scope="module")
+def outlining(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
+    """Three hospitals that outline two of four organs each."""
+    experiment = written(ORGANS, folder := tmp_path_factory.mktemp("outlining"))
+    with connected(experiment, folder / "machine") as (coordinator, _):
+        yield coordinator, experiment
+
+
+def test_sites_train_the_model_of_simulation_and_tell_dice_by_patients(outlining: Connected, tmp_path: Path) -> None:
+    coordinator, experiment = outlining
+    run = coordinator.run(experiment, tmp_path / "network", pages=True, once=True)
+    undisturbed(experiment, tmp_path / "simulation")
+    run.succeeds()
+    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+    overlap = network["test"]["segmentation"]
+    assert set(overlap["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
+    assert set(network["per_site"]["east"]["per_class"]) == {"Liver", "Pancreas"}
+    # The pooled mean over patients lies between the hospitals' own means.
+    liver = [network["per_site"][site]["per_class"]["Liver"]["more"]["dice"] for site in ("east", "north")]
+    assert min(liver) - 0.002 <= overlap["per_class"]["Liver"]["dice"] <= max(liver) + 0.002
+    assert "Dice by hospital and class" in (tmp_path / "network" / "report.html").read_text()
+
+
+def test_killed_and_resumed_it_ends_in_the_same_model(outlining: Connected, tmp_path: Path) -> None:
+    coordinator, experiment = outlining
+    run = coordinator.run(experiment, tmp_path / "run")
+    run.says("round 1 of 3")
+    coordinator.kill_leading(run)
+    run.succeeds()
+    undisturbed(experiment, tmp_path / "through")
+    ended, through = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "through"))
+    assert ended["model_sha256"] == through["model_sha256"]
+
+
+def test_under_masks_figures_leave_in_a_sum_alone(outlining: Connected, tmp_path: Path) -> None:
+    coordinator, experiment = outlining
+    coordinator.run(experiment, tmp_path / "run", "privacy.secure_aggregation=true", once=True).succeeds()
+    summary = summary_of(tmp_path / "run")
+    assert all(not site["per_class"] for site in summary["per_site"].values())
+    overlap = summary["test"]["segmentation"]
+    # Two hospitals outline liver and pancreas; nothing is opened of an organ that one hospital alone outlines.
+    assert set(overlap["per_class"]) == {"Liver", "Pancreas"}
+    assert overlap["per_class"]["Liver"]["dice"] == summary["test"]["per_class"]["Liver"]["more"]["dice"]
+
+
+def test_volumes_too_give_the_model_of_simulation(tmp_path: Path) -> None:
+    experiment = written(VOLUMES, tmp_path)
+    with connected(experiment, tmp_path / "machine") as (coordinator, _):
+        coordinator.run(experiment, tmp_path / "network", once=True).succeeds()
+    undisturbed(experiment, tmp_path / "simulation")
+    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+    assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
