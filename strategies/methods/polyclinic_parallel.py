@@ -11,15 +11,9 @@ three weaknesses, and each addition is for one of them:
 - *Solved head rows*. Trained head rows lag behind the trunk. In one more round, in which nothing is trained, each site
   solves the rows of its own classes in closed form on the mean model, and the new row is a mixture of both.
 
-The solved row is Fisher's linear discriminant: ``w = (S + shrinkage * tr(S) / F * I)^-1 (m1 - m0)``, with the means m1
-and m0 of the features of the site's images with and without the class, and S the mean squared deviation of the images
-from the mean of their side ``(F, F)``. It is scaled and shifted so that its logits have the standard deviation and the
-mean of those of the trained row over the same images; so the mixture of both is a row on the same scale.
-
-Closed-form heads in federated learning are by Fanì et al. (Fed3R, ICML 2024), He et al. (AFL, CVPR 2025) and Goswami et
-al. (FedCOF, NeurIPS 2025), over a fixed trunk with one label for each image. They send sums of features. Here a site
-sends its rows, as in each round of surgical aggregation, and a row is averaged over the sites that annotate its class.
-So nothing new leaves a hospital, and masked sums suffice.
+How a row is solved is in :mod:`polyclinic.strategies.local.solved_rows`. A site sends its rows as in each round of
+surgical aggregation, and a row is averaged over the sites that annotate its class. So nothing new leaves a hospital,
+and masked sums suffice.
 """
 
 from collections.abc import Mapping
@@ -27,22 +21,19 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from polyclinic.common.errors import Fault
-from polyclinic.common.models.network import Model, compute_features_and_logits
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.wire.records import ModelGroups, select_arrays_with_prefix
 from polyclinic.strategies.aggregation.means import HeadMean, mix_models
 from polyclinic.strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound
+from polyclinic.strategies.local.objective import ClientContext, LocalRound
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
+from polyclinic.strategies.local.solved_rows import make_solving_round
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage
 from polyclinic.strategies.methods.base import Method
 from polyclinic.strategies.methods.surgical import OwnersMean
 
-FEWEST_IMAGES = 5
-"""Fewest images with a class, and without it, from which its row is solved: a mean of fewer is nearly an image."""
 LATE_MODELS = "late models"
 """Name of the mean of the late models among the moments."""
 
@@ -63,7 +54,7 @@ class PolyclinicParallelParameters(Parameters):
         training_rounds: Number of rounds with training. In the round after them, sites solve head rows.
         mean_rounds: Number of rounds at the end of training whose models are averaged; 1 takes the last model.
         solved_share: Weight of a solved row in its mixture with the trained row.
-        shrinkage: Multiple of the mean variance of a feature that is added to the diagonal of S.
+        shrinkage: Multiple of the mean variance of a feature that is added to each variance before a row is solved.
     """
 
     round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
@@ -82,74 +73,6 @@ class PolyclinicParallelParameters(Parameters):
             Stage("the last of the models in the mean is made", self.mean_rounds, ("mean_rounds",)),
             Stage("the head rows are solved", self.training_rounds + 1, ("training_rounds",)),
         )
-
-
-# ---------------------------------------------------------------------- maths
-
-
-def solve_row(features: Tensor, present: Tensor, shrinkage: float) -> Tensor:
-    """Return Fisher's linear discriminant ``(F,)`` of images with and without a class.
-
-    Args:
-        features: float64 ``(n, F)``.
-        present: True for the images that show the class, bool ``(n,)``; at least one on each side.
-    """
-    positives, negatives = features[present], features[~present]
-    difference = positives.mean(dim=0) - negatives.mean(dim=0)
-    deviations = torch.cat([positives - positives.mean(dim=0), negatives - negatives.mean(dim=0)])  # (n, F)
-    scatter = deviations.T @ deviations / len(deviations)  # (F, F)
-    ridge = shrinkage * scatter.trace() / len(scatter)
-    if ridge == 0:  # features that are equal within each side: any multiple of the difference separates them
-        return difference
-    row: Tensor = torch.linalg.solve(scatter + ridge * torch.eye(len(scatter), dtype=scatter.dtype), difference)
-    return row
-
-
-def mix_with_solved_row(
-    weight: Tensor, bias: Tensor, features: Tensor, present: Tensor, share: float, shrinkage: float
-) -> tuple[Tensor, Tensor]:
-    """Return the mixture of a trained row and of the solved row on the trained row's scale.
-
-    Args:
-        weight: The trained row, float64 ``(F,)``.
-        bias: Its bias, float64 ``()``.
-        features: float64 ``(n, F)``.
-        present: bool ``(n,)``.
-        share: Weight of the solved row.
-    """
-    solved = solve_row(features, present, shrinkage)
-    logits, trained = features @ solved, features @ weight + bias  # (n,)
-    spread = logits.std()
-    if spread == 0:  # it tells no image from another
-        return weight, bias
-    scale = trained.std() / spread
-    shift = trained.mean() - scale * logits.mean()
-    return (1 - share) * weight + share * scale * solved, (1 - share) * bias + share * shift
-
-
-@torch.no_grad()
-def solve_own_rows(network: Model, examples: LabelledExamples, share: float, shrinkage: float) -> Tensor:
-    """Replace, in place, the head rows of classes that the site annotates by mixtures with their solved rows.
-
-    A class with fewer than :data:`FEWEST_IMAGES` images on one side keeps its trained row.
-
-    Returns:
-        The new logits of the images, ``(n, rows)``.
-    """
-    received, _ = compute_features_and_logits(network, examples.images, "float32")  # (n, F)
-    features = received.double().cpu()
-    labels, head = examples.labels.cpu(), network.head
-    for row in examples.annotated.cpu().nonzero().flatten().tolist():
-        known = ~labels[:, row].isnan()
-        present = labels[known, row] == 1
-        if min(int(present.sum()), int((~present).sum())) < FEWEST_IMAGES:
-            continue
-        weight, bias = head.weight[row].double().cpu(), head.bias[row].double().cpu()
-        weight, bias = mix_with_solved_row(weight, bias, features[known], present, share, shrinkage)
-        head.weight[row] = weight.to(head.weight)
-        head.bias[row] = bias.to(head.bias)
-    logits: Tensor = head(received)
-    return logits
 
 
 # ---------------------------------------------------------------------- hospital
@@ -175,15 +98,9 @@ class PolyclinicParallelSite(SiteMethod):
         training = super().client(context)
         if context.round <= self.parameters.training_rounds:
             return training
-        parameters, examples = self.parameters, context.examples
-        logits = solve_own_rows(context.network, examples, parameters.solved_share, parameters.shrinkage)
-        loss = self.choose_training_loss(examples, context.spec)(logits, examples.labels, examples.annotated)
-
-        def keep_model(model: Model, batch: Batch) -> Tensor:
-            # No forward pass, which would move the running statistics of batch normalisation.
-            return loss + 0 * model.head.bias.sum()
-
-        return LocalRound(keep_model, lr_factor=0.0)
+        shares = torch.full((len(context.network.class_names),), self.parameters.solved_share)
+        loss = self.choose_training_loss(context.examples, context.spec)
+        return make_solving_round(context, loss, shares, self.parameters.shrinkage)
 
     def find_parameter_faults(self) -> list[Fault]:
         """Return the base class's faults, and one if the server's step is not the mean update, as solved rows need."""

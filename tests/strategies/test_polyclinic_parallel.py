@@ -16,11 +16,10 @@ from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.wire.records import NO_ARRAYS
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples
+from polyclinic.strategies.local.solved_rows import mix_with_solved_row, solve_row
 from polyclinic.strategies.methods.polyclinic_parallel import (
     PolyclinicParallel,
     PolyclinicParallelSite,
-    mix_with_solved_row,
-    solve_row,
 )
 from tests.federations import Traffic, experiment, federation, finished
 from tests.strategies.leading import lead
