@@ -58,6 +58,7 @@ PAIRED = {
     "fedmlp",
     "fednoro",
     "polyclinic_parallel",
+    "polyclinic_passing",
     "rscfed",
 }
 """They ask of each class by itself whether an image shows it."""

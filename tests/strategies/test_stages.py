@@ -74,6 +74,7 @@ DEFAULTS = {
         60: {"supervised_rounds": 20, "ramp_rounds": 30},
     },
     "condistfl": {1: {"ramp_rounds": 0}, 3: {"ramp_rounds": 2}, 120: {"ramp_rounds": 119}},
+    "polyclinic_passing": {2: {"training_rounds": 1}, 12: {"training_rounds": 11}},
     "polyclinic_parallel": {
         2: {"training_rounds": 1, "mean_rounds": 1},
         12: {"training_rounds": 11, "mean_rounds": 3},
