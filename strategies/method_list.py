@@ -13,6 +13,8 @@ from polyclinic.common.system.plain_text import quote_for_shell
 
 CLASSES: Mapping[str, str] = {
     "polyclinic": "polyclinic.strategies.methods.polyclinic:Polyclinic",
+    "polyclinic_passing": "polyclinic.strategies.methods.polyclinic_passing:PolyclinicPassing",
+    "polyclinic_parallel": "polyclinic.strategies.methods.polyclinic_parallel:PolyclinicParallel",
     "surgical": "polyclinic.strategies.methods.surgical:SurgicalAggregation",
     "fedsld": "polyclinic.strategies.methods.fedsld:FedSLD",
     "fedmlp": "polyclinic.strategies.methods.fedmlp:FedMLP",

@@ -345,12 +345,12 @@ class AggregationReplay:
             uncounted = frozenset(expected.uncounted)
             counting = {site: answer for site, answer in answers.items() if site not in uncounted}
             context = RoundContext(task, contract, counting, self.statistics, expected.round, seed, uncounted)
-            if isinstance(self.method, SequentialMethod):
+            if isinstance(self.method, SequentialMethod) and not self.method.site.averages_in_round(expected.round):
                 passed, left = self.model, self.experiment.run.rounds - expected.round
                 for hops, reply in enumerate(replies.values(), start=1):
                     visited = add_sequential_site_update(passed, reply, self.update_clip_limit, self.lengths)
                     passed, self.lengths = visited.model, visited.lengths
-                    self.model = self.method.result_after_site_visit(left, hops, self.model, passed)
+                    self.model = self.method.result_after_site_visit(expected.round, left, hops, self.model, passed)
             else:
                 bounded = replies
                 if self.update_clip_limit is not None:

@@ -6,7 +6,7 @@ the other. The deadline of a round applies to each hospital separately.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from polyclinic.strategies.engine.aggregator import add_sequential_site_update, 
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import CoordinatorTrainingRecord, FederationValidation, RoundRecord, RunStopped
 from polyclinic.strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
+from polyclinic.strategies.engine.layers import CoordinatorRoundLayer, UpdateNormBoundLayer
 from polyclinic.strategies.engine.state import make_state_after_round, record_model_validation
 from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels, plain
 from polyclinic.strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
@@ -160,8 +161,19 @@ class SequentialCoordinator(Coordinator):
 
     @property
     def _newest_validated_round(self) -> int:
-        """Return the newest round whose model is validated: here each round ends with the validation of its model."""
-        return self.state.round
+        """Return the newest round whose model is validated.
+
+        A round of passing ends with the validation of its model; after a round of averaging it comes with the next one.
+        """
+        is_averaged = self.state.round > 0 and self.method.site.averages_in_round(self.state.round)
+        return self.state.round - is_averaged
+
+    def _iterate_round_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
+        """Yield the layers of every coordinator, and for rounds of averaging a bound on the length of updates."""
+        yield from super()._iterate_round_layers(variances)
+        clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
+        if self.method.site.has_averaging_rounds and clip is not None:
+            yield UpdateNormBoundLayer(clip)
 
     def _prepare_before_rounds(self) -> None:
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
@@ -186,7 +198,12 @@ class SequentialCoordinator(Coordinator):
         return super()._choose_final_validation_sites()
 
     def _train_round(self, server_round: int) -> RoundRecord:
-        """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""
+        """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture.
+
+        In a round of averaging all sites train at once, as under any other coordinator.
+        """
+        if self.method.site.averages_in_round(server_round):
+            return super()._train_round(server_round)
         self._begin_round(server_round, self.grid)
         done = self._pass_model_through_sites(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
@@ -268,7 +285,7 @@ class SequentialCoordinator(Coordinator):
                 done.model, done.lengths = passed.model, passed.lengths
                 rounds_left = self.plan.run.rounds - reply.round
                 done.result = self.method.result_after_site_visit(
-                    rounds_left, len(done.replies), done.result, done.model
+                    server_round, rounds_left, len(done.replies), done.result, done.model
                 )
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 done.unfit.add(site)

@@ -414,10 +414,19 @@ class SiteMethod:
 
 
 class SequentialSite(SiteMethod):
-    """Base class of the hospital's half of methods that pass one model from hospital to hospital."""
+    """Base class of the hospital's half of methods that pass one model from hospital to hospital.
+
+    Attributes:
+        has_averaging_rounds: True if updates are averaged in some rounds (:meth:`averages_in_round`).
+    """
 
     sequential = True
     missing = "negative"
+    has_averaging_rounds: ClassVar[bool] = False
+
+    def averages_in_round(self, server_round: int) -> bool:
+        """Return True if all sites receive the same model in this round, and their updates are averaged."""
+        return False
 
     def list_averaging_options(self) -> list[str]:
         """Return the names of changed parameters that make no sense in a method that passes the model on.

@@ -255,6 +255,7 @@ class SequentialMethod(Method):
     """Base class of methods that pass one model from hospital to hospital instead of averaging updates."""
 
     site_class = SequentialSite
+    site: SequentialSite
 
     @property
     def server_training_settings(self) -> ServerTrainingSettings | None:
@@ -265,10 +266,13 @@ class SequentialMethod(Method):
         """Return the order in which the model visits the sites of a round; ``sites`` are sorted by name."""
         return sites
 
-    def result_after_site_visit(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+    def result_after_site_visit(
+        self, server_round: int, left: int, hops: int, result: ModelState, passed: ModelState
+    ) -> ModelState:
         """Return the round's result after this site; by default ``passed``, the model that the site returned.
 
         Args:
+            server_round: Number of this round.
             left: Number of rounds after this one.
             hops: Number of sites visited in this round, including this site.
             result: Result after the previous site; at the first site the model from the beginning of the round.

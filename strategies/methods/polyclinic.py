@@ -68,12 +68,15 @@ class Polyclinic(SequentialMethod):
         generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
         return [sites[place] for place in generator.permutation(len(sites))]
 
-    def result_after_site_visit(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+    def result_after_site_visit(
+        self, server_round: int, left: int, hops: int, result: ModelState, passed: ModelState
+    ) -> ModelState:
         """Return the round's result after this site: the model that the site returned.
 
         In the last ``mean_rounds`` rounds it is the mean of the models that all sites so far returned.
 
         Args:
+            server_round: Number of this round.
             left: Number of rounds after this one.
             hops: Number of sites visited in this round, including this site.
             result: Result after the previous site.

@@ -57,6 +57,7 @@ def trained_head(at: Site, server_round: int, counted: int, best: int = -1) -> b
 NO_WARM_UP: dict[str, dict[str, Any]] = {
     "fedseq": {},
     "polyclinic": {},
+    "polyclinic_passing": {},
     "scaffold": {},
     "server_only": {},
     "unifed": {},

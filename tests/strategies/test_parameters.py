@@ -49,7 +49,18 @@ def test_every_method_that_does_not_pair_presence_and_absence_serves_exclusive_c
     assert STRATEGIES.keys() - PAIRED == EXCLUSIVE
 
 
-PAIRED = {"cbafed", "condistfl", "fedfixmatch", "fedirm", "fedlsr", "fedmlp", "fednoro", "rscfed"}
+PAIRED = {
+    "cbafed",
+    "condistfl",
+    "fedfixmatch",
+    "fedirm",
+    "fedlsr",
+    "fedmlp",
+    "fednoro",
+    "polyclinic_parallel",
+    "polyclinic_passing",
+    "rscfed",
+}
 """They ask of each class by itself whether an image shows it."""
 
 

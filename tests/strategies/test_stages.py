@@ -74,6 +74,12 @@ DEFAULTS = {
         60: {"supervised_rounds": 20, "ramp_rounds": 30},
     },
     "condistfl": {1: {"ramp_rounds": 0}, 3: {"ramp_rounds": 2}, 120: {"ramp_rounds": 119}},
+    "polyclinic_passing": {2: {"training_rounds": 1}, 12: {"training_rounds": 11}},
+    "polyclinic_parallel": {
+        2: {"training_rounds": 1, "mean_rounds": 1},
+        12: {"training_rounds": 11, "mean_rounds": 3},
+        84: {"training_rounds": 83, "mean_rounds": 21},
+    },
     "fedlsr": {2: {"ramp_rounds": 1}, 20: {"ramp_rounds": 4}, 500: {"ramp_rounds": 40}},
 }
 
@@ -102,6 +108,14 @@ def test_the_defaults_of_all_other_methods_need_no_rounds() -> None:
         ("fedirm", {"ramp_rounds": 30}, "method.ramp_rounds", ("30", "31", "20"), "ramp_rounds = 10"),
         ("condistfl", {"ramp_rounds": 119}, "method.ramp_rounds", ("119", "120", "20"), "ramp_rounds = 19"),
         ("fedlsr", {"ramp_rounds": 40}, "method.ramp_rounds", ("40", "41", "20"), "ramp_rounds = 4"),
+        (
+            "polyclinic_parallel",
+            {"training_rounds": 20},
+            "method.training_rounds",
+            ("20", "21"),
+            "training_rounds = 19",
+        ),
+        ("polyclinic_parallel", {"mean_rounds": 21}, "method.mean_rounds", ("21", "20"), "mean_rounds = 5"),
         ("polyclinic", {"mean_rounds": 21}, "method.mean_rounds", ("21", "20"), "run.rounds = 21"),
     ],
 )
