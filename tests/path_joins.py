@@ -113,6 +113,13 @@ REVIEWED = {
         "common/system/resources.py: root / group.strip('/')",
         "client/prediction/predict.py: self.source / name",
         "server/export/evaluation.py: base / of_run.images",
+        "common/prediction/masks.py: data / name",
+        "common/prediction/masks.py: out / name",
+        "common/prediction/masks.py: place.with_name(f'{place.name}.nii.gz')",
+        "common/prediction/masks.py: place.with_name(f'{place.name}.png')",
+        # Of a class's name letters, digits and " -_." remain.
+        "common/prediction/masks.py: place.with_name(f'{place.name}.{safe}')",
+        "data/tables/masks.py: Path(masks.folder, name)",
         "common/prediction/pictures.py: data / below",
         "common/prediction/pictures.py: data / below / name",
         "studies/init/table.py: os.path.join(*place)",
