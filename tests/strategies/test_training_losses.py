@@ -212,8 +212,8 @@ def test_every_method_says_whether_it_takes_another_loss() -> None:
     taking = {name for name, method in STRATEGIES.items() if method.site_class.chooses_loss}
     assert taking == {
         "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
-        "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only",
-        "scaffold", "fedrep", "condistfl",
+        "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only", "polyclinic_passing",
+        "scaffold", "fedrep", "condistfl", "polyclinic_parallel",
     }  # fmt: skip
 
 
