@@ -39,7 +39,7 @@ def count_patients(images: ImageSet) -> int:
 def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
     """Mark the classes that fewer than ``smallest`` patients lack (column 0) or show (column 1), ``(classes, 2)``.
 
-    Of a class with masks, such as an organ, no figure tells of the patients who lack it, and few may.
+    For a class with masks, such as an organ, no figure describes the patients who lack it, so few may lack it.
     """
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     few: Few = np.array(kinds, np.int64).reshape(-1, 2) < smallest
