@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.saved import read_model_description
-from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.models.zoo.spec import DESCRIPTION, is_segmentation
 from polyclinic.common.system import plain_text
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count
@@ -57,6 +57,7 @@ def render_model_card(folder: Path) -> str:
         run=run,
         summary=summary,
         saved=saved,
+        segments=is_segmentation(saved.model.task),
         simulated=summary.backend != "network",
         training_images_that_show=format_positive_image_count,
         all_tested=all(run.round_count_by_site[site] for site in summary.per_site if site in summary.sites),

@@ -20,7 +20,7 @@ from polyclinic.server.export.prediction import predict_to_csv
 from polyclinic.server.runs.reader import read_run
 from polyclinic.studies.comparison import compare_methods
 from polyclinic.studies.comparison_report import comparison_as_markdown, write_comparison_report
-from tests.federations import DIGITS, federation, finished
+from tests.federations import federation, finished
 from tests.organs import ORGANS, TASKS
 
 CLASSES = ("Left kidney", "Liver")
@@ -112,6 +112,7 @@ def test_the_report_of_a_run_names_dice_and_no_auroc() -> None:
     assert "Dice" in page
     assert "Hausdorff" in page
     assert "AUROC" not in page
+    assert "the best by the sites’ validation Dice." in page
     assert summary["claims"]["result"].count("mean Dice") == 1
 
 
@@ -131,7 +132,6 @@ def test_methods_are_compared_by_their_dice(tmp_path: Path) -> None:
 
 
 def test_a_dice_is_not_compared_with_an_auroc() -> None:
-    assert "digits" in DIGITS
     runs = [read_run(finished(*settings)[0]) for settings in (ORGANS, ("run.rounds=1",))]
     with pytest.raises(BadInput, match="Dice"):
         compare_methods(runs)
@@ -141,6 +141,8 @@ def test_the_model_card_has_dice_by_organ() -> None:
     folder, _ = finished(*ORGANS, pages=True)
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| class | Dice |" in card
+    assert "A segmentation of 4 classes" in card
+    assert "each class is in a pixel or not, by itself" in card
     assert "AUROC" not in card
 
 
