@@ -4,8 +4,8 @@ A patient's Dice is that of all of the patient's images together, as if they wer
 in whom the class is outlined. The Hausdorff distance of a patient is the mean over the patient's images; it is defined
 where a class is both outlined and predicted.
 
-Hospitals tell both as histograms over patients, which add up. A Dice lies between 0 and 1 as a score does. A distance d
-is told as ``HALF / (HALF + d)``, whose bins are as wide as 1 to 2 % of a distance from 1 to 100.
+Hospitals send both as histograms over patients, which add up. A Dice lies between 0 and 1 as a score does. A distance d
+is sent as ``MIDDLE_DISTANCE / (MIDDLE_DISTANCE + d)``, whose bins are as wide as 1 to 2 % of a distance from 1 to 100.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,8 @@ Floats = NDArray[np.float64]
 Areas = NDArray[np.bool_]
 
 PERCENTILE = 95
-HALF = 10.0
+MIDDLE_DISTANCE = 10.0
 """Distance, in mm or pixels, that the middle of a histogram stands for."""
-
-
-def compute_dice(predicted: int, reference: int, common: int) -> float:
-    """Return the Dice of two areas from the sizes of both and of their overlap; NaN if both are empty."""
-    return 2 * common / (predicted + reference) if predicted + reference else float("nan")
 
 
 def compute_hausdorff_distance(
@@ -123,7 +118,7 @@ def compute_mean_dice(compared: AreaComparison, patients: NDArray[np.str_], colu
 
 def make_patient_histogram(figures: PatientFigures) -> ScoreHistogram:
     """Return the histogram of a class's patients: by Dice (as ``positives``), and by distance (as ``negatives``)."""
-    kinds = figures.dice, HALF / (HALF + figures.distances)
+    kinds = figures.dice, MIDDLE_DISTANCE / (MIDDLE_DISTANCE + figures.distances)
     return ScoreHistogram(*(np.bincount(find_score_bins(values), minlength=BINS) for values in kinds))
 
 
@@ -218,7 +213,7 @@ def summarise_patient_histograms(
     Args:
         generator: Random generator of the bootstrap; None for no intervals, where a patient may count twice.
     """
-    distances_of_bins = HALF * (1 / MIDDLES - 1)
+    distances_of_bins = MIDDLE_DISTANCE * (1 / MIDDLES - 1)
     values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
     for name, histogram in histograms.items():
         # Nothing is predicted in patients at an infinite distance, which fall into the first bin.

@@ -45,11 +45,13 @@ _BESIDE_SLICES = ("DICOMDIR", "LICENSE")
 _TEXT_SUFFIXES = (".txt", ".csv", ".json", ".xml", ".html", ".pdf", ".md", ".log")
 """Files that may lie beside the slices; any other file that is no DICOM file may be a slice that was cut off."""
 _SAME_PLACE = 0.01
-"""Distance of two slices in mm, relative to that of most, below which they are at one place."""
+"""Distance of two slices, relative to that of most, below which they are at one place."""
 _MOST_UNEVEN = 0.1
 """Largest difference of a distance between slices from that of most, relative to it."""
-_MOST_TURNED = 1e-3
+_MOST_TURNED = 0.01
 """Largest difference of a direction's cosine between slices; files round their numbers."""
+_MOST_UNEQUAL_PIXELS = 1e-3
+"""Largest difference of the size of pixels between slices, relative to the larger side."""
 _LONGEST_NAME = 30
 _TO_RAS = np.array([-1.0, -1.0, 1.0])
 """DICOM's axes run to the left, to the back and to the head; ours to the right, to the front and to the head."""
@@ -226,7 +228,7 @@ def _read_slice(name: str, file: Path | None, frame: int, head: Any, groups: Seq
         raise ValueError(f"{_quote(name)} gives its plane in a wrong number of values")
     across, down = vectors = np.array(directions).reshape(2, 3)
     lengths = np.linalg.norm(vectors, axis=1)
-    if np.abs(lengths - 1).max() > 10 * _MOST_TURNED or abs(float(across @ down)) > 10 * _MOST_TURNED:
+    if np.abs(lengths - 1).max() > _MOST_TURNED or abs(float(across @ down)) > _MOST_TURNED:
         raise ValueError(f"{_quote(name)}: ImageOrientationPatient is not two unit vectors at right angles")
     return _Slice(name, file, frame, np.array(position), vectors, (pixel[0], pixel[1]), (rows, columns))
 
@@ -258,9 +260,9 @@ def _make_volume(
         if other.size != first.size:
             sizes = " and ".join(f"{rows} × {columns}" for rows, columns in (first.size, other.size))
             raise ValueError(f"{_quote(first.name)} and {_quote(other.name)} have unequal sizes, {sizes}")
-        if np.abs(other.directions - first.directions).max() > 10 * _MOST_TURNED:
+        if np.abs(other.directions - first.directions).max() > _MOST_TURNED:
             raise ValueError(f"{_quote(first.name)} and {_quote(other.name)} lie in other directions, as a scout does")
-        if np.abs(np.subtract(other.pixel, first.pixel)).max() > _MOST_TURNED * max(first.pixel):
+        if np.abs(np.subtract(other.pixel, first.pixel)).max() > _MOST_UNEQUAL_PIXELS * max(first.pixel):
             raise ValueError(f"{_quote(first.name)} and {_quote(other.name)} have pixels of unequal sizes")
     across, down = first.directions
     normal = np.cross(across, down)
@@ -268,7 +270,7 @@ def _make_volume(
     heights = np.array([float(each.position @ normal) for each in order])
     step = _check_distances(order, np.diff(heights))
     path = order[-1].position - order[0].position
-    if np.linalg.norm(path - (path @ normal) * normal) > 10 * _MOST_TURNED * np.linalg.norm(path):
+    if np.linalg.norm(path - (path @ normal) * normal) > _MOST_TURNED * np.linalg.norm(path):
         raise ValueError("its slices are shifted against each other (a tilted gantry); resample it, as dcm2niix does")
     affine = np.eye(4)
     affine[:3, 0] = normal * step * _TO_RAS

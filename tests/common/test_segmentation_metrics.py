@@ -10,7 +10,6 @@ from polyclinic.common.metrics.auroc import make_segmentation_metrics
 from polyclinic.common.metrics.segmentation import (
     AreaComparison,
     PatientFigures,
-    compute_dice,
     compute_hausdorff_distance,
     compute_mean_dice,
     compute_patient_figures,
@@ -57,8 +56,9 @@ def test_distances_and_dice_against_monai(shape: tuple[int, ...]) -> None:
     theirs = metrics.compute_hausdorff_distance(first, second, percentile=95, spacing=spacing)
     assert compute_hausdorff_distance(*areas, spacing) == pytest.approx(float(theirs), abs=1e-4)
     dice = metrics.compute_dice(first, second)
-    sizes = [int(area.sum()) for area in (*areas, areas[0] & areas[1])]
-    assert compute_dice(*sizes) == pytest.approx(float(dice), abs=1e-6)
+    sizes = [np.array([[area.sum()]]) for area in (*areas, areas[0] & areas[1])]
+    ours = compute_patient_figures(AreaComparison(*sizes, np.array([[True]])), np.array(["a"]), 0)
+    assert ours.dice.tolist() == pytest.approx([float(dice)], abs=1e-6)
 
 
 # Three images of two patients, one class. Patient a: 10 of 12 predicted pixels lie in 14 outlined ones, and in the
