@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyclinic.common.models.network import decide_class_areas
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.strategies.local.losses import (
     LossFunction,
@@ -39,10 +40,7 @@ def dice_loss_of_known_pixels(probabilities: Tensor, labels: Tensor) -> Tensor:
     is_known = ~labels.isnan()
     present = labels.nan_to_num()
     predicted = torch.where(is_known, probabilities, 0.0)
-    axes = [0, *range(2, labels.ndim)]
-    common = (predicted * present).sum(axes)  # (rows,)
-    dice = (2 * common + SMOOTH) / (predicted.sum(axes) + present.sum(axes) + SMOOTH)
-    return mean_over_mask(is_known.flatten(2).any(2).any(0), 1 - dice)
+    return mean_over_mask(is_known.flatten(2).any(2).any(0), 1 - _compute_soft_dice(predicted, present))
 
 
 def overlapping_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
@@ -127,13 +125,12 @@ def conditional_distillation_loss(
         # The probability given that no own class is there: a softmax over the others alone.
         return scaled[:, others].softmax(1)
 
-    highest = teacher.max(1, keepdim=True)
-    rows = torch.arange(teacher.shape[1], device=teacher.device).reshape(1, -1, *[1] * (student.ndim - 2))
-    seen_by_teacher = ((rows == highest.indices) & (highest.values > 0) & own).any(1, keepdim=True)
-    seen_by_label = ((labels == 1) & own).any(1, keepdim=True)
-    counts = ~(seen_by_teacher | seen_by_label)
-    targets = compute_conditional_probabilities(teacher)
-    return _soft_dice_loss(compute_conditional_probabilities(student), targets, counts)
+    shown_by_teacher = (decide_class_areas(teacher, "exclusive_segmentation") & own).any(1, keepdim=True)
+    shown_by_label = ((labels == 1) & own).any(1, keepdim=True)
+    counts = ~(shown_by_teacher | shown_by_label)
+    targets = torch.where(counts, compute_conditional_probabilities(teacher), 0.0)
+    predicted = torch.where(counts, compute_conditional_probabilities(student), 0.0)
+    return (1 - _compute_soft_dice(predicted, targets)).mean()
 
 
 def independent_distillation_loss(student: Tensor, teacher: Tensor, annotated: Tensor, temperature: float) -> Tensor:
@@ -143,16 +140,15 @@ def independent_distillation_loss(student: Tensor, teacher: Tensor, annotated: T
     """
     others = ~annotated
     targets = (teacher[:, others] / temperature).sigmoid()
-    return _soft_dice_loss((student[:, others] / temperature).sigmoid(), targets, targets.new_ones(1, dtype=torch.bool))
+    predicted = (student[:, others] / temperature).sigmoid()
+    return (1 - _compute_soft_dice(predicted, targets)).mean()
 
 
-def _soft_dice_loss(predicted: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean over classes of 1 minus the Dice between two kinds of probabilities, over pixels that count."""
+def _compute_soft_dice(predicted: Tensor, targets: Tensor) -> Tensor:
+    """Return the Dice ``(rows,)`` between two kinds of probabilities, over all pixels of a batch together."""
     axes = [0, *range(2, predicted.ndim)]
-    predicted, targets = torch.where(counts, predicted, 0.0), torch.where(counts, targets, 0.0)
     common = (predicted * targets).sum(axes)
-    dice = (2 * common + SMOOTH) / (predicted.sum(axes) + targets.sum(axes) + SMOOTH)
-    return (1 - dice).mean()
+    return (2 * common + SMOOTH) / (predicted.sum(axes) + targets.sum(axes) + SMOOTH)
 
 
 SEGMENTATION_LOSSES: Mapping[tuple[Task, Missing], LossFunction] = {

@@ -64,13 +64,13 @@ def mix_with_solved_row(
 
 
 @torch.no_grad()
-def solve_own_rows(network: Model, examples: LabelledExamples, shares: Tensor, shrinkage: float) -> Tensor:
+def solve_own_rows(network: Model, examples: LabelledExamples, share: float, shrinkage: float) -> Tensor:
     """Replace, in place, the head rows of classes that the site annotates by mixtures with their solved rows.
 
     A class with fewer than :data:`FEWEST_IMAGES` images on one side keeps its trained row.
 
     Args:
-        shares: Weight of the solved row in each row of the head, ``(rows,)``.
+        share: Weight of the solved row in each mixture.
         shrinkage: As in :func:`solve_row`.
 
     Returns:
@@ -85,23 +85,23 @@ def solve_own_rows(network: Model, examples: LabelledExamples, shares: Tensor, s
         if min(int(present.sum()), int((~present).sum())) < FEWEST_IMAGES:
             continue
         weight, bias = head.weight[row].double().cpu(), head.bias[row].double().cpu()
-        weight, bias = mix_with_solved_row(weight, bias, features[known], present, float(shares[row]), shrinkage)
+        weight, bias = mix_with_solved_row(weight, bias, features[known], present, share, shrinkage)
         head.weight[row] = weight.to(head.weight)
         head.bias[row] = bias.to(head.bias)
     logits: Tensor = head(received)
     return logits
 
 
-def make_solving_round(context: ClientContext, loss: LossFunction, shares: Tensor, shrinkage: float) -> LocalRound:
+def make_solving_round(context: ClientContext, loss: LossFunction, share: float, shrinkage: float) -> LocalRound:
     """Solve the site's own rows on the received trunk; return a local round that leaves the model as it is then.
 
     Args:
         loss: The training loss; the round reports its value with the new rows.
-        shares: As in :func:`solve_own_rows`.
+        share: As in :func:`solve_own_rows`.
         shrinkage: As in :func:`solve_row`.
     """
     examples = context.examples
-    logits = solve_own_rows(context.network, examples, shares, shrinkage)
+    logits = solve_own_rows(context.network, examples, share, shrinkage)
     value = loss(logits, examples.labels, examples.annotated)
 
     def keep_model(model: Model, batch: Batch) -> Tensor:

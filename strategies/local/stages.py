@@ -44,6 +44,13 @@ class Stage:
     without: str = ""
 
 
+def _count_all_but_the_last(rounds: int, settings: Settings) -> int:
+    return max(1, rounds - 1)
+
+
+ALL_BUT_THE_LAST = RoundDefault("all but the last", _count_all_but_the_last)
+
+
 def make_share_of_rounds(name: str, numerator: int, denominator: int, most: int) -> RoundDefault:
     """Return the default "a share of the run's rounds, at least one, at most the value of the paper".
 

@@ -19,7 +19,6 @@ and masked sums suffice.
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from polyclinic.common.errors import Fault
@@ -30,16 +29,12 @@ from polyclinic.strategies.aggregation.server_optimizer import Moments, ServerOp
 from polyclinic.strategies.local.objective import ClientContext, LocalRound
 from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
 from polyclinic.strategies.local.solved_rows import make_solving_round
-from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage
+from polyclinic.strategies.local.stages import ALL_BUT_THE_LAST, RoundDefault, Settings, Stage
 from polyclinic.strategies.methods.base import Method
 from polyclinic.strategies.methods.surgical import OwnersMean
 
 LATE_MODELS = "late models"
 """Name of the mean of the late models among the moments."""
-
-
-def _choose_training_rounds(rounds: int, settings: Settings) -> int:
-    return max(1, rounds - 1)
 
 
 def _choose_mean_rounds(rounds: int, settings: Settings) -> int:
@@ -58,7 +53,7 @@ class PolyclinicParallelParameters(Parameters):
     """
 
     round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
-        "training_rounds": RoundDefault("all but the last", _choose_training_rounds),
+        "training_rounds": ALL_BUT_THE_LAST,
         "mean_rounds": RoundDefault("a quarter of the rounds", _choose_mean_rounds),
     }
     server_optimizer: ServerOptimizer | None = ServerOptimizer(kind="momentum", beta1=0.7)
@@ -95,12 +90,10 @@ class PolyclinicParallelSite(SiteMethod):
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: training, or after ``training_rounds`` solved rows and no training."""
-        training = super().client(context)
         if context.round <= self.parameters.training_rounds:
-            return training
-        shares = torch.full((len(context.network.class_names),), self.parameters.solved_share)
+            return super().client(context)
         loss = self.choose_training_loss(context.examples, context.spec)
-        return make_solving_round(context, loss, shares, self.parameters.shrinkage)
+        return make_solving_round(context, loss, self.parameters.solved_share, self.parameters.shrinkage)
 
     def find_parameter_faults(self) -> list[Fault]:
         """Return the base class's faults, and one if the server's step is not the mean update, as solved rows need."""
@@ -138,6 +131,7 @@ class PolyclinicParallel(Method):
         mean = model
         if late > 1 and (stored := select_arrays_with_prefix(LATE_MODELS, moments)):
             earlier = ModelGroups.from_named_arrays(stored, model.head.class_names).to_model()
+            # With more mean_rounds than training_rounds, all models so far are late ones.
             mean = mix_models(model, earlier, 1 / min(late, server_round))
         if server_round == parameters.training_rounds:
             return mean, {}

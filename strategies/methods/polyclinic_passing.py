@@ -9,7 +9,6 @@ receive the mean model at the same time; nothing is trained; each site solves th
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from polyclinic.common.models.network import Head
@@ -17,13 +16,9 @@ from polyclinic.common.models.state import ModelState
 from polyclinic.strategies.aggregation.means import HeadMean
 from polyclinic.strategies.local.objective import ClientContext, LocalRound
 from polyclinic.strategies.local.solved_rows import make_solving_round
-from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage
+from polyclinic.strategies.local.stages import ALL_BUT_THE_LAST, RoundDefault, Stage
 from polyclinic.strategies.methods.polyclinic import Polyclinic, PolyclinicParameters, PolyclinicSite
 from polyclinic.strategies.methods.surgical import OwnersMean
-
-
-def _choose_training_rounds(rounds: int, settings: Settings) -> int:
-    return max(1, rounds - 1)
 
 
 class PolyclinicPassingParameters(PolyclinicParameters):
@@ -36,9 +31,7 @@ class PolyclinicPassingParameters(PolyclinicParameters):
         shrinkage: Multiple of the mean variance of a feature that is added to each variance before a row is solved.
     """
 
-    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {
-        "training_rounds": RoundDefault("all but the last", _choose_training_rounds)
-    }
+    round_defaults: ClassVar[Mapping[str, RoundDefault]] = {"training_rounds": ALL_BUT_THE_LAST}
     training_rounds: int = Field(99, ge=1)
     solved_share: float = Field(0.5, ge=0, le=1)
     shrinkage: float = Field(0.1, gt=0)
@@ -84,9 +77,8 @@ class PolyclinicPassingSite(PolyclinicSite):
         """Return the local round: training, or after ``training_rounds`` solved rows and no training."""
         if context.round <= self.parameters.training_rounds:
             return super().client(context)
-        shares = torch.full((len(context.network.class_names),), self.parameters.solved_share)
         loss = self.choose_training_loss(context.examples, context.spec)
-        return make_solving_round(context, loss, shares, self.parameters.shrinkage)
+        return make_solving_round(context, loss, self.parameters.solved_share, self.parameters.shrinkage)
 
 
 class PolyclinicPassing(Polyclinic):
