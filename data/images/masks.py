@@ -19,6 +19,7 @@ from polyclinic.data.images.reading import (
     DecodedImageFormat,
     decode_picture,
     explain_unsupported_file_type,
+    find_filled_part,
     open_png_or_jpeg,
     read_first_bytes,
 )
@@ -165,7 +166,7 @@ def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:
 
 def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
     """Bring a mask to the size of the data set as its picture, by the nearest pixel; padding is 0, background."""
-    filled = _find_filled_part(grid, form)
+    filled = find_filled_part(grid.width, grid.height * grid.aspect, form)
     height, width = (part.stop - part.start for part in filled)
     canvas = np.zeros(form.shape[:2], values.dtype)
     canvas[filled] = values[np.ix_(_find_nearest(grid.height, height), _find_nearest(grid.width, width))]
@@ -174,20 +175,10 @@ def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedIma
 
 def restore_mask_to_grid(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
     """Bring a mask of the data set's size back to that of its picture, by the nearest pixel."""
-    shown = values[_find_filled_part(grid, form)]
+    shown = values[find_filled_part(grid.width, grid.height * grid.aspect, form)]
     height, width = shown.shape
     restored: NDArray[Any] = shown[np.ix_(_find_nearest(height, grid.height), _find_nearest(width, grid.width))]
     return restored
-
-
-def _find_filled_part(grid: PictureGrid, form: DecodedImageFormat) -> tuple[slice, slice]:
-    """Return the rows and columns of the data set's grid that a picture fills; the rest is padding."""
-    height, width = form.side, form.side
-    if form.resize == "pad":
-        shown = (grid.width, grid.height * grid.aspect)
-        width, height = (max(1, round(side * form.side / max(shown))) for side in shown)
-    top, left = (form.side - height) // 2, (form.side - width) // 2
-    return slice(top, top + height), slice(left, left + width)
 
 
 def _find_nearest(old: int, new: int) -> NDArray[np.intp]:

@@ -289,17 +289,28 @@ def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArr
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    width, height = form.side, form.side
-    if form.resize == "pad":
-        shown = (image.width, image.height * image.info.get(PIXEL_ASPECT, 1))
-        width, height = (max(1, round(side * form.side / max(shown))) for side in shown)
-    if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    rows, columns = find_filled_part(image.width, image.height * image.info.get(PIXEL_ASPECT, 1), form)
+    size = (columns.stop - columns.start, rows.stop - rows.start)
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BILINEAR)
     image = _convert_pillow_mode(image, mode)
     canvas = np.zeros(form.shape, dtype=np.uint8)
-    top, left = (form.side - height) // 2, (form.side - width) // 2
-    canvas[top : top + height, left : left + width] = np.asarray(image)
+    canvas[rows, columns] = np.asarray(image)
     return canvas
+
+
+def find_filled_part(width: float, height: float, form: DecodedImageFormat) -> tuple[slice, slice]:
+    """Return the rows and columns of the data set's grid that a picture fills; the rest is padding.
+
+    Args:
+        width: Width of the picture as people see it.
+        height: Its height, in the same unit.
+    """
+    filled_width, filled_height = form.side, form.side
+    if form.resize == "pad":
+        filled_width, filled_height = (max(1, round(side * form.side / max(width, height))) for side in (width, height))
+    top, left = (form.side - filled_height) // 2, (form.side - filled_width) // 2
+    return slice(top, top + filled_height), slice(left, left + filled_width)
 
 
 def has_color(image: Image.Image) -> bool:
