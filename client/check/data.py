@@ -1,7 +1,6 @@
 """The check of the hospital's data: files, pictures, labels, patients and the split."""
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from polyclinic.common.patients.opt_out import (
     find_left_out_patients,
 )
 from polyclinic.common.system.plain_text import (
-    format_bytes,
     format_count_with_noun,
     join_as_english_list,
     list_first_and_count_rest,
@@ -52,7 +50,7 @@ from polyclinic.data.images.pixel_cache import hash_image_file
 from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
 from polyclinic.data.images.volume_header import VolumeHeader
-from polyclinic.data.images.volume_notes import list_volume_notes
+from polyclinic.data.images.volume_notes import describe_decoded_volumes, list_volume_notes
 from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
@@ -287,8 +285,7 @@ def _note_volumes(area: CheckArea, source: SiteImageSource, volumes: Sequence[Vo
     form, size = source.form, source.volume_size
     assert form is not None, "volumes are files"
     assert size is not None
-    memory = format_bytes(len(source) * math.prod(size))
-    area.passed.append(f"{len(source):,} volumes of {' × '.join(map(str, size))} voxels take {memory} once decoded")
+    area.passed.append(describe_decoded_volumes(len(source), size))
     for problem, remedy in list_volume_notes(volumes, size, form.rendering):
         area.add_note(problem, remedy)
 

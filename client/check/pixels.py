@@ -30,11 +30,12 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
         area.add_fault(ClientExitCode.PIXELS, f"{fault.where}: {fault.problem}", fault.remedy)
     if not comparison.pixel_faults:
         area.passed.append(f"pixels: {form.describe()}, which {planned.origin} does not contradict")
-    size, wanted = form.describe_size(), format_image_size(model.image_size)
-    if "image_size" not in comparison.terms.table and format_image_size(form.image_size) != wanted:
+    size = form.describe_size()
+    network_size = format_image_size(model.image_size)
+    if "image_size" not in comparison.terms.table and format_image_size(form.image_size) != network_size:
         problem = f"images are stored with {size}, and the network resizes them again, to "
-        problem += f"{wanted}. If another hospital stores them in that size, this one is refused."
-        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {wanted}")
+        problem += f"{network_size}. If another hospital stores them in that size, this one is refused."
+        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {network_size}")
 
 
 def make_form_of_pictures(

@@ -20,6 +20,7 @@ from polyclinic.common.config import Experiment, HospitalPlan, RunSection, Train
 from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
 from polyclinic.common.models.state import read_model_state
+from polyclinic.common.models.zoo.registry import describe_image_size
 from polyclinic.common.models.zoo.spec import ModelSpec, is_segmentation
 from polyclinic.common.system.plain_text import format_bytes, make_printable_line
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
@@ -157,7 +158,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     seconds = plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down, up = cost.received / 1e6, cost.sent / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
-    size = plan.model.describe_input() if plan.model.takes_volumes else f"{plan.model.image_size} pixels"
+    size = describe_image_size(plan.model.image_size)
     model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""

@@ -396,7 +396,7 @@ def make_segmentation_metrics(figures: PatientFigures) -> ClassMetrics:
 
 
 def make_metrics_of_overlap(overlap: ClassOverlap | None) -> ClassMetrics:
-    """Return the same metrics from figures over the patients of all hospitals; None for a class of no hospital."""
+    """Return the same metrics from figures over the patients of all hospitals; None for a class that none sends."""
     if overlap is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(SEGMENTATION_METRICS))
     more = {DICE: overlap.dice, HAUSDORFF: overlap.hd95}

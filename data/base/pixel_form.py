@@ -22,6 +22,7 @@ from polyclinic.data.base.spec import (
     Resize,
     Side,
     VolumeSize,
+    describe_sides,
 )
 
 DECODING_RULES = 1
@@ -125,9 +126,7 @@ class PixelForm(BaseModel):
 
     def describe_size(self) -> str:
         """Return the size of an image in words: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``."""
-        if self.volume_size is None:
-            return f"{self.height} × {self.width} pixels"
-        return f"{' × '.join(map(str, self.volume_size))} voxels"
+        return describe_sides(self.volume_size or (self.height, self.width))
 
     def describe(self) -> str:
         """Describe the form for people: ``colour, 64 × 64 pixels, resize = "pad", window = [40, 400]``."""

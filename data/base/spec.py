@@ -7,7 +7,7 @@ Relative paths start from the folder of the configuration file. This module read
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -62,20 +62,31 @@ Side = Annotated[int, Field(gt=0, le=4096)]
 Millimetres = Annotated[float, Field(gt=0, le=100)]
 VolumeSize = tuple[Side, Side, Side]
 """Depth, height and width of a volume, in voxels."""
-_A_SIDE, _A_VOLUME = TypeAdapter[int](Side), TypeAdapter[VolumeSize](VolumeSize)
+_SIDE_ADAPTER = TypeAdapter[int](Side)
+_VOLUME_ADAPTER = TypeAdapter[VolumeSize](VolumeSize)
 
 
 def _check_image_size(value: Any, _: ValidatorFunctionWrapHandler) -> Any:
     """Check a side of square pictures, or the three sides of volumes; a fault is that of the form which was meant."""
     if not isinstance(value, list | tuple):
-        return _A_SIDE.validate_python(value)
+        return _SIDE_ADAPTER.validate_python(value)
     if len(value) != 3:
         raise ValueError("a number of pixels for pictures, [depth, height, width] in voxels for volumes")
-    return _A_VOLUME.validate_python(tuple(value))
+    return _VOLUME_ADAPTER.validate_python(tuple(value))
 
 
 ImageSize = Annotated[int | VolumeSize, WrapValidator(_check_image_size)]
 """The side of square pictures in pixels, or the three sides of volumes in voxels."""
+
+
+def describe_sides(sides: Sequence[int], times: str = "×") -> str:
+    """Return the size of an image in words: ``64 × 48 pixels``, or ``48 × 64 × 64 voxels``.
+
+    Args:
+        sides: Height and width of a picture; depth, height and width of a volume.
+        times: The sign between two sides.
+    """
+    return f"{f' {times} '.join(map(str, sides))} {'voxels' if len(sides) == 3 else 'pixels'}"
 
 
 def format_image_size(size: int | VolumeSize | list[int]) -> str:

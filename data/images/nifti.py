@@ -188,7 +188,7 @@ def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     if start < len(head):
         raise ValueError(damaged)
     if sorted(orientation[:, 0]) != [0, 1, 2] or not (voxel_sizes > 0).all():
-        raise ValueError("its affine (sform or qform) gives an axis no length or no direction; correct the head")
+        raise ValueError("its affine (sform or qform) gives an axis no length or no direction; correct the header")
     width, height, depth, *_ = (*shape, 1)
     scale = 1.0 if slope is None else float(slope)
     offset = float(intercept or 0)

@@ -81,13 +81,13 @@ def fit_volume(
 def _plan_axes(volume: Volume, size: VolumeSize, spacing: Spacing | None, resize: Resize) -> list[_AxisPlan]:
     shape, own = volume.voxels.shape, volume.spacing
     if spacing is not None:
-        scales = [wanted / given for wanted, given in zip(spacing, own, strict=True)]
+        scales = [new / old for new, old in zip(spacing, own, strict=True)]
     elif resize == "stretch":
         scales = [old / new for old, new in zip(shape, size, strict=True)]
     else:
         # One width in mm for all directions, with which the longest side just fits.
-        width = max(old * given / new for old, given, new in zip(shape, own, size, strict=True))
-        scales = [width / given for given in own]
+        width = max(old * step / new for old, step, new in zip(shape, own, size, strict=True))
+        scales = [width / step for step in own]
     return [_plan_axis(old, new, scale) for old, new, scale in zip(shape, size, scales, strict=True)]
 
 

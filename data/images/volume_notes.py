@@ -1,12 +1,13 @@
 """Remarks for the user on the grids of volumes: unlike voxels, what is cropped, an unknown orientation."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from polyclinic.common.system.plain_text import format_count_with_noun
-from polyclinic.data.base.spec import PictureRenderingOptions, Spacing, VolumeSize
+from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun
+from polyclinic.data.base.spec import PictureRenderingOptions, Spacing, VolumeSize, describe_sides
 from polyclinic.data.images.reading import is_nifti_file, read_first_bytes
 from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
@@ -38,6 +39,12 @@ def describe_grids(volumes: Sequence[VolumeHeader]) -> str:
     shape = " × ".join(_describe_range([volume.shape[axis] for volume in volumes]) for axis in range(3))
     spacing = " × ".join(_describe_range([volume.spacing[axis] for volume in volumes]) for axis in range(3))
     return f"{shape} voxels of {spacing} mm (depth × height × width)"
+
+
+def describe_decoded_volumes(count: int, size: VolumeSize) -> str:
+    """Return how many volumes of this size there are, and the memory that they take, as a clause."""
+    memory = format_bytes(count * math.prod(size))
+    return f"{count:,} volumes of {describe_sides(size)} take {memory} once decoded"
 
 
 def _describe_range(values: Sequence[float]) -> str:

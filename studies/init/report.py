@@ -1,6 +1,5 @@
 """For ``flwr-sim init``: lines for the user on what a label table holds, what is left out, and what to decide."""
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,13 +9,12 @@ import numpy as np
 from polyclinic.common.errors import quote_names
 from polyclinic.common.system.plain_text import (
     format_as_json_text,
-    format_bytes,
     format_count_with_noun,
     list_first_and_count_rest,
 )
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, SkippedImage, are_all_patients_known
 from polyclinic.data.images.reading import describe_png_conversion
-from polyclinic.data.images.volume_notes import describe_grids, list_volume_notes
+from polyclinic.data.images.volume_notes import describe_decoded_volumes, describe_grids, list_volume_notes
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
 from polyclinic.studies.init.hospitals import describe_simulated_hospitals
@@ -77,12 +75,10 @@ def _describe_volumes(data: InspectedDataset, splits: DatasetSplits) -> list[str
     """Return lines on the grids of volumes, the memory that they take, and what the settings make of them."""
     assert isinstance(data.image_size, tuple)
     count = sum(map(len, splits.parts))
-    memory = format_bytes(count * math.prod(data.image_size))
-    size = " × ".join(map(str, data.image_size))
     notes = list_volume_notes(data.volumes, data.image_size, data.spec.rendering_options)
     return [
         f"    {describe_grids(data.volumes)}",
-        f"    {count:,} volumes of {size} voxels take {memory} once decoded; image_size stands twice in the file.",
+        f"    {describe_decoded_volumes(count, data.image_size)}; image_size stands twice in the file.",
         *(f"    {problem} {remedy}" for problem, remedy in notes),
     ]
 

@@ -51,7 +51,7 @@ from polyclinic.common.plugins import (
     load_plugin_entry_point,
 )
 from polyclinic.common.system.packages import import_torchvision, refuse_missing_packages
-from polyclinic.data.base.spec import VolumeSize
+from polyclinic.data.base.spec import VolumeSize, describe_sides
 
 ARCHITECTURE = "model.architecture"
 """The key of an experiment that names the network, for faults."""
@@ -703,7 +703,7 @@ def _make_class_map_fault(spec: ModelSpec, width: int) -> Fault:
 
 def describe_image_size(size: int | VolumeSize) -> str:
     """Return ``64 pixels`` or ``48 × 64 × 64 voxels``."""
-    return f"{' × '.join(map(str, size))} voxels" if isinstance(size, tuple) else f"{size} pixels"
+    return describe_sides(size) if isinstance(size, tuple) else f"{size} pixels"
 
 
 def format_network_name(spec: ModelSpec) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from polyclinic.common.errors import Fault
 from polyclinic.common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
 from polyclinic.common.system.toml import SHA256_PATTERN
-from polyclinic.data.base.spec import ImageSize, VolumeSize
+from polyclinic.data.base.spec import ImageSize, VolumeSize, describe_sides
 
 Architecture = Literal[
     "densenet121",
@@ -260,7 +260,7 @@ class ModelSpec(BaseModel):
         Args:
             times: The sign between two sides.
         """
-        return f"{f' {times} '.join(map(str, self.sides))} {'voxels' if self.takes_volumes else 'pixels'}"
+        return describe_sides(self.sides, times)
 
     @property
     def takes_volumes(self) -> bool:
