@@ -72,8 +72,7 @@ class BlockBudget:
 
     def count_rounds_in_equal_time(self, speed: FederationSpeed) -> float:
         """Return the rounds of averaging that take as long as a run of passing."""
-        times = (self.compute_round_seconds(speed, passing=passing) for passing in (True, False))
-        passing, averaging = times
+        passing, averaging = (self.compute_round_seconds(speed, passing=passing) for passing in (True, False))
         return self.rounds * passing / averaging
 
     def count_rounds_of_equal_bytes(self) -> float:
@@ -155,16 +154,3 @@ def format_budget_tables(
 
 def _format_cell(block: BlockResult, method: str) -> str:
     return format_block_cell(block.entries.get(method))
-
-
-def list_leads_in_equal_time(
-    equal_rounds: Iterable[BenchmarkResult], equal_time: Iterable[BenchmarkResult], averaging: str, passing: str
-) -> dict[Block, float]:
-    """Return, for each block, by how much AUROC averaging is ahead of passing in about equal time."""
-    twelve = {(block.data, block.pattern): block for result in equal_rounds for block in result.blocks}
-    return {
-        (block.data, block.pattern): block.entries[averaging].auroc
-        - twelve[block.data, block.pattern].entries[passing].auroc
-        for result in equal_time
-        for block in result.blocks
-    }

@@ -67,15 +67,12 @@ def list_candidates(
     labels = [label for label in ranked if label != NO_FEDERATION]
 
     def select(blocks: Iterable[BlockResult], methods: Iterable[str]) -> Candidates:
-        wanted = set(methods)
-        return Candidates(
-            {
-                (block.data, block.pattern): {
-                    label: entry.auroc for label, entry in block.entries.items() if label in wanted
-                }
-                for block in blocks
-            }
-        )
+        selected = set(methods)
+        by_block = dict[tuple[str, str], Mapping[str, float]]()
+        for block in blocks:
+            entries = block.entries.items()
+            by_block[block.data, block.pattern] = {label: entry.auroc for label, entry in entries if label in selected}
+        return Candidates(by_block)
 
     in_time = {(block.data, block.pattern): block for block in longer}
     with_time = dict[tuple[str, str], Mapping[str, float]]()

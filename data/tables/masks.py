@@ -77,26 +77,26 @@ def find_mask_files(spec: FolderDatasetSpec, columns: CsvTable, base: Path, imag
     """
     finder = PictureFileFinder()
     folder = images if spec.masks is None else finder.find_folder_ignoring_spelling(base, spec.masks)
-    wanted = list_mask_columns(spec)
-    names = np.empty((len(columns.lines), len(wanted)), dtype=object)
+    column_by_key = list_mask_columns(spec)
+    names = np.empty((len(columns.lines), len(column_by_key)), dtype=object)
     faults = list[Fault]()
-    for place, (key, column) in enumerate(wanted.items()):
+    for place, (key, column) in enumerate(column_by_key.items()):
         cells = columns.get_column(column).expand_to_row_cells().tolist()
-        given = ["" if is_blank_cell(cell) else cell for cell in cells]
-        found = finder.find_files_in_order(str(folder), [name for name in given if name])
-        absent = [name for name, file in zip(filter(None, given), found, strict=True) if file is None]
+        row_names = ["" if is_blank_cell(cell) else cell for cell in cells]
+        files = finder.find_files_in_order(str(folder), [name for name in row_names if name])
+        absent = [name for name, file in zip(filter(None, row_names), files, strict=True) if file is None]
         if absent:
             problem = f"{format_count_with_noun(len(absent), 'mask')} named in {spec.labels} not in {folder.name}: "
             problem += f"{quote_names(absent, _NAMED)}."
             remedy = "Add them. A blank cell says that nothing is annotated in the image."
             faults.append(Fault(key, problem, remedy))
-        on_disk = iter(found)
-        names[:, place] = [name and (next(on_disk) or name) for name in given]
+        on_disk = iter(files)
+        names[:, place] = [name and (next(on_disk) or name) for name in row_names]
     faults += finder.find_unlistable_folder_faults()
     if faults:
         raise BadInput(faults)
     values = tuple(spec.mask_values.values())
-    return MaskFiles(folder, names, spec.class_names_in_table, values, next(iter(wanted)))
+    return MaskFiles(folder, names, spec.class_names_in_table, values, next(iter(column_by_key)))
 
 
 def read_table_masks(
@@ -134,9 +134,9 @@ def read_table_masks(
     spacing = None
     if form.is_volume:  # of an image without a mask no distance is measured
         spacing = np.array([spacings.get(row, (1.0, 1.0, 1.0)) for row in range(len(stored))])
-    found = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names), spacing)
-    shown = found.find_shown_classes(masks.class_names)
-    return found, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
+    mask_set = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names), spacing)
+    shown = mask_set.find_shown_classes(masks.class_names)
+    return mask_set, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
 
 
 def describe_empty_masks(labels: Sequence[Sequence[float]] | NDArray[np.float32]) -> str:

@@ -17,7 +17,6 @@ from polyclinic.studies.benchmark_budgets import (
     BlockBudget,
     compute_block_budgets,
     format_budget_tables,
-    list_leads_in_equal_time,
 )
 from polyclinic.studies.benchmark_choice import (
     GIVE_THE_RULE,
@@ -80,7 +79,9 @@ def spread(leads: Sequence[float]) -> str:
 
 
 def leads_in_equal_time(passing: str) -> list[float]:
-    return [*list_leads_in_equal_time(equal_rounds(), equal_time(), "surgical", passing).values()]
+    twelve = by_key(equal_rounds())
+    longer = by_key(equal_time())
+    return [block.entries["surgical"].auroc - twelve[key].entries[passing].auroc for key, block in longer.items()]
 
 
 def leads_at_equal_rounds(passing: str) -> list[float]:
