@@ -77,6 +77,7 @@ class PolyclinicParallelSite(SiteMethod):
     """The hospital's half: training as in surgical aggregation, then a round that solves the rows of its classes."""
 
     name = "polyclinic_parallel"
+    no_segmentation = "it solves head rows from the features of whole images"
     table = PolyclinicParallelParameters
     parameters: PolyclinicParallelParameters
     declared = Payload(rows="own")

@@ -58,6 +58,7 @@ class PolyclinicPassingSite(PolyclinicSite):
     """The hospital's half: training on the site's own classes, then a round that solves their rows."""
 
     name = "polyclinic_passing"
+    no_segmentation = "it solves head rows from the features of whole images"
     table = PolyclinicPassingParameters
     parameters: PolyclinicPassingParameters
     multi_class = False
