@@ -33,7 +33,7 @@ TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.
 method = "surgical"             # {why}
 # {alternative}
 # name = {name}   # in tables and pages; the method's where left out
-rounds = 20                     # a first look: more rounds were ahead in each block of the benchmark
+rounds = 20                     # a first look: more rounds were ahead in each block that was run with more
 
 [model]
 {architecture}

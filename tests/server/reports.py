@@ -31,6 +31,7 @@ def write(folder: Path, **more: Any) -> Path:
         "rounds": 3,
         "seed": 1,
         "best_round": 2,
+        "criterion": "auroc",
         "classes": NAMES,
         "sites": {name: {"classes": classes, **counts} for name, classes in SITES.items()},
         "test": asdict(summarise_test_results(RESULTS, {"edema"}, set(NAMES[2:]))),

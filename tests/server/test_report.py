@@ -113,6 +113,7 @@ def test_names_are_escaped_and_shown_as_they_are_and_the_same_run_gives_the_same
     ("page", "facts"),
     [
         ("run_html", ["0.667", "1.5 MB", "1,200", "ab" * 32, "cd" * 32, "training.lr", "5e-05", "best round: 2"]),
+        ("run_html", ["it was the best by the sites’ validation AUROC."]),
         ("run_html", ["1–3 (3)", "75 %", "n/a: no positive test image"]),
         ("multi_class_html", ["Accuracy is 0.625 over 1,600 images.", "0.6250.5000.8750.5501,600"]),
         ("multi_class_html", ["AccuracySensitivitySpecificityF1Test images", "every site alike (BMCTA)0.7003"]),
