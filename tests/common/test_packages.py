@@ -189,7 +189,10 @@ def test_the_drawn_organs_are_run_by_name_outside_a_checkout(tmp_path: Path, mon
     [
         ("experiments/digits_surgical.toml", "give its name alone, digits_surgical, or .* with: flwr-sim examples$"),
         ("mine/digits_vanilla.toml", "give its name alone, digits_vanilla, or .* with: flwr-sim examples mine$"),
-        ("experiments/nih_surgical.toml", "Run this in the project's checkout. Examples .* digits_surgical, digits_vanilla, organs_surgical:"),
+        (
+            "experiments/nih_surgical.toml",
+            "Run this in the project's checkout. Examples .* digits_surgical, digits_vanilla, organs_surgical:",
+        ),
         ("digits_surgicl", 'no example has this name. .* Did you mean "digits_surgical"?'),
         ("other.toml", "other.toml: there is no such file.$"),
     ],
