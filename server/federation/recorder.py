@@ -16,8 +16,8 @@ from polyclinic.common.config import Experiment, list_plugin_identities
 from polyclinic.common.errors import quote_names
 from polyclinic.common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
 from polyclinic.common.models.state import ModelState, ModelStateLayout
-from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.models.weights import WarmStart
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
