@@ -112,6 +112,7 @@ def test_the_report_of_a_run_names_dice_and_no_auroc() -> None:
     assert "Dice" in page
     assert "Hausdorff" in page
     assert "AUROC" not in page
+    assert "Bars start at" not in page  # those of a Dice start at 0
     assert summary["claims"]["result"].count("mean Dice") == 1
 
 
@@ -142,6 +143,10 @@ def test_the_model_card_has_dice_by_organ() -> None:
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| class | Dice |" in card
     assert "AUROC" not in card
+    assert "A segmentation network for 4 classes" in card
+    assert "pixel or voxel" in card
+    assert "--out masks" in card
+    assert "pc.predict" not in card  # it is refused
 
 
 @pytest.mark.slow
