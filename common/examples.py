@@ -8,7 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
+NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "organs_surgical.toml", "flower-quickstart")
 EXPERIMENT_NAMES = tuple(Path(name).stem for name in NAMES if name.endswith(".toml"))
 FOLDER = "experiments"
 """Folder of the examples in the checkout, and where ``flwr-sim examples`` writes them."""
@@ -58,7 +58,7 @@ def suggest_examples(path: Path) -> str:
         folder = "" if str(path.parent) == FOLDER else f" {shlex.quote(str(path.parent))}"
         return f"It is an example. Give its name alone, {path.stem}, or write the file with: flwr-sim examples{folder}"
     if path.parts[:1] == (FOLDER,) and not Path(FOLDER).is_dir():
-        names = " and ".join(EXPERIMENT_NAMES)
+        names = ", ".join(EXPERIMENT_NAMES)
         return f"Run this in the project's checkout. Examples that need no files are {names}: give the name alone."
     return ""
 

@@ -332,7 +332,9 @@ def _note_policy_and_label_effects(
         area.add_note(
             f"findings that are no class here, with the lines of each: {list_first_and_count_rest(others, 20)}."
         )
-    for verb, count in (("shows", "present"), ("is without", "absent")):
+    # An organ that every image shows is learned all the same, from its pixels.
+    sides = (("shows", "present"),) if source.has_masks else (("shows", "present"), ("is without", "absent"))
+    for verb, count in sides:
         if names := [row.name for row in classes if not getattr(row, count)]:
             remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
             area.add_note(f"no image {verb} {', '.join(names)}.", remedy)

@@ -68,6 +68,7 @@ class SiteImageSource:
         repeated: Number of table rows that are equal to an earlier row.
         other_findings: Name of a finding that is not a class of this site -> number of table rows with it.
         skip_budget: Share of the images that may be unreadable.
+        has_masks: True if labels say which classes have a pixel in the masks.
     """
 
     names: tuple[str, ...]
@@ -91,6 +92,7 @@ class SiteImageSource:
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
     skip_budget: float = 0.05
+    has_masks: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -152,6 +154,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
     ):
         return _open_whole_dataset_source(settings)
     archive = patients_from = ""
+    has_masks = False
     sent: tuple[str, ...] = ()
     files: Sequence[Path] = ()
     heads = list[DicomHeader]()
@@ -172,6 +175,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
     else:
         table = open_label_table(spec, settings.folder)
         heads, files = read_dicom_headers(table.files), table.files
+        has_masks = table.masks is not None
         if table.masks is not None:
             form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
             table = replace(table, labels=read_table_masks(table.masks, table.files, form, IN_MEMORY)[1])
@@ -202,6 +206,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         repeated=table.repeated,
         other_findings=table.other_findings,
         skip_budget=spec.skip_budget,
+        has_masks=has_masks,
     )
 
 

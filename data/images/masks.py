@@ -147,11 +147,22 @@ def _read_picture_mask(file: Path, grid: PictureGrid) -> NDArray[Any]:
         raise ValueError(f"{file.name} is no mask that can be read: {explain_unsupported_file_type(head)}")
     with open_png_or_jpeg(file) as image:
         image.load()
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            problem = f"{file.name} has an EXIF orientation, by which it is turned, and its picture has none"
+            raise ValueError(f"{problem}: save the mask upright")
         values = _take_one_channel(image, file.name)
     if values.shape != (grid.height, grid.width):
         sizes = f"{values.shape[1]} x {values.shape[0]} pixels, and its picture {grid.width} x {grid.height}"
         raise ValueError(f"{file.name} has {sizes}: a mask has its picture's size")
     return values
+
+
+def read_mask_palette(file: Path) -> dict[int, tuple[int, int, int]]:
+    """Return index -> colour of a mask with a palette; empty for a mask without one."""
+    with open_png_or_jpeg(file) as image:
+        numbers = image.getpalette("RGB") if image.mode == "P" else None
+    every = iter(numbers or ())
+    return dict(enumerate(zip(every, every, every, strict=False)))
 
 
 def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:

@@ -66,13 +66,31 @@ def restore_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFo
 
 
 def write_nifti_mask(file: Path, values: NDArray[Any], grid: Volume) -> bytes:
-    """Return the bytes of a NIfTI file with a mask on the grid of its volume, compressed if the name ends in .gz."""
+    """Return the bytes of a NIfTI file with the mask of a volume, compressed if the name ends in .gz.
+
+    Its voxels run as those of the volume's own file, so that mask and volume can be compared voxel by voxel. A mask of
+    a volume that does not say how it lies in the patient does not say so either.
+
+    Args:
+        values: The mask in the order of the volume, ``(depth, height, width)``.
+    """
     make: Any = nibabel.Nifti1Image  # it has no types
-    image = make(values, grid.affine)
+    image = make(_turn_to_file_order(values, grid), grid.affine @ np.linalg.inv(grid.to_file))
     image.header.set_xyzt_units("mm")
+    if not grid.knows_orientation:
+        image.set_sform(None, code=0)
+        image.set_qform(None, code=0)
     content: bytes = image.to_bytes()
     if file.suffix == ".gz":
         import gzip
 
         return gzip.compress(content, mtime=0)
     return content
+
+
+def _turn_to_file_order(values: NDArray[Any], grid: Volume) -> NDArray[Any]:
+    """Return a mask of a volume in the order of the file's axes."""
+    file_axes = np.abs(grid.to_file[:3, :3]).argmax(axis=0)
+    steps = grid.to_file[:3, :3].sum(axis=0)
+    unflipped = values[tuple(slice(None, None, int(step)) for step in steps)]
+    return unflipped.transpose(np.argsort(file_axes))

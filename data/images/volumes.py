@@ -9,7 +9,7 @@ turned to the nearest of these axes, and not resampled.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,15 @@ class Volume:
         kind: ``NIfTI``, ``DICOM series`` or ``DICOM``.
         knows_orientation: False if the file does not say how its axes lie in the patient; then they are taken to run
             from feet to head, from back to front and from left to right, as nibabel does.
+        to_file: ``(4, 4)``, from an index ``(depth, height, width, 1)`` to one of the file's own axes: each axis is one
+            of the file's, in the same or the opposite direction.
     """
 
     voxels: NDArray[np.float32]
     affine: NDArray[np.float64]
     kind: str = "NIfTI"
     knows_orientation: bool = True
+    to_file: NDArray[np.float64] = field(default_factory=lambda: np.eye(4))
 
     @property
     def spacing(self) -> Spacing:
@@ -177,4 +180,4 @@ def _turn_to_canonical(voxels: NDArray[np.float32], source: _VolumeSource) -> Vo
         order.append(old)
         steps.append(step)
     turned = voxels.transpose(order)[:: steps[0], :: steps[1], :: steps[2]]
-    return Volume(turned, source.affine @ to_old, source.kind, source.knows_orientation)
+    return Volume(turned, source.affine @ to_old, source.kind, source.knows_orientation, to_old)

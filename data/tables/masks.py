@@ -1,6 +1,6 @@
 """The mask files of a hospital's own table: a column with label maps, or a column for each class."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,13 @@ from polyclinic.common.system.plain_text import format_count_with_noun, list_fir
 from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import FolderDatasetSpec
-from polyclinic.data.images.masks import list_mask_sides, measure_fitted_spacing, read_grid, read_packed_mask
+from polyclinic.data.images.masks import (
+    list_mask_sides,
+    measure_fitted_spacing,
+    read_grid,
+    read_mask_palette,
+    read_packed_mask,
+)
 from polyclinic.data.images.reading import DecodedImageFormat, explain_decoding_error
 from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.tables.csv import CsvTable
@@ -110,6 +116,7 @@ def read_table_masks(
     kind = choose_mask_type(len(masks.class_names))
     stored: NDArray[Any] = np.zeros((len(masks.names), *list_mask_sides(form)), kind)
     spacings, reasons = dict[int, tuple[float, ...]](), dict[int, str]()
+    palettes = dict[int, dict[int, tuple[int, int, int]]]()
 
     def read_row(row: int) -> None:
         files = [Path(masks.folder, name) if name else None for name in masks.names[row].tolist()]
@@ -120,6 +127,8 @@ def read_table_masks(
             stored[row] = read_packed_mask(files, masks.values, grid, form)
             if (spacing := measure_fitted_spacing(grid, form)) is not None:
                 spacings[row] = spacing
+            elif masks.values and files[0] is not None:
+                palettes[row] = read_mask_palette(files[0])
         except Exception as error:  # any error of a decoder on a damaged file
             reasons[row] = str(error) if type(error) is ValueError else explain_decoding_error(error)
 
@@ -131,12 +140,38 @@ def read_table_masks(
         problem += f"{list_first_and_count_rest(listed, _NAMED)}."
         remedy = "Repair them, or leave their cells blank: a class of a blank cell is not annotated."
         raise BadInput([Fault(masks.key, problem, remedy)])
+    if unlike := _find_unlike_palettes(masks, stored, palettes):
+        remedy = (
+            "Save all masks with one palette, or without a palette: of a palette the indices count, not the colours."
+        )
+        raise BadInput([Fault(masks.key, unlike, remedy)])
     spacing = None
     if form.is_volume:  # of an image without a mask no distance is measured
         spacing = np.array([spacings.get(row, (1.0, 1.0, 1.0)) for row in range(len(stored))])
     mask_set = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names), spacing)
     shown = mask_set.find_shown_classes(masks.class_names)
     return mask_set, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
+
+
+def _find_unlike_palettes(
+    masks: MaskFiles, stored: NDArray[Any], palettes: Mapping[int, Mapping[int, tuple[int, int, int]]]
+) -> str:
+    """Return a sentence on two masks that show one value in two colours; empty if there are none.
+
+    A program that makes a palette for each picture numbers the colours anew: then a number means one organ in one mask
+    and another in the next.
+    """
+    first = dict[int, tuple[int, tuple[int, int, int]]]()
+    for row, palette in sorted(palettes.items()):
+        for column, value in enumerate(masks.values):
+            if value not in palette or not (stored[row] & (1 << column)).any():
+                continue
+            before, color = first.setdefault(value, (row, palette[value]))
+            if color != palette[value]:
+                files = [f'"{masks.names[each, 0]}"' for each in (before, row)]
+                shown = f"{files[0]} shows {value} in the colour {color}, and {files[1]} in {palette[value]}"
+                return f"{shown}: one number may mean two classes."
+    return ""
 
 
 def describe_empty_masks(labels: Sequence[Sequence[float]] | NDArray[np.float32]) -> str:

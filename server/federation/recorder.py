@@ -17,6 +17,7 @@ from polyclinic.common.errors import quote_names
 from polyclinic.common.metrics.multi_class import CorrectPredictionCount, compute_round_accuracy
 from polyclinic.common.models.state import ModelState, ModelStateLayout
 from polyclinic.common.models.weights import WarmStart
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.versions import WIRE_VERSION, StatedRelease
@@ -255,8 +256,9 @@ class RunRecorder(RunCallbacks):
         self._record_left_out_sites("roll call")
         self._record_absent_sites()
         self._record_site_versions(sites.members)
+        figure = "Dice" if is_segmentation(self.experiment.model.task) else "AUROC"
         for watcher in self.watchers:
-            watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds)
+            watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds, figure)
         images = {site: member.answer.train_samples for site, member in sites.members.items()}
         for site, share in find_dominant_sites(images).items():
             setting.folder.append_event("heavy_site", site=site, images=images[site], share=round(share, 6))

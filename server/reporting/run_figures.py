@@ -156,36 +156,47 @@ def draw_auroc_bars(
     intervals: Mapping[str, tuple[float, float]],
     figure: str = "AUROC",
 ) -> Markup:
-    """Draw the AUROC, or Dice, of each class as a bar from 0.5, with its interval; groups are those by annotation."""
+    """Draw the AUROC of each class as a bar from 0.5, or its Dice as one from 0, with its interval.
+
+    Args:
+        groups: The classes by who annotates them.
+    """
+    start = CHANCE if figure == "AUROC" else 0.0  # no Dice is that of chance
     ends = [end for each in intervals.values() for end in each]
     values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
-    plot = Plot(Axis(figure, (min([0.45, *(value - 0.06 for value in values)]), 1.0)))
+    least = min([0.45, *(value - 0.06 for value in values)]) if figure == "AUROC" else start
+    plot = Plot(Axis(figure, (least, 1.0)))
     positions = label_class_rows(plot, groups)
     for group in groups:
         for name in group.classes:
             measured = aurocs.get(name)
             if measured is None:
-                plot.add_text("n/a", CHANCE, positions[name], shift=(6, 0), italic=True)
+                plot.add_text("n/a", start, positions[name], shift=(6, 0), italic=True)
             else:
-                _add_auroc_bar(plot, positions[name], measured, intervals.get(name), _FILLS[group.kind])
-    plot.add_vertical_rule(CHANCE)
+                _add_bar(plot, positions[name], start, measured, intervals.get(name), _FILLS[group.kind])
+    plot.add_vertical_rule(start)
     legend = [LegendEntry(group.title, color, hatch=hatch) for group in groups for color, hatch in [_FILLS[group.kind]]]
     about = f"Bar chart: {figure} of every class; the table beside it has the numbers."
     return draw_figure([plot], "bars", about, height=measure_class_rows(groups), legend=legend)
 
 
-def _add_auroc_bar(
-    plot: Plot, row: float, measured: ValueWithError, interval: tuple[float, float] | None, fill: tuple[str, str]
+def _add_bar(
+    plot: Plot,
+    row: float,
+    start: float,
+    measured: ValueWithError,
+    interval: tuple[float, float] | None,
+    fill: tuple[str, str],
 ) -> None:
     """Add a bar with its interval, and the number to the right of both."""
     color, hatch = fill
-    auroc = measured.value
-    plot.add_bar(CHANCE, auroc, row, 0.68, color, hatch)
-    low, high = interval or (auroc, auroc)
+    value = measured.value
+    plot.add_bar(start, value, row, 0.68, color, hatch)
+    low, high = interval or (value, value)
     if interval:
         plot.add_interval(low, high, row, PAPER, 4)
         plot.add_interval(low, high, row, INK, 1.4, ends=7)
-    plot.add_text(figure_text(measured), max(high, CHANCE), row, shift=(4, 0))
+    plot.add_text(figure_text(measured), max(high, start), row, shift=(4, 0))
 
 
 def measure_class_rows(groups: Sequence[AnnotatedClassGroup]) -> float:

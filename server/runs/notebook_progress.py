@@ -59,13 +59,13 @@ class NotebookRunProgress(SilentRunProgress):
     def show_note(self, sentence: str) -> None:
         print(sentence)
 
-    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
-        super().show_run_start(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
+        super().show_run_start(sites, rounds, figure)
         self._show([f"{format_count_with_noun(len(sites), 'site')}, first round"])
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         super().show_finished_round(record, state)
-        self._show(["  ".join(format_round_facts(record))])
+        self._show(["  ".join(format_round_facts(record, self.figure))])
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Show the last state: how long it took, or that it stopped."""

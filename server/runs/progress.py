@@ -38,6 +38,7 @@ class SilentRunProgress:
     def __init__(self, title: str = "") -> None:
         self.title = title
         self.sites, self.rounds, self.round = 0, 0, 0
+        self.figure = "AUROC"
         self.seconds_left: float | None = None
         self._began, self._here = 0.0, 0
 
@@ -77,8 +78,9 @@ class SilentRunProgress:
     def show_note(self, sentence: str) -> None:
         """Show a sentence about an event of the run; this class shows nothing."""
 
-    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
-        self.sites, self.rounds, self._began = len(sites), rounds, time.monotonic()
+    def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
+        """Show that the rounds begin; ``figure`` names the validation figure of a round: AUROC or Dice."""
+        self.sites, self.rounds, self._began, self.figure = len(sites), rounds, time.monotonic(), figure
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         self.round, self._here = record.round, self._here + 1
@@ -105,13 +107,13 @@ class RunProgressBar(SilentRunProgress):
     def show_note(self, sentence: str) -> None:
         self._live.console.print(sentence, markup=False)
 
-    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
-        super().show_run_start(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
+        super().show_run_start(sites, rounds, figure)
         self._facts = f"{format_count_with_noun(len(sites), 'site')}, first round"
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         super().show_finished_round(record, state)
-        self._round_ended, self._facts = time.monotonic(), "  ".join(format_round_facts(record))
+        self._round_ended, self._facts = time.monotonic(), "  ".join(format_round_facts(record, self.figure))
 
     def __rich__(self) -> Group:
         now = time.monotonic()
@@ -151,8 +153,8 @@ class RunProgressEvents(SilentRunProgress):
     def show_note(self, sentence: str) -> None:
         self._tell(sentence, {"event": "note", "run": self.title, "text": sentence})
 
-    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
-        super().show_run_start(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
+        super().show_run_start(sites, rounds, figure)
         line = f"{self.title}: {format_count_with_noun(len(sites), 'site')}, {format_count_with_noun(rounds, 'round')}"
         self._tell(line, {"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
 
@@ -160,7 +162,7 @@ class RunProgressEvents(SilentRunProgress):
         super().show_finished_round(record, state)
         assert self.seconds_left is not None
         left = f"about {format_duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
-        facts = ", ".join([*format_round_facts(record), format_duration(record.seconds), left])
+        facts = ", ".join([*format_round_facts(record, self.figure), format_duration(record.seconds), left])
         self._tell(
             f"round {record.round} of {self.rounds}: {facts}",
             {
@@ -208,15 +210,15 @@ def make_run_progress(form: ProgressFormat, console: Console, title: str) -> Sil
     return RunProgressEvents(tell, title) if (tell := choose_event_printer(form)) else SilentRunProgress(title)
 
 
-def format_round_facts(record: RoundRecord) -> list[str]:
-    """Return short texts on a round: number of sites, losses, AUROC."""
+def format_round_facts(record: RoundRecord, figure: str = "AUROC") -> list[str]:
+    """Return short texts on a round: number of sites, losses, and AUROC or Dice, as ``figure`` says."""
     facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
     if (train_loss := record.mean_train_loss) is not None:
         facts.append(f"loss {train_loss:.3f}")
     if (loss := record.validation.mean_loss) is not None:
         facts.append(f"round before: validation {loss:.3f}")
     if (auroc := record.validation.mean_auroc) is not None:
-        facts.append(f"AUROC {auroc:.3f}")
+        facts.append(f"{figure} {auroc:.3f}")
     return facts
 
 

@@ -106,8 +106,8 @@ class RunReporter(SilentRunProgress):
             elif stated.release != __version__:
                 self._announce(f"{site} runs release {stated.release}, this coordinator {__version__}")
 
-    def show_run_start(self, sites: Sequence[str], rounds: int) -> None:
-        super().show_run_start(sites, rounds)
+    def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
+        super().show_run_start(sites, rounds, figure)
         self._present.sites, self._present.rounds = tuple(sites), rounds
         for site in sites:
             self._forget_awaited_approval(site)
@@ -154,7 +154,7 @@ class RunReporter(SilentRunProgress):
         assert self.seconds_left is not None
         present = self._present
         present.waiting_for, present.seconds_left = (), self.seconds_left
-        sites, *facts = format_round_facts(record)
+        sites, *facts = format_round_facts(record, self.figure)
         without = f", without {join_first_and_count(sorted(record.absent))}" if record.absent else ""
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]

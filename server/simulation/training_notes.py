@@ -33,7 +33,11 @@ def list_training_notes(
     """
     notes = (
         # An organ that every image shows is learned all the same, from its pixels.
-        *([] if is_segmentation(experiment.model.task) else describe_classes_of_one_label(experiment, data)),
+        *(
+            describe_organs_never_shown(data)
+            if is_segmentation(experiment.model.task)
+            else describe_classes_of_one_label(experiment, data)
+        ),
         describe_exclusive_labels(experiment, data),
         describe_softmax_like_loss(experiment, len(data.label_contract.class_names), missing),
         "" if is_transform_repeatable else _describe_unrepeatable_transform(experiment),
@@ -58,6 +62,25 @@ def describe_classes_of_one_label(experiment: Experiment, data: SimulatedData) -
         none = "NO CLASS WILL HAVE AN AUROC. " if len(names) == len(labels_by_class) else ""
         fact = f"Every known label of {classes} says {word}: a model cannot learn to tell images apart."
         yield f"{none}{fact} {suggest_other_label(experiment, other)}"
+
+
+def describe_organs_never_shown(data: SimulatedData) -> Iterator[str]:
+    """Yield a sentence on each site with organs that it annotates and that none of its training masks show.
+
+    Such a site trains that the organ is absent everywhere, which is wrong if nobody outlined it there. An organ that no
+    mask of the run shows has a sentence in the report.
+    """
+    counts = data.positive_training_counts
+    for site, of_site in counts.items():
+        names = [
+            name
+            for name, count in of_site.items()
+            if not count and any(of_other.get(name) for of_other in counts.values())
+        ]
+        if names:
+            fact = f"{site} annotates {quote_names(names, MOST_NAMED)}, and none of its training masks show it"
+            remedy = "If nobody outlined it there, take it from the classes of this site, or leave the cells blank."
+            yield f"{fact}: the site teaches that it is absent in every image. {remedy}"
 
 
 def suggest_other_label(experiment: Experiment, other: LabelWord) -> str:

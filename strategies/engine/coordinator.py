@@ -18,6 +18,7 @@ from polyclinic.common.config import HospitalPlan, ParticipationSection
 from polyclinic.common.contract import LabelContract
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, ModelState, ModelStateLayout, make_model_layout
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply, have_equal_arrays
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.strategies.engine.aggregator import (
@@ -207,14 +208,19 @@ class Coordinator:
             )
         is_last = self.state.best_round in (-1, self.state.round)
         model = "last model" if is_last else f"model of round {self.result_round}"
-        measure = "AUROC" if self.state.criterion == "auroc" else "loss"
+        figure = "Dice" if is_segmentation(self.plan.model.task) else "AUROC"
+        measure = figure if self.state.criterion == "auroc" else "loss"
         few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals sent a validation {measure} to compare rounds by"
         rule = f"and one hospital alone must not choose. The {model} is the result"
         remedy = (
             "give more hospitals validation images with known labels, of policy.smallest_count patients or more: a"
             " hospital with fewer sends no figure"
         )
-        if measure == "AUROC":
+        if measure == "Dice":
+            remedy = (
+                'set evaluation.criterion = "loss", or give more hospitals validation images with an organ outlined'
+            )
+        elif measure == "AUROC":
             remedy = (
                 'set evaluation.criterion = "loss", or give more hospitals validation images with and without a finding'
             )

@@ -176,12 +176,23 @@ def test_an_example_runs_by_its_name_in_any_folder_and_without_ray(
     assert pc.load(tmp_path / "run").summary["backend"] == "inline"
 
 
+def test_the_drawn_organs_are_run_by_name_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ("--backend", "inline", "--set", "run.rounds=1", "--set", "data.images=60")
+    ended = CliRunner().invoke(polyclinic.studies.cli.app, ["run", "organs_surgical", "--out", "run", *small])
+    assert ended.exit_code == 0, ended.output
+    assert pc.load(tmp_path / "run").summary["test"]["segmentation"] is not None
+
+
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
         ("experiments/digits_surgical.toml", "give its name alone, digits_surgical, or .* with: flwr-sim examples$"),
         ("mine/digits_vanilla.toml", "give its name alone, digits_vanilla, or .* with: flwr-sim examples mine$"),
-        ("experiments/nih_surgical.toml", "Run this in the project's checkout. Examples .* digits_surgical and"),
+        (
+            "experiments/nih_surgical.toml",
+            "Run this in the project's checkout. Examples .* digits_surgical, digits_vanilla, organs_surgical:",
+        ),
         ("digits_surgicl", 'no example has this name. .* Did you mean "digits_surgical"?'),
         ("other.toml", "other.toml: there is no such file.$"),
     ],

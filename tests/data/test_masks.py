@@ -124,6 +124,38 @@ def test_a_palette_means_its_indices(tmp_path: Path) -> None:
     assert area(read(tmp_path), 1, "Spleen").sum() > 0
 
 
+def test_masks_whose_palettes_number_the_colours_anew_are_refused(tmp_path: Path) -> None:
+    def by_its_own_palette(row: int) -> Image.Image:
+        values = np.where(label_map(row) == 1, 1, 0).astype(np.uint8)
+        image = Image.fromarray(values).convert("P")
+        image.putpalette([0, 0, 0, 255, 0, 0] if row % 2 else [0, 0, 0, 0, 255, 0])
+        return image
+
+    folder_of(tmp_path, by_its_own_palette)
+    message = r'"m0.png" shows 1 in the colour \(0, 255, 0\), and "m1.png" in \(255, 0, 0\)'
+    with pytest.raises(BadInput, match=message):
+        read(tmp_path)
+
+
+def test_palettes_may_differ_in_colours_that_no_mask_uses(tmp_path: Path) -> None:
+    def with_palette(row: int) -> Image.Image:
+        image = Image.fromarray(label_map(row)).convert("P")
+        image.putpalette([0, 0, 0, 255, 0, 0, *([row] * 15), 0, 255 * (row % 2), 0])  # 7 is in odd rows alone
+        return image
+
+    folder_of(tmp_path, with_palette)
+    assert area(read(tmp_path), 1, "Spleen").sum() > 0
+
+
+def test_a_mask_that_is_shown_turned_is_refused(tmp_path: Path) -> None:
+    folder_of(tmp_path, lambda row: Image.fromarray(label_map(row)))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.fromarray(label_map(2)).save(tmp_path / "m2.png", exif=exif)
+    with pytest.raises(BadInput, match=r"m2\.png has an EXIF orientation, by which it is turned"):
+        read(tmp_path)
+
+
 def test_sixteen_bits_and_grey_in_three_channels_are_read(tmp_path: Path) -> None:
     deep = {"mask_values": {"Liver": 1, "Spleen": 700}}
     folder_of(tmp_path, lambda row: Image.fromarray(deep_map(row)))

@@ -18,7 +18,8 @@ from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.base.spec import FolderDatasetSpec, PictureRenderingOptions
 from polyclinic.data.images.masks import read_grid
 from polyclinic.data.images.reading import DecodedImageFormat
-from polyclinic.data.images.volume_masks import fit_volume_mask, restore_volume_mask
+from polyclinic.data.images.volume_masks import fit_volume_mask, restore_volume_mask, write_nifti_mask
+from polyclinic.data.images.volumes import read_volume
 from polyclinic.data.load import load_dataset
 from tests.data.volume_files import write_nifti, write_series
 
@@ -203,7 +204,42 @@ def test_predict_writes_nifti_on_the_grid_of_the_volume(tmp_path: Path) -> None:
     fitting = DecodedImageFormat((8, 12, 8), False, "pad", PictureRenderingOptions(spacing=SPACING))
     predict_masks(network.eval(), network.class_names, tmp_path / "volumes", fitting, tmp_path / "masks")
     mask: Any = nibabel.load(tmp_path / "masks" / "v.nii.gz.nii.gz")
-    grid = read_grid(tmp_path / "volumes" / "v.nii.gz", fitting)
-    assert mask.shape == SHAPE
-    np.testing.assert_allclose(mask.affine, grid.affine)  # type: ignore[union-attr]
+    volume: Any = nibabel.load(tmp_path / "volumes" / "v.nii.gz")
+    assert mask.shape == volume.shape
+    np.testing.assert_allclose(mask.affine, volume.affine)
     assert set(np.unique(np.asarray(mask.dataobj))) <= {0, 1, 2}
+
+
+def turn(image: Any, codes: str) -> Any:
+    return image.as_reoriented(
+        nibabel.orientations.ornt_transform(
+            nibabel.orientations.io_orientation(image.affine), nibabel.orientations.axcodes2ornt(tuple(codes))
+        )
+    )
+
+
+@pytest.mark.parametrize("codes", ["LAS", "RAS", "LPS", "PIR", "SRP", "AIL"])
+def test_a_written_mask_has_the_voxel_order_and_affine_of_the_volumes_file(tmp_path: Path, codes: str) -> None:
+    angle = 0.2  # in radians: an oblique volume
+    rotation = [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+    affine = np.eye(4)
+    affine[:3] = np.column_stack([rotation @ np.diag([1.0, 2.0, 5.0]), [4, -6, 9]])
+    file = tmp_path / "v.nii.gz"
+    nibabel.save(turn(nibabel.Nifti1Image(np.arange(7 * 7 * 7, dtype=np.int16).reshape(7, 7, 7), affine), codes), file)
+    grid, stored = read_volume(file), nibabel.load(file)
+    mask: Any = nibabel.Nifti1Image.from_bytes(write_nifti_mask(tmp_path / "m.nii", grid.voxels, grid))
+    assert np.array_equal(mask.get_fdata(), stored.get_fdata())  # type: ignore[attr-defined]
+    np.testing.assert_allclose(mask.affine, stored.affine, atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_the_mask_of_a_volume_without_orientation_states_none(tmp_path: Path) -> None:
+    image: Any = nibabel.Nifti1Image(voxels(0), np.diag([-3.0, 2.0, 1.0, 1.0]))
+    image.set_sform(None, code=0)
+    image.set_qform(None, code=0)
+    nibabel.save(image, tmp_path / "v.nii.gz")
+    grid = read_volume(tmp_path / "v.nii.gz")
+    mask: Any = nibabel.Nifti1Image.from_bytes(write_nifti_mask(tmp_path / "m.nii", grid.voxels, grid))
+    stored: Any = nibabel.load(tmp_path / "v.nii.gz")
+    assert (int(mask.header["sform_code"]), int(mask.header["qform_code"])) == (0, 0)
+    np.testing.assert_allclose(mask.affine, stored.affine, atol=1e-5)
+    assert np.array_equal(mask.get_fdata(), stored.get_fdata())

@@ -112,6 +112,21 @@ def test_without_a_terminal_a_run_says_each_round_at_once_with_the_time_left(tmp
     assert "round 1 of 3" not in result
 
 
+def test_a_segmentation_names_its_validation_figure_dice(tmp_path: Path) -> None:
+    small = [
+        "data.images=60",
+        "data.image_size=16",
+        "model.image_size=16",
+        "run.rounds=1",
+        'partition={kind="class_subsets", sites=2}',
+    ]
+    settings = [word for setting in small for word in ("--set", setting)]
+    ended = flwr_sim("run", "organs_surgical", "--out", str(tmp_path / "out"), "--backend", "inline", *settings)
+    assert ended.code == 0, ended.err
+    assert re.search(r"round before: validation \d\.\d{3}, Dice \d", ended.err)
+    assert "AUROC" not in ended.err + ended.out
+
+
 def test_as_json_every_line_of_standard_error_is_one_object_and_standard_output_is_the_result(tmp_path: Path) -> None:
     ended = piped(command(tmp_path, "run", "--progress", "json"))
     lines = objects(ended.err)

@@ -113,6 +113,7 @@ def test_the_report_of_a_run_names_dice_and_no_auroc() -> None:
     assert "Hausdorff" in page
     assert "AUROC" not in page
     assert "the best by the sites’ validation Dice." in page
+    assert "Bars start at" not in page  # those of a Dice start at 0
     assert summary["claims"]["result"].count("mean Dice") == 1
 
 
@@ -141,9 +142,11 @@ def test_the_model_card_has_dice_by_organ() -> None:
     folder, _ = finished(*ORGANS, pages=True)
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| class | Dice |" in card
-    assert "A segmentation of 4 classes" in card
-    assert "each class is in a pixel or not, by itself" in card
     assert "AUROC" not in card
+    assert "A segmentation network for 4 classes" in card
+    assert "pixel or voxel" in card
+    assert "--out masks" in card
+    assert "pc.predict" not in card  # it is refused
 
 
 @pytest.mark.slow

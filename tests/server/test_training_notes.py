@@ -95,3 +95,58 @@ def model_of(path: Path, out: Path, setting: str) -> str | None:
     ended = flwr_sim("run", path.parent / "mine.toml", "--out", out, *options)
     assert ended.code == 0, ended.err
     return read_run(out).summary.model_sha256
+
+
+def outlined(folder: Path) -> Path:
+    """Write pictures of two hospitals with masks, of which those of south never show the liver; return the file."""
+    rows = ["file,patient,hospital,mask"]
+    for number in range(40):
+        hospital = ("north", "south")[number % 2]
+        values = np.zeros((16, 16), np.uint8)
+        values[2:6, 2:6] = 1 if hospital == "north" else 0
+        values[9:13, 9:13] = 2
+        Image.fromarray(values).save(folder / f"m{number}.png")
+        Image.fromarray(values * 90 + np.uint8(number)).save(folder / f"p{number}.png")
+        rows.append(f"p{number}.png,p{number},{hospital},m{number}.png")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    path = folder / "organs.toml"
+    path.write_text(
+        """
+[run]
+method = "surgical"
+rounds = 1
+[model]
+task = "segmentation"
+architecture = "tiny_unet"
+channels = 1
+image_size = 16
+[data]
+kind = "folder"
+labels = "labels.csv"
+images = "."
+image_column = "file"
+patient_column = "patient"
+source_column = "hospital"
+mask_column = "mask"
+mask_values = { Liver = 1, Kidney = 2 }
+image_size = 16
+[partition]
+kind = "class_lists"
+images = "source"
+lists = { north = ["Liver", "Kidney"], south = ["Liver", "Kidney"] }
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_an_organ_that_a_site_annotates_and_never_shows_is_said(claims: bool, tmp_path: Path) -> None:
+    path = outlined(tmp_path)
+    if not claims:
+        path.write_text(path.read_text().replace('south = ["Liver", "Kidney"]', 'south = ["Kidney"]'))
+    ended = flwr_sim("run", path, "--out", tmp_path / "run", "--backend", "inline")
+    assert ended.code == 0, ended.err
+    sentence = 'south annotates "Liver", and none of its training masks show it'
+    assert (sentence in " ".join(ended.out.split())) == claims
+    assert "north annotates" not in ended.out
