@@ -31,6 +31,8 @@ NOT_TRIED = {
     "data/images/store.py allocate_picture_array": _MEMORY,
     "data/images/store.py _warn_about_cache_errors": _MEMORY,
     "data/images/store.py _make_cache_room": _MEMORY,
+    "data/sources/collections.py find_label_map_faults": "the remedy is a name of the list in the message, as in "
+    "tests/data/test_collections.py",
     "data/sources/dicomweb.py open_dicomweb_table": "needs a PACS: tests/data/test_dicomweb.py",
     "data/sources/dicomweb.py _find_identifier_faults": "needs a PACS: tests/data/test_dicomweb.py",
     "data/sources/dicomweb.py _locate_pacs_images": "needs a PACS: tests/data/test_dicomweb.py",
@@ -38,6 +40,7 @@ NOT_TRIED = {
     "data/sources/npz_file.py report_npz_damage_as_fault": _DAMAGED,
     "data/base/dark_pictures.py _refuse_one_even_grey": "the files are wrong: the remedy is other files, or a window, "
     "which tests/data/test_grey.py tries",
+    "data/base/image_set.py find_missing_mask_faults": "the remedy is files of masks, as in tests/data/test_masks.py",
     "data/base/splits.py split_off_patient_fraction": "too few patients: the remedy is more data",
     "common/models/saved.py load_model": _FILE,
     "common/models/saved.py _build_network_of_size": _FILE,
@@ -48,6 +51,7 @@ NOT_TRIED = {
     "common/models/weights.py _read_state_dict": _FILE,
     "common/models/zoo/spec.py make_unreadable_model_fault": _FILE,
     "common/models/zoo/networks.py replace_with_group_norm": 'needs a timm network of 20 MB; "batch" is the default',
+    "common/models/zoo/registry.py _make_class_map_fault": "the remedy is the network without its last convolution",
     "common/models/zoo/registry.py _build_torchvision": "needs a transformer of 330 MB; 224 pixels are its own size",
 }
 """Functions whose remedies no test follows, with the reason."""
