@@ -60,7 +60,7 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
     ):
         assert (installed / name).is_file(), name
     there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
-    assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart"}
+    assert there == {"digits_surgical.toml", "digits_vanilla.toml", "organs_surgical.toml", "flower-quickstart"}
     assert (installed / "polyclinic" / "experiments" / "flower-quickstart" / "quickstart" / "client_app.py").is_file()
     (facts,) = installed.glob("*.dist-info")
     assert list(facts.rglob("LICENSE"))
