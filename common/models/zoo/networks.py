@@ -15,6 +15,7 @@ are those of the public PyTorch weights without their leading underscores.
 import copy
 import math
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -227,26 +228,27 @@ def femnist_cnn(channels: int, image_size: int) -> nn.Sequential:
 
 def tiny_cnn(channels: int) -> nn.Sequential:
     """Build a small network for the demo and tests: 96 features, about 53,000 parameters, images from 16 pixels."""
-    widths = (channels, 24, 48, 96)
-    blocks = [
-        nn.Sequential(
-            nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.MaxPool2d(2), nn.ReLU()
-        )
-        for narrow, wide in pairwise(widths)
-    ]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return _build_tiny_features((channels, 24, 48, 96), nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d)
 
 
 def tiny_cnn_3d(channels: int) -> nn.Sequential:
     """Build a small network of volumes for demos and tests: 64 features, about 70,000 parameters, 8 voxels a side."""
-    widths = (channels, 16, 32, 64)
+    return _build_tiny_features((channels, 16, 32, 64), nn.Conv3d, nn.BatchNorm3d, nn.MaxPool3d, nn.AdaptiveAvgPool3d)
+
+
+def _build_tiny_features(
+    widths: Sequence[int],
+    convolution: Callable[..., nn.Module],
+    norm: Callable[[int], nn.Module],
+    pooling: Callable[[int], nn.Module],
+    mean: Callable[[int], nn.Module],
+) -> nn.Sequential:
+    """Build a block of convolution, norm and pooling for each pair of widths, and the mean over all positions."""
     blocks = [
-        nn.Sequential(
-            nn.Conv3d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm3d(wide), nn.MaxPool3d(2), nn.ReLU()
-        )
+        nn.Sequential(convolution(narrow, wide, 3, padding=1, bias=False), norm(wide), pooling(2), nn.ReLU())
         for narrow, wide in pairwise(widths)
     ]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool3d(1), nn.Flatten())
+    return nn.Sequential(*blocks, mean(1), nn.Flatten())
 
 
 _CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
