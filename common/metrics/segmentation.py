@@ -88,18 +88,18 @@ def compute_patient_figures(compared: AreaComparison, patients: NDArray[np.str_]
         patients: ``(n,)``, the patient of each image.
         column: The class's column.
     """
-    known = np.flatnonzero(compared.is_known[:, column])
-    names, place = np.unique(patients[known], return_inverse=True)
+    rows = np.flatnonzero(compared.is_known[:, column])
+    names, place = np.unique(patients[rows], return_inverse=True)
 
     def add_up(values: NDArray[np.int64]) -> Floats:
-        return np.bincount(place, values[known, column], minlength=len(names)).astype(np.float64)
+        return np.bincount(place, values[rows, column], minlength=len(names)).astype(np.float64)
 
     predicted, reference, common = map(add_up, (compared.predicted, compared.reference, compared.common))
     shown = reference > 0
     dice = 2 * common[shown] / (predicted + reference)[shown]
     distances = np.full(len(names), np.inf)
     if compared.distances is not None:
-        of_image = compared.distances[known, column]
+        of_image = compared.distances[rows, column]
         defined = ~np.isnan(of_image)
         counts = np.bincount(place[defined], minlength=len(names))
         sums = np.bincount(place[defined], of_image[defined], minlength=len(names))
