@@ -1,8 +1,10 @@
 """Sites that do everything but train, gate and audit as in any site: for measuring what is left.
 
-python benchmarks/idle_site.py SITE_FOLDER [SITE_FOLDER ...]
+python benchmarks/idle_site.py [--one-at-a-time] SITE_FOLDER [SITE_FOLDER ...]
 
-Several folders share a process, a thread each: for more sites than a machine has memory for processes.
+Several folders share a process, a thread each: for more sites than a machine has memory for processes. With
+``--one-at-a-time`` a process also fetches, answers and sends one message after another: for models of which it cannot
+hold several.
 """
 
 import sys
@@ -17,13 +19,14 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from polyclinic.client.app import SiteOf, answer_roll_call
+from polyclinic.client.connection.fleet_client import FleetClient
 from polyclinic.client.connection.service import HospitalMessageLoop, lock_site_folder
 from polyclinic.client.connection.status import ClientStatus
 from polyclinic.client.gate.gate import make_policy_gate
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site_file import read_and_check_connection_kit
 from polyclinic.common.models.network import Head
-from polyclinic.common.system.resources import reuse_large_buffers
+from polyclinic.common.system.resources import release_free_memory, reuse_large_buffers
 from polyclinic.common.system.stopping import graceful_shutdown, stop_on_signals
 from polyclinic.common.system.terminal import make_event_printer
 from polyclinic.common.wire.codec import decode_record, encode_record
@@ -41,6 +44,7 @@ BASE: dict[int, Any] = {}
 """Size -> random numbers, of which each round's update is a multiple; one copy for all sites of the process."""
 ONE_SITE = threading.Lock()
 """A process answers for one site after another: each builds the first model, and threads share torch's generator."""
+ONE_MESSAGE = threading.Lock()
 
 
 def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Callable[[str], None]) -> ClientApp:
@@ -88,22 +92,34 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
     return app
 
 
-def serve(folder: Path) -> None:
+class OneMessageAtATime(HospitalMessageLoop):
+    """A site that fetches a message only when no other site of this process works on one."""
+
+    def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0) -> None:
+        with ONE_MESSAGE:
+            super()._answer_message(link, received, attempts)
+            self._unsent = None
+            release_free_memory()
+
+
+def serve(folder: Path, loop: type[HospitalMessageLoop]) -> None:
     settings = read_site_settings(folder)
     site, kit = load_site(settings), read_and_check_connection_kit(settings)
     with lock_site_folder(settings.state_folder):
-        HospitalMessageLoop(
-            settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app
-        ).run_message_loop()
+        loop(settings, kit, site, make_event_printer(Console()), ClientStatus(site.name), idle_app).run_message_loop()
 
 
 def main() -> None:
-    reuse_large_buffers()
-    first, *others = map(Path, sys.argv[1:])
+    loop, arguments = HospitalMessageLoop, sys.argv[1:]
+    if arguments[0] == "--one-at-a-time":
+        loop, arguments = OneMessageAtATime, arguments[1:]
+    else:
+        reuse_large_buffers()
+    first, *others = map(Path, arguments)
     with stop_on_signals(), graceful_shutdown(0):
         for other in others:
-            threading.Thread(target=serve, args=(other,), daemon=True).start()
-        serve(first)
+            threading.Thread(target=serve, args=(other, loop), daemon=True).start()
+        serve(first, loop)
 
 
 if __name__ == "__main__":

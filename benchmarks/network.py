@@ -3,6 +3,7 @@
 python benchmarks/network.py [--rounds N] [--stock-rounds N] [--repetitions N] [--models tiny,resnet18] [--sites 3]
     [--set method.compress_model=float16] [--out FILE]
 python benchmarks/network.py --models tiny,vit_b --sites 10 --rounds 3 --repetitions 1 --stock-rounds 0
+python benchmarks/network.py --models tiny,vit_l --sites 10 --hosts 1 --rounds 2 --repetitions 1 --stock-rounds 0
 
 One coordinator and its sites on this machine, TLS and signed calls, all in turn within one run of this script:
 
@@ -53,8 +54,10 @@ ARCHITECTURES = {
     "vit_l": ("timm:vit_large_patch16_224", 32),
 }
 USUAL = "tiny,resnet18"
+LARGE = ("vit_b", "vit_l")
+"""Models of which sites that share a process hold one at a time."""
 MODEL_GB = {"tiny": 0.0, "resnet18": 0.045, "vit_b": 0.344, "vit_l": 1.214}
-COPIES_AT_SITE, OTHER_COPIES = 7, 16
+COPIES_AT_SITE, OTHER_COPIES = 7, 7
 """Copies of a model that a site holds here at most, and that all else holds: measured with vit_b at three sites."""
 PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
 STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
@@ -312,6 +315,10 @@ class Federation:
     def sites(self) -> list[Path]:
         return sorted((self.folder / "sites").iterdir())
 
+    def is_too_large_for_all_sites(self, hosts: int) -> bool:
+        """Whether sites that share a process must not all hold this model at once."""
+        return len(self.sites) > hosts and self.model in LARGE
+
     def make(self, sites: int = 3, rounds: int = 1) -> None:
         """As on the first day, with the programs themselves."""
         self.folder.mkdir(parents=True)
@@ -332,20 +339,23 @@ class Federation:
             shutil.copy(coordinator / "kits" / f"{site.name}.kit", site)
 
 
-def start_sites(these: Processes, sites: Sequence[Path], hosts: int) -> None:
+def start_sites(these: Processes, sites: Sequence[Path], hosts: int, *, one_at_a_time: bool = False) -> None:
     """Start idle sites in at most so many processes, and wait until all are connected."""
     names = [f"site-{host}" for host in range(min(hosts, len(sites)))]
+    options = ["--one-at-a-time"] if one_at_a_time else []
     for host, name in enumerate(names):
-        these.start(name, sys.executable, HERE / "idle_site.py", *sites[host::hosts])
+        these.start(name, sys.executable, HERE / "idle_site.py", *options, *sites[host::hosts])
     eventually(lambda: sum(these.log(name).count("connected to bench") for name in names) == len(sites), these)
 
 
-def ours(federation: Federation, rounds: int, into: Measured, scratch: Path, overrides: Sequence[str]) -> int:
+def ours(
+    federation: Federation, rounds: int, into: Measured, scratch: Path, overrides: Sequence[str], hosts: int
+) -> int:
     """One repetition; returns the bytes that a site was sent in a round."""
     coordinator = federation.folder / "coordinator"
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flwr-server", "start", coordinator)
-        start_sites(these, federation.sites, HOSTS)
+        start_sites(these, federation.sites, hosts, one_at_a_time=federation.is_too_large_for_all_sites(hosts))
         out = scratch / "run"
         setting = ("--set", f"run.rounds={rounds + 1}")
         run = (
@@ -401,11 +411,12 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
         into.peak_mb, into.private_mb = these.peak_mb(), these.private_mb
 
 
-def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
+def raw(federation: Federation, size: int, rounds: int, into: Measured, hosts: int) -> None:
     """One repetition of the bare bytes."""
     folder = federation.folder / "coordinator"
+    options = ["forget"] if federation.is_too_large_for_all_sites(hosts) else []
     done = subprocess.run(
-        [sys.executable, RAW, folder, str(size), str(rounds), str(len(federation.sites))],
+        [sys.executable, RAW, folder, str(size), str(rounds), str(len(federation.sites)), *options],
         capture_output=True,
         text=True,
         check=True,
@@ -426,9 +437,12 @@ def copies_of(each: Measured, tiny: Measured | None, model_mb: float) -> str:
     return ", ".join(f"{process} {copies:.1f}" for process, copies in sorted(held.items()))
 
 
-def refuse_too_little_memory(models: Sequence[str], sites: int) -> None:
+def refuse_too_little_memory(models: Sequence[str], sites: int, hosts: int) -> None:
     """Exit where the largest model would not fit into the free memory."""
-    needed = max(MODEL_GB[model] for model in models) * (COPIES_AT_SITE * sites + OTHER_COPIES)
+    needed = max(
+        MODEL_GB[model] * (COPIES_AT_SITE * min(sites, hosts if model in LARGE else sites) + OTHER_COPIES)
+        for model in models
+    )
     available = psutil.virtual_memory().available / 1e9
     if needed > available:
         raise SystemExit(f"these models at {sites} sites take some {needed:.0f} GB, and {available:.0f} GB are free")
@@ -474,11 +488,12 @@ def main() -> None:
     parser.add_argument("--models", default=USUAL)
     parser.add_argument("--set", action="append", default=[], help="of our experiment, such as run.method=fedavg")
     parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--hosts", type=int, default=HOSTS, help="most processes for the sites")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what was started, too
     console, models = Console(width=200), arguments.models.split(",")
-    refuse_too_little_memory(models, arguments.sites)
+    refuse_too_little_memory(models, arguments.sites, arguments.hosts)
     contenders = ["raw", "ours", *(["stock"] if arguments.stock_rounds else [])]
     measured = {model: {name: Measured() for name in contenders} for model in models}
     bytes_of: dict[str, int] = {}
@@ -491,8 +506,10 @@ def main() -> None:
             for federation in federations:
                 of, model = measured[federation.model], federation.model
                 scratch = folder / f"{model}-{repetition}"
-                bytes_of[model] = ours(federation, arguments.rounds, of["ours"], scratch / "ours", arguments.set)
-                raw(federation, bytes_of[model], arguments.rounds, of["raw"])
+                bytes_of[model] = ours(
+                    federation, arguments.rounds, of["ours"], scratch / "ours", arguments.set, arguments.hosts
+                )
+                raw(federation, bytes_of[model], arguments.rounds, of["raw"], arguments.hosts)
                 if arguments.stock_rounds:
                     stock(federation, arguments.stock_rounds, of["stock"], scratch / "stock")
                 shutil.rmtree(scratch)

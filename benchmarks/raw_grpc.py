@@ -1,9 +1,10 @@
 """The floor: a model's bytes over gRPC and TLS on loopback, down to some clients and up again, and nothing else.
 
-python benchmarks/raw_grpc.py COORDINATOR_FOLDER BYTES ROUNDS CLIENTS
+python benchmarks/raw_grpc.py COORDINATOR_FOLDER BYTES ROUNDS CLIENTS [forget]
 
 Prints the seconds of each round, then the largest resident memory of the server and of a client in MB.
-The bytes travel in chunks of 5 MB, three at a time, as fast a way as was found.
+The bytes travel in chunks of 5 MB, three at a time, as fast a way as was found. With ``forget`` a client sends one
+chunk again and again and keeps none that it received: for models of which the machine cannot hold one for each client.
 """
 
 import os
@@ -45,10 +46,11 @@ def serve(authority: Path, size: int, clients: int) -> None:
     sys.stdin.read()
 
 
-def pull_and_push(authority: Path, size: int, port: int) -> None:
+def pull_and_push(authority: Path, size: int, port: int, *, forgets: bool) -> None:
     """For every line on stdin, move all chunks down and up; then answer with a line."""
     credentials = grpc.ssl_channel_credentials((authority / "ca.crt").read_bytes())
-    own = chunks(size)
+    count = -(-size // CHUNK)
+    own = chunks(CHUNK) * count if forgets else chunks(size)
     with (
         grpc.secure_channel(f"127.0.0.1:{port}", credentials, UNLIMITED) as channel,
         ThreadPoolExecutor(AT_ONCE) as pool,
@@ -56,8 +58,11 @@ def pull_and_push(authority: Path, size: int, port: int) -> None:
         pull, push = channel.unary_unary("/pull"), channel.unary_unary("/push")
         print("ready", flush=True)
         for _ in sys.stdin:
-            received = list(pool.map(lambda number: pull(str(number).encode()), range(len(own))))
-            assert sum(map(len, received)) == size
+            if forgets:
+                received = sum(pool.map(lambda number: len(pull(str(number).encode())), range(count)))
+            else:
+                received = sum(map(len, list(pool.map(lambda number: pull(str(number).encode()), range(count)))))
+            assert received == size
             list(pool.map(push, own))
             print("done", flush=True)
 
@@ -68,7 +73,7 @@ def peak_mb(process: Any) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1000
 
 
-def rounds(folder: str, size: int, count: int, many: int) -> tuple[list[float], list[int]]:
+def rounds(folder: str, size: int, count: int, many: int, *options: str) -> tuple[list[float], list[int]]:
     """Seconds of each round, one to warm up left out; and the memory of server and largest client in MB."""
 
     def started(*role: object) -> Any:
@@ -77,7 +82,7 @@ def rounds(folder: str, size: int, count: int, many: int) -> tuple[list[float], 
 
     server = started("serve", many)
     port = server.stdout.readline().strip()
-    clients = [started("client", port) for _ in range(many)]
+    clients = [started("client", port, *options) for _ in range(many)]
     try:
         for client in clients:
             client.stdout.readline()
@@ -102,10 +107,10 @@ def main() -> None:
     match role:
         case ["serve", clients]:
             serve(authority, int(size), int(clients))
-        case ["client", port]:
-            pull_and_push(authority, int(size), int(port))
-        case [count, clients]:
-            seconds, peaks = rounds(folder, int(size), int(count), int(clients))
+        case ["client", port, *options]:
+            pull_and_push(authority, int(size), int(port), forgets=options == ["forget"])
+        case [count, clients, *options]:
+            seconds, peaks = rounds(folder, int(size), int(count), int(clients), *options)
             print(*(f"{second:.3f}" for second in seconds))
             print(*peaks)
         case _:

@@ -110,6 +110,7 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         if task.warms_up:
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
+        optimizer.zero_grad(set_to_none=True)  # the update takes as much memory as the gradients
         state = read_model_state(network)
         parts = select_local_parts(state, task.method)
         update = compute_update_to_send(task, request, state)  # in the place of the state

@@ -19,12 +19,12 @@ from polyclinic.common.models.size_limit import NetworkTooLarge, limit_network_b
 from polyclinic.common.models.state import (
     Array,
     FrozenPart,
+    ModelStateLayout,
     hash_model_state,
     join_tensors_into_state,
     list_frozen_tensors,
     make_model_layout,
     read_model_state,
-    split_state_into_tensors,
     write_model_state,
 )
 from polyclinic.common.models.weights import ABOUT_KEY, CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY
@@ -110,11 +110,8 @@ def save_model(
         vocabulary: The study's vocabulary, of which the entries of the network's classes are saved.
         private: Let only the owner read the files, because the model is one hospital's.
     """
-    state, layout = read_model_state(network), make_model_layout(network)
-    frozen = {
-        name: np.ascontiguousarray(tensor.detach().cpu().numpy())
-        for name, tensor in list_frozen_tensors(network).items()
-    }
+    layout = make_model_layout(network)
+    model_sha256 = hash_model_state(read_model_state(network), layout)
     normal, spec = network.spec.normalisation, network.spec
     axes, resize = "height x width", "bilinear antialiased"
     if spec.takes_volumes:
@@ -128,7 +125,7 @@ def save_model(
     about |= {UNLEARNED_KEY: list(unlearned)} if unlearned else {}
     # One entry, for safetensors writes several in any order: the same model would be other bytes.
     metadata = {ABOUT_KEY: json.dumps(about, sort_keys=True)}
-    content = safetensors.numpy.save({**split_state_into_tensors(state, layout), **frozen}, metadata)
+    content = safetensors.numpy.save(_list_saved_arrays(network, layout), metadata)
     saved = SavedModelDescription(
         model=model,
         class_names=network.class_names,
@@ -137,7 +134,7 @@ def save_model(
         label_contract_sha256=label_contract_sha256,
         initial_weights_sha256=network.spec.weights_sha256,
         safetensors_sha256=hashlib.sha256(content).hexdigest(),
-        model_sha256=hash_model_state(state, layout),
+        model_sha256=model_sha256,
         pixels=pixels,
         unlearned=None if unlearned is None else dict(unlearned),
         maybe_unlearned=maybe_unlearned,
@@ -148,6 +145,16 @@ def save_model(
     write_atomically(folder / TENSORS, content, private=private)
     write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)
     return saved
+
+
+def _list_saved_arrays(network: SplitNetwork, layout: ModelStateLayout) -> dict[str, Array]:
+    """Return name -> values of all trained and frozen tensors, without a copy where the network is on the CPU."""
+    trained = {tensor.name for tensor in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
+    return {
+        name: np.ascontiguousarray(tensor.detach().cpu().numpy())
+        for name, tensor in network.state_dict().items()
+        if name in trained or name in network.frozen
+    }
 
 
 def load_model(folder: Path) -> SplitNetwork:

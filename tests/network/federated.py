@@ -104,6 +104,8 @@ class Federation:
         """Start anyone who does not run, and wait until all are there."""
         for site in self.sites:
             site.start_if_down()
+        for site in self.sites:
+            site.program.says("connected to ")  # the coordinator may still count a killed process as connected
         self.coordinator.sees(*self.sites)
 
 
