@@ -29,6 +29,7 @@ from polyclinic.common.metrics.score_histograms import make_empty_score_counts
 from polyclinic.common.models.network import Head, unfreeze_network
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.system.resources import release_free_memory_of_large_model
 from polyclinic.common.wire.bounds import clip_reported_loss
 from polyclinic.common.wire.records import (
     UNKNOWN_COUNT,
@@ -69,6 +70,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Sit
     """
     began = time.monotonic()
     task = prepare_local_task(site, request, layers)
+    release_free_memory_of_large_model(task.received.trunk.nbytes)  # of the work before, before gradients are made
     with task.use_seed_of(request.round, site.name):
         received = task.figures.compute_received_model_metrics(task)
     step: Train = train_received_model
@@ -111,6 +113,7 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
         optimizer.zero_grad(set_to_none=True)  # the update takes as much memory as the gradients
+        release_free_memory_of_large_model(task.received.trunk.nbytes)
         state = read_model_state(network)
         parts = select_local_parts(state, task.method)
         update = compute_update_to_send(task, request, state)  # in the place of the state

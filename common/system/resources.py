@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KEPT_BYTES = 2**30
+LARGE_MODEL_BYTES = 2**27
+"""Size of a model from which buffers are not kept: those of several models would lie beside one another, unused."""
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
 
@@ -63,6 +65,15 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def release_free_memory_of_large_model(model_bytes: int) -> None:
+    """Return unused memory to the kernel if the model has :data:`LARGE_MODEL_BYTES` or more; else keep it for reuse.
+
+    To get it again takes some milliseconds for each 100 MB, which with such a model is little beside its training.
+    """
+    if model_bytes >= LARGE_MODEL_BYTES:
+        release_free_memory()
 
 
 @contextmanager

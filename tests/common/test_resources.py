@@ -1,4 +1,4 @@
-"""What a program imports is left out of garbage collection, and nothing that it makes later."""
+"""Imports are left out of garbage collection, and a process gives unused memory back where its model is large."""
 
 import gc
 import subprocess
@@ -40,3 +40,31 @@ def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
     with pytest.raises(ImportError), exclude_imports_from_gc():
         import no_such_module  # noqa: F401
     assert gc.isenabled()
+
+
+LEAVE_GAPS = """
+import sys
+import numpy as np
+from polyclinic.common.system.resources import LARGE_MODEL_BYTES, release_free_memory_of_large_model, reuse_large_buffers
+
+def resident_mb():
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * 4096 // 2**20
+
+reuse_large_buffers()
+buffers = [np.ones(2**20) for _ in range(40)]  # 8 MB each
+del buffers[:-1]  # the last one keeps malloc from giving back what lies below it
+print(resident_mb())
+release_free_memory_of_large_model(LARGE_MODEL_BYTES - 1)
+print(resident_mb())
+release_free_memory_of_large_model(LARGE_MODEL_BYTES)
+print(resident_mb())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_unused_memory_goes_back_with_a_large_model_and_is_kept_with_a_small_one() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVE_GAPS], capture_output=True, text=True, check=True)
+    kept, with_small_model, with_large_model = map(int, done.stdout.split())
+    assert abs(with_small_model - kept) < 20
+    assert with_large_model < kept - 250
