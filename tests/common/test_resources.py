@@ -45,19 +45,19 @@ def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
 LEAVE_GAPS = """
 import sys
 import numpy as np
-from polyclinic.common.system.resources import LARGE_MODEL_BYTES, release_free_memory_of_large_model, reuse_large_buffers
+from polyclinic.common.system import resources
 
 def resident_mb():
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * 4096 // 2**20
 
-reuse_large_buffers()
+resources.reuse_large_buffers()
 buffers = [np.ones(2**20) for _ in range(40)]  # 8 MB each
 del buffers[:-1]  # the last one keeps malloc from giving back what lies below it
 print(resident_mb())
-release_free_memory_of_large_model(LARGE_MODEL_BYTES - 1)
+resources.release_free_memory_of_large_model(resources.LARGE_MODEL_BYTES - 1)
 print(resident_mb())
-release_free_memory_of_large_model(LARGE_MODEL_BYTES)
+resources.release_free_memory_of_large_model(resources.LARGE_MODEL_BYTES)
 print(resident_mb())
 """
 
