@@ -38,6 +38,19 @@ Weights = Sequence[float]
 """Weight of each site, in the order of site names; they need not sum to one."""
 
 
+@dataclass(frozen=True)
+class RowWeights:
+    """Weights of each site, of which each head row has its own.
+
+    Attributes:
+        sites: Each site's weight for trunk and batch normalisation.
+        rows: Each site's weight of each head row ``(classes,)``; a row whose weights sum to 0 counts as not sent.
+    """
+
+    sites: Weights
+    rows: Sequence[Float64]
+
+
 def sum_in_order(values: Iterable[float]) -> float:
     """Add numbers one after the other; ``sum`` rounds differently from Python 3.12 on and would change hashes."""
     total = 0.0
@@ -352,25 +365,20 @@ def compute_site_weight(reply: TrainReply, weighting: Weighting) -> float:
 
 
 def average_updates(
-    model: ModelState,
-    replies: Sequence[TrainReply],
-    weights: Weights,
-    head_mean: HeadMean,
-    row_weights: Sequence[Float64] | None = None,
+    model: ModelState, replies: Sequence[TrainReply], weights: Weights | RowWeights, head_mean: HeadMean
 ) -> UpdateMeans:
     """Return the weighted means of the sites' updates.
 
     Args:
         model: The model that the sites started training from.
         replies: At least one accepted reply, in the order of site names.
-        weights: One weight for each reply.
-        head_mean: Makes the object that averages head rows.
-        row_weights: For each reply a weight of each head row ``(classes,)``, in place of ``weights`` and ``head_mean``;
-            then every reply has all rows.
+        weights: One weight for each reply, or also one for each of its head rows; then every reply has all rows.
+        head_mean: Makes the object that averages head rows, if they have no weights of their own.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
     head: RunningHeadMean | None = None
-    for reply, weight in zip(replies, weights, strict=True):
+    sites, rows = (weights.sites, weights.rows) if isinstance(weights, RowWeights) else (weights, None)
+    for reply, weight in zip(replies, sites, strict=True):
         update = reply.update
         if update.trunk is not None:
             trunks.append((update.trunk, weight))
@@ -380,8 +388,8 @@ def average_updates(
             head = head or head_mean(model.head.class_names, model.head.features)
             head.add(update.head, weight)
     head_rows: HeadRowsMean | None = head
-    if row_weights is not None:
-        head_rows = average_head_rows([reply.update.head for reply in replies if reply.update.head], row_weights)
+    if rows is not None:
+        head_rows = average_head_rows([reply.update.head for reply in replies if reply.update.head], rows)
     trunk, norm = (BlockwiseMean(arrays) if arrays else None for arrays in (trunks, norms))
     return UpdateMeans(model, trunk, norm, head_rows)
 

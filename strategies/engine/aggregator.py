@@ -181,8 +181,7 @@ def merge_updates(
     if parameters.mean is not None:
         return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
-    row_weights = method.head_row_weights(context, replies, weighted)
-    return MergedUpdates(average_updates(model, list(replies.values()), weighted, method.head_mean_class, row_weights))
+    return MergedUpdates(average_updates(model, list(replies.values()), weighted, method.head_mean_class))
 
 
 def update_global_model(

@@ -213,10 +213,7 @@ class SequentialCoordinator(Coordinator):
         uncounted = self.uncounted_sites
         context = self.sites.make_round_context(server_round, before.statistics, uncounted)
         context = self._drop_uncounted_statistics(context, done.unfit)
-        if self.method.stores_site_models:
-            statistics = self.method.aggregate_site_models(context, done.site_models)
-        else:
-            statistics = self.method.aggregate_statistics(context, done.replies)
+        context = replace(context, site_models=done.site_models)
         state = make_state_after_round(
             before,
             server_round,
@@ -225,7 +222,7 @@ class SequentialCoordinator(Coordinator):
             refused=done.unfit,
             model=model,
             moments=moments,
-            statistics=statistics,
+            statistics=self.method.aggregate_statistics(context, done.replies),
         )
         self.state = replace(state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
@@ -289,7 +286,7 @@ class SequentialCoordinator(Coordinator):
                     done.shortened[site] = passed.shortened
                 done.replies[site] = reply
                 done.model, done.lengths = passed.model, passed.lengths
-                if self.method.stores_site_models:
+                if self.method.site.stores_site_models:
                     done.site_models[site] = passed.model
                 rounds_left = self.plan.run.rounds - reply.round
                 done.result = self.method.result_after_site_visit(

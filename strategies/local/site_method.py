@@ -421,11 +421,13 @@ class SequentialSite(SiteMethod):
     """Base class of the hospital's half of methods that pass one model from hospital to hospital.
 
     Attributes:
+        stores_site_models: True if the coordinator's statistics follow from the models that sites passed on in a round.
         has_averaging_rounds: True if updates are averaged in some rounds (:meth:`averages_in_round`).
     """
 
     sequential = True
     missing = "negative"
+    stores_site_models: ClassVar[bool] = False
     has_averaging_rounds: ClassVar[bool] = False
 
     def averages_in_round(self, server_round: int) -> bool:

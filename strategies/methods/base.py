@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -19,7 +19,7 @@ from polyclinic.common.models.state import ModelState
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
 from polyclinic.data.base.image_set import DatasetSplits
-from polyclinic.strategies.aggregation.means import Float64, HeadMean, Weights, WholeHeadMean
+from polyclinic.strategies.aggregation.means import HeadMean, RowWeights, Weights, WholeHeadMean
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 from polyclinic.strategies.local.site_method import SequentialSite, SiteMethod
@@ -44,6 +44,9 @@ class RoundContext:
         uncounted: Sites whose statistics do not count
         (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`), and
             excluded sites.
+        site_models: Site -> the model as the site passed it on in this round, in the order of visits; only for
+            :meth:`Method.aggregate_statistics` of sequential methods with
+            :attr:`polyclinic.strategies.local.site_method.SequentialSite.stores_site_models`.
     """
 
     task: Task
@@ -53,6 +56,7 @@ class RoundContext:
     round: int
     seed: int = 0
     uncounted: frozenset[str] = frozenset()
+    site_models: Mapping[str, ModelState] = field(default_factory=dict)
 
 
 class SiteReply(Protocol):
@@ -123,26 +127,18 @@ class Method(Strategy):
         """Return the statistics that the coordinator stores after a round; ``replies`` are sorted by site name."""
         return context.statistics
 
-    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
+    def site_weights(
+        self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights
+    ) -> Weights | RowWeights:
         """Convert each site's plain weight into the site's weight in this round's means.
+
+        With :class:`RowWeights` each head row has a weight of its own; then the sites send every row.
 
         Args:
             replies: Accepted replies, in the order of site names.
             weights: One plain weight for each site; neither the plain nor the returned weights need to sum to one.
         """
         return weights
-
-    def head_row_weights(
-        self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights
-    ) -> Sequence[Float64] | None:
-        """Return for each site a weight of each head row ``(classes,)``; None if a site's weight is that of its rows.
-
-        Only for methods with ``weighs_updates`` whose sites send every row.
-
-        Args:
-            weights: One weight for each site, from :meth:`site_weights`.
-        """
-        return None
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
         """Return the new global model and the new moments; this class returns ``model`` and ``moments`` unchanged.
@@ -268,8 +264,6 @@ class SequentialMethod(Method):
 
     site_class = SequentialSite
     site: SequentialSite
-    stores_site_models: ClassVar[bool] = False
-    """True if the coordinator stores models of a round's stops (:meth:`aggregate_site_models`)."""
 
     @property
     def server_training_settings(self) -> ServerTrainingSettings | None:
@@ -279,16 +273,6 @@ class SequentialMethod(Method):
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the order in which the model visits the sites of a round; ``sites`` are sorted by name."""
         return sites
-
-    def aggregate_site_models(self, context: RoundContext, models: Mapping[str, ModelState]) -> Arrays:
-        """Return the statistics that the coordinator stores after a round, in place of :meth:`aggregate_statistics`.
-
-        Only called for methods with ``stores_site_models``.
-
-        Args:
-            models: Site -> the model as the site passed it on in this round, in the order of visits.
-        """
-        return context.statistics
 
     def result_after_site_visit(
         self, server_round: int, left: int, hops: int, result: ModelState, passed: ModelState

@@ -38,7 +38,7 @@ from torch import Tensor
 from polyclinic.common.models.network import Model, compute_logits
 from polyclinic.common.wire.records import Arrays
 from polyclinic.data.images.augmentation import augment_images_strongly
-from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
+from polyclinic.strategies.aggregation.means import Float64, RowWeights, Weighting, Weights
 from polyclinic.strategies.local.losses import compute_positive_weights
 from polyclinic.strategies.local.objective import (
     Batch,
@@ -337,9 +337,7 @@ class FedLSM(Method):
         """Return the shape of a site's shares of images: one for each class."""
         return {POSITIVES: (len(context.contract.class_names),)}
 
-    def head_row_weights(
-        self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights
-    ) -> Sequence[Float64]:
-        """Return each site's weight for each head row: its number of images with the class."""
+    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> RowWeights:
+        """Return the plain weights for the trunk; a head row weighs each site's number of images with the class."""
         shares = [reply.statistics[POSITIVES].astype(np.float64) for reply in replies.values()]
-        return compute_row_weights(shares, weights)
+        return RowWeights(weights, compute_row_weights(shares, weights))

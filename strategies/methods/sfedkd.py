@@ -37,14 +37,14 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from polyclinic.common.models.network import Model
-from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
+from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups
 from polyclinic.strategies.aggregation.means import Float32, Float64
 from polyclinic.strategies.local.losses import Missing, mask_images_of_known_class
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
 from polyclinic.strategies.local.site_method import Parameters, Payload, SequentialSite
-from polyclinic.strategies.methods.base import RoundContext, SequentialMethod
+from polyclinic.strategies.methods.base import RoundContext, SequentialMethod, SiteReply
 from polyclinic.strategies.methods.fedsld import collect_label_counts
 from polyclinic.strategies.methods.polyclinic import draw_order
 from polyclinic.strategies.methods.scaffold import flatten_groups, unflatten_groups
@@ -189,6 +189,7 @@ class SFedKDSite(SequentialSite):
     parameters: SFedKDParameters
     declared = Payload(label_counts=True)
     stores_statistics_by_site = True
+    stores_site_models = True
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: the loss of the labels plus the weighted divergence from each teacher."""
@@ -234,7 +235,6 @@ class SFedKD(SequentialMethod):
 
     site_class = SFedKDSite
     site: SFedKDSite
-    stores_site_models = True
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites in a random order that depends only on the run's seed and the round, or sorted by name."""
@@ -252,11 +252,11 @@ class SFedKD(SequentialMethod):
             WEIGHTS: compute_teacher_weights(distributions[site], of_teachers),
         }
 
-    def aggregate_site_models(self, context: RoundContext, models: Mapping[str, ModelState]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return the models that teach in the next round, flat, by the name of the site that made each."""
         distributions = compute_class_distributions(context)
-        candidates = {site: distributions[site] for site in models if site in distributions}
+        candidates = {site: distributions[site] for site in context.site_models if site in distributions}
         if not candidates:
             return context.statistics
-        chosen = choose_teachers(candidates, self.site.parameters.teachers)
+        chosen, models = choose_teachers(candidates, self.site.parameters.teachers), context.site_models
         return {site: flatten_groups(ModelGroups.from_model(models[site])) for site in chosen}

@@ -203,6 +203,6 @@ def test_rows_of_a_run_follow_the_positives(tmp_path: Path) -> None:
     run = ("run.method=fedlsm", *needs_of("fedlsm"))
     ours = federation(tmp_path, *run, out="ours")["model_sha256"]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(FedLSM, "head_row_weights", lambda self, context, replies, weights: None)
+        patched.setattr(FedLSM, "site_weights", lambda self, context, replies, weights: weights)
         plain = federation(tmp_path, *run, out="plain")["model_sha256"]
     assert ours != plain

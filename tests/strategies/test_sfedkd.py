@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_the_models_of_the_chosen_stops_teach_in_the_next_round() -> None:
     }
     method, context = SFedKD({"teachers": 2}), make_context()
     assert method.statistics_for(context)("east") == {}
-    stored = method.aggregate_site_models(context, models)
+    stored = method.aggregate_statistics(replace(context, site_models=models), {})
     assert list(stored) == ["east", "north"]  # 1, then 1 + 0.25 + 0.5 against 1 + 0.5 by west
     sent = method.statistics_for(make_context(**stored))("west")
     for row, site in enumerate(("east", "north")):
