@@ -35,14 +35,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from polyclinic.common.config import TrainingSection
 from polyclinic.common.models.network import Model, compute_logits
 from polyclinic.common.wire.records import Arrays
 from polyclinic.data.images.augmentation import augment_images_strongly
 from polyclinic.strategies.aggregation.means import Float64, RowWeights, Weighting, Weights
-from polyclinic.strategies.local.losses import compute_positive_weights
+from polyclinic.strategies.local.losses import BatchWeight, compute_positive_weights
 from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
+    LabelledExamples,
     LocalRound,
     Losses,
     copy_model_as_teacher,
@@ -187,6 +189,10 @@ class FedLSMSite(SiteMethod):
     weighs_updates = True
     multi_class = False
     takes_volumes = False  # RandAugment and Cutout change pictures
+
+    def make_batch_weight(self, examples: LabelledExamples, spec: TrainingSection) -> BatchWeight:
+        """Return a function that weighs a batch by its images, because the loss is a mean over all their entries."""
+        return lambda labels, annotated: labels.new_tensor(float(len(labels)))
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: labels and pseudo-labels on strong views, and mixtures of unsure and sure images."""
