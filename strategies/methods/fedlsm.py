@@ -181,7 +181,6 @@ class FedLSMSite(SiteMethod):
                 POSITIVES,
                 "positives",
                 "for each class, the share of training images that show it, by label or by the model's own opinion",
-                least=0.0,
             ),
         )
     )

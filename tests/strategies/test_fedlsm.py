@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from polyclinic.common.config import TrainingSection
+from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.models.zoo.spec import ModelSpec
@@ -33,7 +34,9 @@ from polyclinic.strategies.methods.fedlsm import (
     compute_uncertainty,
     draw_mixing_share,
 )
-from tests.federations import federation, needs_of
+from polyclinic.strategies.registry import build_experiment_strategy
+from tests.client.rounds import plan, private_plan
+from tests.federations import federation, json_lines, needs_of
 from tests.strategies.states import make_reply
 
 TRACE = json.loads((Path(__file__).parent / "traces" / "fedlsm.json").read_text(encoding="utf-8"))
@@ -206,3 +209,23 @@ def test_rows_of_a_run_follow_the_positives(tmp_path: Path) -> None:
         patched.setattr(FedLSM, "site_weights", lambda self, context, replies, weights: weights)
         plain = federation(tmp_path, *run, out="plain")["model_sha256"]
     assert ours != plain
+
+
+@pytest.mark.parametrize(
+    ("privacy", "why"),
+    [
+        ({"secure_aggregation": True}, "it weighs each update by what that update is"),
+        ({"level": "sample", "noise_multiplier": 1.0}, "minimises more than each image's own loss"),
+        ({"level": "patient", "noise_multiplier": 1.0}, "minimises more than each image's own loss"),
+    ],
+)
+def test_masks_and_noise_in_each_step_are_refused(privacy: dict[str, object], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        build_experiment_strategy(private_plan(plan("fedlsm"), **privacy))
+
+
+def test_with_noise_on_updates_and_shares_every_site_still_counts(tmp_path: Path) -> None:
+    noise = ("privacy.level=update", "privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
+    federation(tmp_path, "run.method=fedlsm", *needs_of("fedlsm"), *noise)
+    (rounds,) = tmp_path.rglob("rounds.jsonl")
+    assert [len(line["sites"]) for line in json_lines(rounds)] == [3, 3]

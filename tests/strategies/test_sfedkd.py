@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch.nn.functional import kl_div, log_softmax
 
 from polyclinic.common.config import TrainingSection
 from polyclinic.common.contract import LabelContract
+from polyclinic.common.errors import BadInput, WireError
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import read_model_state
-from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.models.zoo.spec import ModelSpec, Task
 from polyclinic.common.wire.records import NO_ARRAYS, ModelGroups, RollCallAnswer
 from polyclinic.strategies.local.losses import partial_loss
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples
@@ -31,7 +33,11 @@ from polyclinic.strategies.methods.sfedkd import (
     compute_multi_class_divergences,
     compute_multi_label_divergences,
     compute_teacher_weights,
+    make_teachers,
 )
+from polyclinic.strategies.registry import build_experiment_strategy, build_strategy
+from tests.client.rounds import plan, private_plan
+from tests.federations import federation, overheard
 
 NAN = float("nan")
 
@@ -166,3 +172,51 @@ def test_the_models_of_the_chosen_stops_teach_in_the_next_round() -> None:
     for row, site in enumerate(("east", "north")):
         np.testing.assert_array_equal(sent[TEACHERS][row], flatten_groups(ModelGroups.from_model(models[site])))
     assert sent[WEIGHTS].shape == (2, 2)
+
+
+def test_a_site_that_does_not_count_teaches_nobody() -> None:
+    stored = {site: np.full(4, seed, np.float32) for seed, site in enumerate(("east", "north"))}
+    context = make_context(**stored)
+    fewer = replace(context, answers={site: context.answers[site] for site in ("east", "west")})
+    assert SFedKD().statistics_for(fewer)("west")[TEACHERS].tolist() == [[0.0] * 4]
+
+
+def test_teachers_travel_from_the_second_round_on_and_each_round_has_an_order_of_its_own(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        traffic = overheard(patched)
+        federation(tmp_path, "run.method=sfedkd", "partition.shared=2", "method.teachers=2", "run.rounds=3")
+    counts = [(request.round, len(request.statistics.get(TEACHERS, ()))) for request in traffic.requests]
+    assert counts == [(1, 0)] * 3 + [(2, 2)] * 3 + [(3, 2)] * 3
+    replies = [reply.site for reply in traffic.replies]
+    assert len({tuple(replies[begin : begin + 3]) for begin in (0, 3, 6)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("privacy", "why"),
+    [
+        ({"secure_aggregation": True}, "the model is passed on from site to site"),
+        ({"level": "sample", "noise_multiplier": 1.0}, "minimises more than each image's own loss"),
+    ],
+)
+def test_masks_and_noise_in_each_step_are_refused(privacy: dict[str, object], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        build_experiment_strategy(private_plan(plan("sfedkd"), **privacy))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "task", "why"),
+    [
+        ({"trunk": "fedbn"}, "multi_label", "the whole network is passed on"),
+        ({}, "segmentation", "tells an image's own class from all others"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(parameters: dict[str, str], task: Task, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        build_strategy("sfedkd", parameters, task)
+
+
+def test_a_teacher_of_another_network_is_refused() -> None:
+    network = build_network(SPEC, ("a", "b"), 3)
+    statistics = {TEACHERS: np.zeros((1, 3), np.float32), WEIGHTS: np.ones((1, 2), np.float32)}
+    with pytest.raises(WireError, match=r"teacher has shape \(3,\)"):
+        make_teachers(network, statistics)
