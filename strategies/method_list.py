@@ -28,6 +28,7 @@ CLASSES: Mapping[str, str] = {
     "individual": "polyclinic.strategies.methods.baselines:IndividualTraining",
     "centralised": "polyclinic.strategies.methods.baselines:CentralisedTraining",
     "fedrep": "polyclinic.strategies.methods.fedrep:FedRep",
+    "ditto": "polyclinic.strategies.methods.ditto:Ditto",
     "fedavg": "polyclinic.strategies.methods.baselines:FedAvg",
     "fedbn": "polyclinic.strategies.methods.baselines:FedBN",
     "fedbn_plus": "polyclinic.strategies.methods.baselines:FedBNPlus",
@@ -35,11 +36,13 @@ CLASSES: Mapping[str, str] = {
     "scaffold": "polyclinic.strategies.methods.scaffold:Scaffold",
     "fedavg_scaled": "polyclinic.strategies.methods.fedsld:ScaledFedAvg",
     "fedseq": "polyclinic.strategies.methods.unifed:SequentialTraining",
+    "sfedkd": "polyclinic.strategies.methods.sfedkd:SFedKD",
     "server_only": "polyclinic.strategies.methods.unifed:ServerOnlyTraining",
     "fedlsr": "polyclinic.strategies.methods.fedlsr:FedLSR",
     "fedfixmatch": "polyclinic.strategies.methods.fedfixmatch:FedFixMatch",
     "condistfl": "polyclinic.strategies.methods.condistfl:ConDistFL",
     "fedirm": "polyclinic.strategies.methods.fedirm:FedIRM",
+    "fedlsm": "polyclinic.strategies.methods.fedlsm:FedLSM",
 }
 """Method -> module and class; :data:`polyclinic.strategies.registry.STRATEGIES` imports them, and torch, which takes
 seconds.

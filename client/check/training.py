@@ -155,7 +155,8 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
     plan, (train, validation) = trial.planned.plan, trial.totals
-    seconds = plan.training.epochs * train * cost.train_s + validation * cost.validate_s
+    models = 1 + trial.method.trains_own_model
+    seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down, up = cost.received / 1e6, cost.sent / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
     size = describe_image_size(plan.model.image_size)

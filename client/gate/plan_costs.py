@@ -178,7 +178,7 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
     model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
-    copies += moments
+    copies += moments * (1 + method.trains_own_model)
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)
     alone = 0

@@ -13,8 +13,8 @@ from polyclinic.client.training.local_round import (
     answer_evaluate_request,
     answer_train_request,
     compute_update_to_send,
+    get_local_parts_before_training,
     make_client_context,
-    select_local_parts,
 )
 from polyclinic.client.training.privacy import PrivacyBudgetLayer
 from polyclinic.client.training.secure_aggregation import HeldUpdateStore, SiteMaskingLayer
@@ -167,7 +167,7 @@ class FailureHidingLayer(SiteRoundLayer):
             local = task.method.make_local_round(make_client_context(task, request))
             statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
         return LocalTrainingResult(
-            parts=select_local_parts(received, task.method),
+            parts=get_local_parts_before_training(task),
             train_loss=0.0,
             epochs=plan.training.epochs,
             optimizer=make_optimizer(network, plan.training, plan.training.lr),

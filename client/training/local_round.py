@@ -33,12 +33,14 @@ from polyclinic.common.system.resources import release_free_memory_of_large_mode
 from polyclinic.common.wire.bounds import clip_reported_loss
 from polyclinic.common.wire.records import (
     UNKNOWN_COUNT,
+    Arrays,
     EvaluateReply,
     EvaluateRequest,
     ModelGroups,
     Request,
     TrainReply,
     TrainRequest,
+    select_arrays_with_prefix,
 )
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples, LocalRound, plain
 from polyclinic.strategies.local.optimisation import (
@@ -60,6 +62,9 @@ from polyclinic.strategies.local.training import (
     train_until_loss_settles,
     validate_network,
 )
+
+OWN_MODEL = "own"
+"""Prefix of the optimiser's state of the site's own model in the site's memory."""
 
 
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
@@ -121,6 +126,9 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         refuse_diverged_training(update, trained.last_loss if task.epoch is None else 0.0)
         refuse_diverged_training(parts, 0.0)
         statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
+    own_optimizer: Arrays = {}
+    if local.own_objective is not None:
+        parts, own_optimizer = train_own_model(task, request, replace(local, objective=local.own_objective))
     if method_state and not task.method.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
     if undeclared := statistics.keys() - set(task.method.declared_payload.names):
@@ -133,7 +141,33 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         method_state=method_state,
         statistics=statistics,
         update=update,
+        own_optimizer=own_optimizer,
     )
+
+
+def train_own_model(task: LocalTask, request: TrainRequest, local: LocalRound) -> tuple[ModelGroups, Arrays]:
+    """Train the site's own model on the batches of the received one; return it, and the optimiser's state to store.
+
+    The network holds the site's own model afterwards.
+
+    Args:
+        local: The objective of the site's own model.
+
+    Raises:
+        FloatingPointError: If training diverged.
+    """
+    before = get_local_parts_before_training(task)
+    write_model_state(task.network, trunk=before.trunk, norm=before.norm, head=before.head)
+    stored = select_arrays_with_prefix(OWN_MODEL, task.memory.optimizer)
+    own = replace(task, memory=replace(task.memory, optimizer=stored))
+    with task.use_seed_of(request.round, task.site.name) as generator:
+        trained, optimizer = train_local_epochs(own, request, local, None, generator)
+    model = ModelGroups.from_model(read_model_state(task.network))
+    refuse_diverged_training(model, trained.last_loss)
+    if not task.plan.keeps_optimizer_state:
+        return model, {}
+    state = save_optimizer_state(task.network, optimizer)
+    return model, {f"{OWN_MODEL}/{name}": array for name, array in state.items()}
 
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
@@ -354,6 +388,16 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
     )
 
 
+def get_local_parts_before_training(task: LocalTask) -> ModelGroups:
+    """Return the groups that never leave the site as they were before this round.
+
+    A site that trains a whole model of its own begins it as the first model that it receives.
+    """
+    if not task.method.trains_own_model:
+        return select_local_parts(task.received, task.method)
+    return task.memory.parts.fill_missing_model_groups(ModelGroups.from_model(task.received))
+
+
 def write_round_state(
     task: LocalTask, request: TrainRequest, received: ValidationMetrics, result: LocalTrainingResult
 ) -> None:
@@ -366,13 +410,14 @@ def write_round_state(
     method, memory = task.method, task.memory
     if not method.stores_site_state(task.plan):
         return
-    before = select_local_parts(task.received, method)
+    before = get_local_parts_before_training(task)
     if method.selection == "site":
         loss = compute_selection_loss(task, received)
         if loss is not None and loss < memory.best_loss:
             memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
     elif (best := find_best_local_parts(memory, request, before)) is not None:
         memory = replace(memory, best=best, best_round=request.best)
+    trained = save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer_state else {}
     task.folder.store_state_of_round(
         replace(
             memory,
@@ -380,7 +425,7 @@ def write_round_state(
             parts=result.parts,
             evaluated=before,
             evaluated_round=request.round - 1,
-            optimizer=save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer_state else {},
+            optimizer={**trained, **result.own_optimizer},
             method_state=result.method_state,
             unsent=result.unsent,
         )

@@ -38,6 +38,7 @@ from polyclinic.common.wire.records import (
     Request,
     TrainReply,
     TrainRequest,
+    make_empty_arrays,
 )
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import ImageTensors, select_input_rows
@@ -159,12 +160,13 @@ class LocalTrainingResult:
     """The result of a site's training in one round.
 
     Attributes:
-        parts: The trained groups that stay at the site.
+        parts: The trained groups that stay at the site: parts of the model, or a whole model of the site's own.
         train_loss: Mean batch loss of the last epoch; None if it may not leave.
         method_state: Arrays that the method stores at this site for its next round.
         statistics: Arrays that the method sends in addition to the update.
         update: Trained minus received model.
         unsent: Rounding error of this update, which is added to the next update.
+        own_optimizer: State of the optimiser of the site's own model, if there is one.
     """
 
     parts: ModelGroups
@@ -175,6 +177,7 @@ class LocalTrainingResult:
     statistics: Arrays
     update: ModelGroups
     unsent: ModelGroups = field(default_factory=ModelGroups)
+    own_optimizer: Arrays = field(default_factory=make_empty_arrays)
 
 
 Train = Callable[[LocalTask, TrainRequest], LocalTrainingResult]
@@ -276,7 +279,9 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.fill_missing_model_groups(request.model).to_model()
+    # A whole model of the site's own is loaded for its training and for the test alone.
+    local = ModelGroups() if method.trains_own_model else memory.parts
+    whole = local.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     source = _find_received_bytes(received.trunk)
     is_trunk_there = source is not None and source is trunk_in_network

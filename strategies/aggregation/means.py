@@ -38,6 +38,19 @@ Weights = Sequence[float]
 """Weight of each site, in the order of site names; they need not sum to one."""
 
 
+@dataclass(frozen=True)
+class RowWeights:
+    """Weights of each site, of which each head row has its own.
+
+    Attributes:
+        sites: Each site's weight for trunk and batch normalisation.
+        rows: Each site's weight of each head row ``(classes,)``; a row whose weights sum to 0 counts as not sent.
+    """
+
+    sites: Weights
+    rows: Sequence[Float64]
+
+
 def sum_in_order(values: Iterable[float]) -> float:
     """Add numbers one after the other; ``sum`` rounds differently from Python 3.12 on and would change hashes."""
     total = 0.0
@@ -195,6 +208,29 @@ class PrecomputedHeadMean:
     mean: HeadArrays
 
 
+def average_head_rows(heads: Sequence[Head], row_weights: Sequence[Float64]) -> PrecomputedHeadMean:
+    """Return the mean of whole heads in which each site has a weight of its own for each row.
+
+    Args:
+        heads: One head for each site, all with the same rows.
+        row_weights: Each site's weight of each row ``(classes,)``; a row whose weights sum to 0 counts as not sent.
+
+    Raises:
+        ValueError: If the heads have different rows.
+    """
+    weight, bias = np.zeros(heads[0].weight.shape, np.float64), np.zeros(heads[0].bias.shape, np.float64)
+    total = np.zeros_like(bias)
+    for head, weights in zip(heads, row_weights, strict=True):
+        if head.class_names != heads[0].class_names:
+            raise ValueError(f"expected rows {heads[0].class_names}, got {head.class_names}")
+        weight += weights[:, None] * head.weight
+        bias += weights * head.bias
+        total += weights
+    sent = total > 0
+    divisor = np.where(sent, total, 1.0)
+    return PrecomputedHeadMean((weight / divisor[:, None], bias / divisor, sent))
+
+
 class WholeHeadMean:
     """The weighted mean of whole heads, whose rows have the width ``features``: every site sends every row (FedAvg)."""
 
@@ -329,19 +365,20 @@ def compute_site_weight(reply: TrainReply, weighting: Weighting) -> float:
 
 
 def average_updates(
-    model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean
+    model: ModelState, replies: Sequence[TrainReply], weights: Weights | RowWeights, head_mean: HeadMean
 ) -> UpdateMeans:
     """Return the weighted means of the sites' updates.
 
     Args:
         model: The model that the sites started training from.
         replies: At least one accepted reply, in the order of site names.
-        weights: One weight for each reply.
-        head_mean: Makes the object that averages head rows.
+        weights: One weight for each reply, or also one for each of its head rows; then every reply has all rows.
+        head_mean: Makes the object that averages head rows, if they have no weights of their own.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
     head: RunningHeadMean | None = None
-    for reply, weight in zip(replies, weights, strict=True):
+    sites, rows = (weights.sites, weights.rows) if isinstance(weights, RowWeights) else (weights, None)
+    for reply, weight in zip(replies, sites, strict=True):
         update = reply.update
         if update.trunk is not None:
             trunks.append((update.trunk, weight))
@@ -350,7 +387,11 @@ def average_updates(
         if update.head is not None:
             head = head or head_mean(model.head.class_names, model.head.features)
             head.add(update.head, weight)
-    return UpdateMeans(model, BlockwiseMean(trunks) if trunks else None, BlockwiseMean(norms) if norms else None, head)
+    head_rows: HeadRowsMean | None = head
+    if rows is not None:
+        head_rows = average_head_rows([reply.update.head for reply in replies if reply.update.head], rows)
+    trunk, norm = (BlockwiseMean(arrays) if arrays else None for arrays in (trunks, norms))
+    return UpdateMeans(model, trunk, norm, head_rows)
 
 
 def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:

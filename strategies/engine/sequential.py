@@ -126,6 +126,7 @@ class SequentialModelPass:
         unfit: Those of the skipped sites whose reply was refused.
         lengths: Site -> lengths of the parts of its last accepted update, earlier rounds included.
         shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
+        site_models: Site -> the model as it was passed on from there, if the method stores such models.
     """
 
     model: ModelState
@@ -137,6 +138,7 @@ class SequentialModelPass:
     shortened: dict[str, str] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
+    site_models: dict[str, ModelState] = field(default_factory=dict)
 
 
 class SequentialCoordinator(Coordinator):
@@ -211,6 +213,7 @@ class SequentialCoordinator(Coordinator):
         uncounted = self.uncounted_sites
         context = self.sites.make_round_context(server_round, before.statistics, uncounted)
         context = self._drop_uncounted_statistics(context, done.unfit)
+        context = replace(context, site_models=done.site_models)
         state = make_state_after_round(
             before,
             server_round,
@@ -283,6 +286,8 @@ class SequentialCoordinator(Coordinator):
                     done.shortened[site] = passed.shortened
                 done.replies[site] = reply
                 done.model, done.lengths = passed.model, passed.lengths
+                if self.method.site.stores_site_models:
+                    done.site_models[site] = passed.model
                 rounds_left = self.plan.run.rounds - reply.round
                 done.result = self.method.result_after_site_visit(
                     server_round, rounds_left, len(done.replies), done.result, done.model

@@ -182,12 +182,14 @@ class LocalRound:
         method_state: Computes the arrays that the site stores on its disk for the method's next round, from the trained
             model.
         lr_factor: Factor that multiplies the learning rate.
+        own_objective: The function that training of the site's own model minimises, in methods that train one.
     """
 
     objective: Objective
     statistics: Callable[[Model, Losses], Arrays] = lambda model, losses: NO_ARRAYS
     method_state: Callable[[Model], Arrays] = lambda model: NO_ARRAYS
     lr_factor: float = 1.0
+    own_objective: Objective | None = None
 
 
 LocalHalf = Callable[[ClientContext], LocalRound]

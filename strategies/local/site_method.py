@@ -179,6 +179,8 @@ class SiteMethod:
         stores_statistics_by_site: True if the names of the statistics that the coordinator stores are sites. Then the
             method leaves out those of sites that do not count (``context.uncounted``). If False, the stored statistics
             are dropped when a site that is in them does not count any more.
+        trains_own_model: True if a site also trains a whole model of its own, which never leaves it and which it tests
+            (:attr:`LocalRound.own_objective`).
         keeps_method_state: True if :attr:`LocalRound.method_state` makes arrays that a site stores for its next round.
     """
 
@@ -201,6 +203,7 @@ class SiteMethod:
     chooses_loss: ClassVar[bool] = True
     needs_global_norm: ClassVar[str] = ""
     stores_statistics_by_site: ClassVar[bool] = False
+    trains_own_model: ClassVar[bool] = False
     keeps_method_state: ClassVar[bool] = False
     parameters: Parameters
 
@@ -294,10 +297,11 @@ class SiteMethod:
 
     @cached_property
     def has_global_model(self) -> bool:
-        """Return True if training results in one model for all sites and classes at the coordinator."""
+        """Return True if training results in one model for all sites and classes, which all of them use."""
         return (
             self.declared_payload.trunk
             and self.declared_payload.head
+            and not self.trains_own_model
             and (self.sends_batch_norm or self.freezes_batch_norm)
         )
 
@@ -417,11 +421,13 @@ class SequentialSite(SiteMethod):
     """Base class of the hospital's half of methods that pass one model from hospital to hospital.
 
     Attributes:
+        stores_site_models: True if the coordinator's statistics follow from the models that sites passed on in a round.
         has_averaging_rounds: True if updates are averaged in some rounds (:meth:`averages_in_round`).
     """
 
     sequential = True
     missing = "negative"
+    stores_site_models: ClassVar[bool] = False
     has_averaging_rounds: ClassVar[bool] = False
 
     def averages_in_round(self, server_round: int) -> bool:

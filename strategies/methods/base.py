@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -19,7 +19,7 @@ from polyclinic.common.models.state import ModelState
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups, RollCallAnswer
 from polyclinic.data.base.image_set import DatasetSplits
-from polyclinic.strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
+from polyclinic.strategies.aggregation.means import HeadMean, RowWeights, Weights, WholeHeadMean
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 from polyclinic.strategies.local.site_method import SequentialSite, SiteMethod
@@ -44,6 +44,9 @@ class RoundContext:
         uncounted: Sites whose statistics do not count
         (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`), and
             excluded sites.
+        site_models: Site -> the model as the site passed it on in this round, in the order of visits; only for
+            :meth:`Method.aggregate_statistics` of sequential methods with
+            :attr:`polyclinic.strategies.local.site_method.SequentialSite.stores_site_models`.
     """
 
     task: Task
@@ -53,6 +56,7 @@ class RoundContext:
     round: int
     seed: int = 0
     uncounted: frozenset[str] = frozenset()
+    site_models: Mapping[str, ModelState] = field(default_factory=dict)
 
 
 class SiteReply(Protocol):
@@ -123,8 +127,12 @@ class Method(Strategy):
         """Return the statistics that the coordinator stores after a round; ``replies`` are sorted by site name."""
         return context.statistics
 
-    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
+    def site_weights(
+        self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights
+    ) -> Weights | RowWeights:
         """Convert each site's plain weight into the site's weight in this round's means.
+
+        With :class:`RowWeights` each head row has a weight of its own; then the sites send every row.
 
         Args:
             replies: Accepted replies, in the order of site names.

@@ -60,14 +60,16 @@ def assign_confident_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
     return torch.where(sure, (probabilities > 0.5).to(weak.dtype), torch.nan)
 
 
-def compute_unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
+def compute_unlabelled_loss(strong: Tensor, pseudo: Tensor, positive_weight: Tensor | None = None) -> Tensor:
     """Return the cross-entropy of strong views with pseudo-labels, divided by the number of all entries (eq. 4).
 
     Args:
         strong: Logits of the strongly augmented views, ``(batch, unlabelled classes)``.
         pseudo: Pseudo-labels of the same shape; an entry with NaN adds 0 to the sum.
+        positive_weight: Weight of each class's positives ``(classes,)``; None for 1.
     """
-    entries = binary_cross_entropy_with_logits(strong, pseudo.nan_to_num(), reduction="none")
+    targets = pseudo.nan_to_num()
+    entries = binary_cross_entropy_with_logits(strong, targets, pos_weight=positive_weight, reduction="none")
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 
 

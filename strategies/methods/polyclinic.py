@@ -55,6 +55,12 @@ class PolyclinicSite(SequentialSite):
         return self.parameters.mean_rounds
 
 
+def draw_order(context: RoundContext, sites: Sequence[str]) -> list[str]:
+    """Return the sites in a random order that depends only on the run's seed and the round."""
+    generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
+    return [sites[place] for place in generator.permutation(len(sites))]
+
+
 class Polyclinic(SequentialMethod):
     """The coordinator's half: one model passes through the hospitals in random order; the last pass is averaged."""
 
@@ -63,10 +69,7 @@ class Polyclinic(SequentialMethod):
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites in a random order that depends only on the run's seed and the round, or sorted by name."""
-        if self.site.parameters.order == "name":
-            return sites
-        generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
-        return [sites[place] for place in generator.permutation(len(sites))]
+        return sites if self.site.parameters.order == "name" else draw_order(context, sites)
 
     def result_after_site_visit(
         self, server_round: int, left: int, hops: int, result: ModelState, passed: ModelState

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from polyclinic.common.config import TrainingSection
 from polyclinic.common.errors import Fault, WireError
-from polyclinic.common.models.network import Head, Model
+from polyclinic.common.models.network import Model
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups
 from polyclinic.strategies.aggregation.means import Float32, Float64
@@ -80,6 +80,27 @@ def flatten_groups(groups: ModelGroups) -> Float32:
     return np.concatenate([array.ravel() for array in groups.to_named_arrays().values()])
 
 
+def unflatten_groups(flat: Float32, like: ModelGroups, name: str) -> ModelGroups:
+    """Return the groups whose numbers :func:`flatten_groups` put into one array.
+
+    Args:
+        flat: All numbers ``(n,)``.
+        like: Groups of the same shapes, with a head.
+        name: Name of the array for the error message.
+
+    Raises:
+        WireError: If there are more or fewer numbers than in ``like``.
+    """
+    arrays = like.to_named_arrays()
+    sizes = [array.size for array in arrays.values()]
+    if flat.shape != (sum(sizes),):
+        raise WireError(f"the {name} has shape {flat.shape}; the model has {sum(sizes):,} numbers.")
+    parts = np.split(flat, np.cumsum(sizes[:-1]))
+    named = {name: part.reshape(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
+    assert like.head is not None, "the classes are the head's"
+    return ModelGroups.from_named_arrays(named, like.head.class_names)
+
+
 def count_optimizer_steps(batches: int, epochs: int, batches_per_step: int) -> int:
     """Return K, the number of optimiser steps; the last step of an epoch may add up fewer batches than the others."""
     return epochs * -(-(batches // epochs) // batches_per_step)
@@ -126,18 +147,14 @@ class ScaffoldSite(SiteMethod):
             WireError: If the correction does not fit the network.
         """
         now = read_model_state(network)
-        trunk, norm, head = now.trunk, now.norm if self.sends_batch_norm else now.norm[:0], now.head
-        sizes = [trunk.size, norm.size, head.weight.size, head.bias.size]
-        if flat.shape != (sum(sizes),):
-            raise WireError(f"the correction has shape {flat.shape}; the model has {sum(sizes):,} numbers.")
-        of_trunk, of_norm, weight, bias = np.split(flat, np.cumsum(sizes[:-1]))
+        sent = ModelGroups(now.trunk, now.norm if self.sends_batch_norm else None, now.head)
+        correction = unflatten_groups(flat, sent, CORRECTION)
         shift = copy_model_as_teacher(network)
         for value in shift.parameters():
             value.zero_()
-        rows = Head(head.class_names, weight.reshape(head.weight.shape), bias)
-        write_model_state(shift, trunk=of_trunk, norm=of_norm if self.sends_batch_norm else None, head=rows)
+        write_model_state(shift, trunk=correction.trunk, norm=correction.norm, head=correction.head)
         trained = zip(shift.parameters(), network.parameters(), strict=True)
-        return [correction for correction, value in trained if value.requires_grad]
+        return [change for change, value in trained if value.requires_grad]
 
     def find_parameter_faults(self) -> list[Fault]:
         """Return the base class's faults, and one if a warm-up moves the model by steps of another size."""

@@ -155,6 +155,7 @@ TELLING = {
     "fednoro": {"stage_one_rounds": 1},
     "unifed": {"epoch_cap": 1},
     "scaffold": {},
+    "fedlsm": {},
 }
 
 
@@ -166,7 +167,12 @@ def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_pat
     sites = [site(tmp_path / str(number), image_set(labels), **policy) for number, policy in enumerate(keys)]
     every, released = (train_with_privacy_layers(at, request(of, beginning(of, ("a", "b")))).statistics for at in sites)
     assert set(every) == set(released)
-    positives_of_a = {"prototypes": (0, 1), "relations": (0,), "indicators": (0, 1)}  # of 4 patients
+    positives_of_a = {
+        "prototypes": (0, 1),
+        "relations": (0,),
+        "indicators": (0, 1),
+        "positive_share": (0,),
+    }  # of 4 patients
     for name, array in every.items():
         hidden = np.zeros(array.shape, np.bool_)
         hidden[positives_of_a.get(name, ...)] = name in positives_of_a

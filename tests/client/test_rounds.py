@@ -60,6 +60,7 @@ NO_WARM_UP: dict[str, dict[str, Any]] = {
     "polyclinic_passing": {},
     "scaffold": {},
     "server_only": {},
+    "sfedkd": {},
     "unifed": {},
 }
 """Methods that refuse one: those that pass the model on, and one that reads gradients off all steps."""

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.network.federated import EVERYBODY, REMEMBERING, SLOW, Federation, admitted, events, sites_by_round
+from tests.network.federated import (
+    EVERYBODY,
+    REMEMBERING,
+    SLOW,
+    Federation,
+    admitted,
+    events,
+    hash_in,
+    sites_by_round,
+    undisturbed,
+)
 from tests.network.real import PARTIAL, lines_of
 
 pytestmark = pytest.mark.slow
@@ -106,6 +116,39 @@ def test_a_run_that_is_killed_twice_resumes_and_ends_in_the_same_model(federatio
         options = ("--once", "--resume")
     run = federation.run(*overrides, options=options)
     federation.ends_unharmed(run, 4, *overrides)
+    assert len(events(federation.out, "resumed")) == 2
+
+
+STAGES = {
+    "polyclinic_passing": ("run.rounds=3",),  # two rounds of passing, then all solve their rows at once
+    "polyclinic_parallel": ("run.rounds=4", "method.mean_rounds=2"),  # rounds 2 and 3 are averaged, 4 solves rows
+    "sfedkd": ("run.rounds=3",),  # from round 2 on with teachers
+    "fedlsm": ("run.rounds=3",),
+    "ditto": ("run.rounds=3",),  # each hospital has a model of its own in its memory
+}
+"""Methods whose later rounds go on from more than a model, or are other rounds."""
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("method", STAGES)
+def test_killed_in_each_stage_a_method_ends_in_the_same_model(method: str, federation: Federation) -> None:
+    """The leading process dies in round 2 and in the last, and a hospital in the round before the last and the last."""
+    overrides = (f"run.method={method}", *STAGES[method], SLOW, REMEMBERING)
+    rounds = int(STAGES[method][0].partition("=")[2])
+    run = federation.run(*overrides, options=("--once",))
+    federation.north.works_on("train", 2)
+    run.kill()
+    run = federation.run(*overrides, options=("--once", "--resume"))
+    for site, server_round in ((federation.south, rounds - 1), (federation.east, rounds)):
+        site.works_on("train", server_round)
+        site.program.kill()
+        site.start()
+    federation.north.works_on("train", rounds)
+    run.kill()
+    run = federation.run(*overrides, options=("--once", "--resume"))
+    run.succeeds()
+    assert [sorted(sites) for sites in sites_by_round(federation.out)] == [EVERYBODY] * rounds  # a pass has its order
+    assert hash_in(federation.out) == undisturbed(federation.experiment, federation.folder / "through", *overrides)
     assert len(events(federation.out, "resumed")) == 2
 
 

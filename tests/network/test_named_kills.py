@@ -88,6 +88,20 @@ def test_a_site_dies_and_is_started_again(point: str, federation: Federation, mo
     assert federation.happened.exists()
 
 
+@pytest.mark.parametrize("point", ["while training", "half-way through its memory", "after its memory is written"])
+def test_a_site_that_dies_goes_on_with_the_model_of_its_own(
+    point: str, federation: Federation, survives: Survives
+) -> None:
+    survives("SIGKILL of a site")
+    overrides = (*OVERRIDES, "run.method=ditto")  # whose run is named by the hash of the sites' own models
+    federation.strike(federation.north, point)
+    run = federation.run(*overrides)
+    eventually(lambda: not federation.north.program.runs, f"north dies {point}")
+    federation.north.start()
+    federation.ends_unharmed(run, 3, *overrides)
+    assert federation.happened.exists()
+
+
 @pytest.mark.parametrize("seed", [20261121, 7])
 def test_whoever_is_killed_whenever_the_model_is_the_same(
     seed: int, federation: Federation, survives: Survives, record_property: Callable[[str, object], None]

@@ -18,7 +18,13 @@ RUNS = {
     "fedmlp": (ALL_DIGITS, LAST, FEW_CLASSES, "run.rounds=3", "method.stage_one_rounds=1", *RATES),
     "fednoro": (LAST, "run.rounds=4", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
     "rscfed": ("method.consensus_sites=2",),
-}
+    # Thresholds that the few steps of this run reach.
+    "fedlsm": (
+        "method.uncertain_share=0.2", "method.present_above=0.51", "method.absent_below=0.49",
+        "method.unsure_present_above=0.51", "method.unsure_absent_below=0.49",
+    ),
+    "sfedkd": (),
+}  # fmt: skip
 VALUES = {
     "cbafed": {"stage_one_rounds": "1", "threshold_base": "0.7", "residual_every": "1", "balanced": "false"},
     "fedfixmatch": {"confidence": "0.6"},
@@ -34,6 +40,12 @@ VALUES = {
         "consensus_sites": "1", "consensus_models": "1", "distance_scale": "1e4", "teacher_decay": "0.5",
         "temperature": "0.5", "consistency_weight": "0.1", "balanced": "false",
     },
+    "fedlsm": {
+        "uncertain_share": "0.4", "confident_share": "0.5", "present_above": "0.9", "absent_below": "0.1",
+        "unsure_present_above": "0.9", "unsure_absent_below": "0.1", "pairs": "0.5", "mixing": "2",
+        "mixed_weight": "2", "teacher_decay": "0.1", "balanced": "false",
+    },
+    "sfedkd": {"teachers": "1", "weight": "0.1", "temperature": "4", "order": "name", "missing": "negative"},
 }  # fmt: skip
 EXCLUSIVE = {name for name, kind in STRATEGIES.items() if kind.site_class.multi_class}
 
@@ -54,6 +66,7 @@ PAIRED = {
     "condistfl",
     "fedfixmatch",
     "fedirm",
+    "fedlsm",
     "fedlsr",
     "fedmlp",
     "fednoro",

@@ -18,6 +18,7 @@ NOT_ROUNDS = {
     "consensus_models": "models of one round",
     "consensus_sites": "sites of one model",
     "passes": "passes of one batch",
+    "teachers": "models that travel with one model",
     "patience": "epochs: ends a training early, leaves no stage out",
     "server_patience": "epochs: ends a training early, leaves no stage out",
     "epoch_cap": "epochs: bounds a training",

@@ -141,6 +141,7 @@ BY_STATISTIC: Mapping[str, Covered] = {
     "slope": "one number of the training loss over an epoch, which is attacked by itself",
     "learning_rate_sum": "the number of steps, from which that of images follows to within a batch",
     "relations": _CLASS_MEANS,
+    "positive_share": _CLASS_MEANS,
 }
 NOT_TRIED = (
     "Hospitals that the coordinator makes up: without `peers` their part can be taken off a masked sum.",
