@@ -520,18 +520,28 @@ def predict_images(
     bit_depth: Annotated[
         str | None, typer.Option("--bit-depth", help="Of PNG files of 16 bits: how many are used, 8 to 16.")
     ] = None,
+    dicom_seg: Annotated[
+        bool, typer.Option("--dicom-seg", help="Of masks: also a DICOM segmentation for each DICOM series.")
+    ] = False,
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", help='Code of a class in DICOM segmentations: "Liver=SCT:10200004:Liver". Repeatable.'),
+    ] = None,
 ) -> None:
-    """Write the probabilities that a saved model gives to images.
+    """Write the probabilities that a saved model gives to images, or the masks of a segmentation.
 
     Without the options below, files are read in the same way as the run's own data.
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
+
+    Example: flwr-sim predict runs/organs series/ --out masks --dicom-seg
     """
     from polyclinic.common.prediction.pictures import refuse_data_without_pictures
     from polyclinic.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
+    raise_faults([Fault("--code", "is for DICOM segmentations.", "Add --dicom-seg.")] if code and not dicom_seg else [])
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
     from polyclinic.server.export.prediction import describe_other_file_reading, predict_to_csv
@@ -542,7 +552,7 @@ def predict_images(
         read_unlearned_classes,
     )
 
-    pictures = predict_to_csv(folder, data, out, rendering)
+    pictures = predict_to_csv(folder, data, out, rendering, (code or []) if dicom_seg else None)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
     unlearned = describe_unlearned_classes(read_unlearned_classes(folder))
     unknown = describe_classes_of_unknown_learning(read_classes_of_unknown_learning(folder))
@@ -551,6 +561,8 @@ def predict_images(
             console.print(sentence, soft_wrap=True, markup=False)
     if sentence := describe_skipped_images([SkippedImage(*each) for each in pictures.unreadable.items()]):
         console.print(f"{sentence} They have rows without figures.", soft_wrap=True, markup=False)
+    for name, reason in pictures.without_segmentation.items():
+        console.print(f"{name}: {reason}", soft_wrap=True, markup=False)
     if pictures.others:
         others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
         console.print(f"no pictures: {others}", soft_wrap=True, markup=False)
