@@ -73,22 +73,27 @@ class MaskClasses:
 def survey_mask_column(name: str, pairs: Sequence[tuple[Path, Path]]) -> MaskColumn | None:
     """Return the values in a column's files; None if one of them is no mask of the picture in its line.
 
-    A mask lies on the grid of its picture, and has at most :data:`MOST_VALUES` values, all of them whole numbers.
+    A mask lies on the grid of its picture, and has at most :data:`MOST_VALUES` values, all of them whole numbers; in
+    more than half of the masks 0, the background, is one of them. A picture is no mask of itself.
 
     Args:
         name: Heading of the column.
         pairs: Some pictures, each with the file of the column.
     """
-    values = Counter[int]()
+    values, with_background = Counter[int](), 0
     for picture, file in pairs:
+        if picture.resolve() == file.resolve():
+            return None
         try:
             shown = _read_values(picture, file)
         except (OSError, ValueError):
             return None
         if shown is None:
             return None
-        values.update(shown)
-    return MaskColumn(name, dict(sorted(values.items())), len(pairs)) if pairs else None
+        values.update(value for value in shown if value)
+        with_background += 0 in shown
+    is_mask = with_background > len(pairs) / 2 and len(values) < MOST_VALUES
+    return MaskColumn(name, dict(sorted(values.items())), len(pairs)) if is_mask else None
 
 
 def has_few_values(file: Path) -> bool:
@@ -100,7 +105,7 @@ def has_few_values(file: Path) -> bool:
 
 
 def _read_values(picture: Path, file: Path) -> list[int] | None:
-    """Return the values above 0 of a mask; None if it has too many, or a value that is no whole number.
+    """Return the values of a mask; None if it has too many, or one that is no whole number or below 0.
 
     Raises:
         ValueError: If it cannot be read, or lies on another grid than its picture.
@@ -111,7 +116,7 @@ def _read_values(picture: Path, file: Path) -> list[int] | None:
     is_whole = bool(np.isfinite(present).all()) and bool((present == np.floor(present)).all())
     if len(present) > MOST_VALUES or not is_whole or present.min() < 0:
         return None
-    return [int(value) for value in present.tolist() if value > 0]
+    return [int(value) for value in present.tolist()]
 
 
 def parse_named_values(texts: Sequence[str]) -> dict[int, str]:
