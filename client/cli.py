@@ -452,7 +452,12 @@ def evaluate_models_at_site(
     raise_faults([] if out is None else find_output_folder_faults(out))
     groupings = [parse_grouping(text) for text in by or ()]
     trusted = frozenset(path.resolve() for path in trust or ())
-    files = [find_model_file(_find_model_path(settings, path), trusted) for path in models]
+    paths = [_find_model_path(settings, path) for path in models]
+    if any(map(_may_segment, paths)) and _evaluate_segmentation(
+        folder, paths, by or (), out or folder / "evaluation", every=every, worst=failures, as_json=as_json
+    ):
+        return
+    files = [find_model_file(path, trusted) for path in paths]
     from polyclinic.client.evaluation.failures import FAILURES_PAGE, write_failures_page
     from polyclinic.client.evaluation.site import evaluate_at_site
     from polyclinic.common.evaluation.page import write_evaluation_folder
@@ -475,6 +480,40 @@ def evaluate_models_at_site(
     _plain(f"{page}: {_OWN_FIGURES}")
     if failures:
         _plain(f"{failures_page}: {_PRIVATE_PAGE}")
+
+
+def _may_segment(path: Path) -> bool:
+    """Return True if the description of a model names a task of segmentation; torch is not imported."""
+    from polyclinic.common.models.zoo.spec import DESCRIPTION
+
+    description = path / DESCRIPTION
+    return description.is_file() and b"segmentation" in description.read_bytes()
+
+
+def _evaluate_segmentation(
+    folder: Path, paths: list[Path], by: Sequence[str], out: Path, *, every: bool, worst: int, as_json: bool
+) -> bool:
+    """Compare a segmentation with this hospital's outlines; return False if none of the models segments."""
+    from polyclinic.client.evaluation.outlines import (
+        evaluate_segmentation_at_site,
+        is_segmentation_model,
+        refuse_unfit_options,
+    )
+    from polyclinic.common.system.plain_text import format_number
+
+    if not any(map(is_segmentation_model, paths)):
+        return False
+    refuse_unfit_options(paths, by)
+    tell = make_event_printer(EscapingConsole(stderr=True))
+    at_site = evaluate_segmentation_at_site(folder, paths[0], out, every=every, worst=worst, tell=tell)
+    if as_json:
+        print(format_as_json_text(at_site.make_json(), indent=2))
+        return True
+    _plain(f"{at_site.images:,} images. {at_site.about}")
+    for name, each in at_site.figures.per_class.items():
+        _plain(f"{name}: Dice {format_number(each.dice)} over {each.patients:,} with it")
+    _plain(f"{at_site.page}: {_PRIVATE_PAGE if worst else _OWN_FIGURES}")
+    return True
 
 
 def _find_model_path(settings: "SiteSettings", path: Path) -> Path:

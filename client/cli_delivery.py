@@ -69,12 +69,20 @@ def predict_own_images(
     calibrated: Annotated[
         bool, typer.Option("--calibrated", help="Probabilities as flwr-client recalibrate fitted them here.")
     ] = False,
+    dicom_seg: Annotated[
+        bool, typer.Option("--dicom-seg", help="Of masks: also a DICOM segmentation for each DICOM series.")
+    ] = False,
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", help='Code of a class in DICOM segmentations: "Liver=SCT:10200004:Liver". Repeatable.'),
+    ] = None,
 ) -> None:
     """Write a model's probabilities for this hospital's own images. Works offline; nothing leaves.
 
     Example: flwr-client predict north 3f9a1c22 images --out predictions
 
-    Images are read as those of the training were. A class that the model has not learned is left out. Exit code 1 if a
+    Of a segmentation it writes masks, whose label maps have the values of site.toml's mask_values. Images are read as
+    those of the training were. A class that the model has not learned is left out. Exit code 1 if a
     file could not be used.
     """
     from polyclinic.client.site.site_file import read_site_with_faults
@@ -90,18 +98,23 @@ def predict_own_images(
         refuse_missing_highdicom()
     refuse_data_without_pictures(images)
     from polyclinic.client.prediction.model import find_model
-    from polyclinic.client.prediction.predict import predict_at_site
+    from polyclinic.client.prediction.predict import make_mask_options, predict_at_site
     from polyclinic.client.site.settings import choose_training_device
     from polyclinic.common.models.zoo.spec import is_segmentation
 
     usable = find_model(settings, model)
-    if is_segmentation(usable.description.model.task) and (dicom_sr or calibrated):
+    segments = is_segmentation(usable.description.model.task)
+    if segments and (dicom_sr or calibrated):
         option = "--dicom-sr" if dicom_sr else "--calibrated"
         raise_faults([Fault(option, "is about the probability of each image, and this model gives masks.")])
+    if (dicom_seg or code) and not segments:
+        problem = "is about masks, and this model gives a probability for each image."
+        raise_faults([Fault("--dicom-seg" if dicom_seg else "--code", problem, "--dicom-sr writes reports of these.")])
+    masks = make_mask_options(settings, usable, code or (), segments=dicom_seg) if segments else None
     device = choose_training_device(settings)
-    predictions = predict_at_site(usable, images, out, calibrated=calibrated, device=device)
+    predictions = predict_at_site(usable, images, out, calibrated=calibrated, device=device, masks=masks)
     refused = dict(predictions.unreadable)
-    what = "masks" if is_segmentation(usable.description.model.task) else "probabilities"
+    what = "masks" if segments else "probabilities"
     _plain(f"{out}: the {what} of {len(predictions.names):,} images, by {usable.title}.")
     for name, reason in usable.unlearned.items():
         _plain(f"{name} is left out, because the model has not learned it: {reason}.")

@@ -176,7 +176,8 @@ def count_at_simulated_sites(
 @app.command("init")
 def init_experiment_from_table(
     labels: Annotated[
-        Path, typer.Argument(help="Your table of labels, .csv or .csv.gz; or a folder with a folder for each class.")
+        Path,
+        typer.Argument(help="Your table, .csv or .csv.gz; a folder of images and masks, or a folder for each class."),
     ],
     out: Annotated[Path, typer.Option("--out", help="New experiment file.")] = Path("experiment.toml"),
     images: Annotated[
@@ -236,6 +237,14 @@ def init_experiment_from_table(
     leave_out_last: Annotated[
         bool, typer.Option("--leave-out-last-line", help="Leave out the last line, such as one of totals.")
     ] = False,
+    mask_column: Annotated[
+        list[str],
+        typer.Option("--mask-column", help="Column of masks: label maps, or those of one class. Repeatable."),
+    ] = [],  # noqa: B006
+    mask_class: Annotated[
+        list[str],
+        typer.Option("--mask-class", help="Class of a value in label maps, such as 1=Liver. Repeatable."),
+    ] = [],  # noqa: B006
 ) -> None:
     """Write a commented experiment for your own table and pictures, after the checks that a run makes.
 
@@ -246,15 +255,23 @@ def init_experiment_from_table(
     # Before NumPy and Pillow are imported.
     raise_faults([] if is_file(labels) or labels.is_dir() else [make_missing_input_fault(labels)])
     raise_faults(find_existing_output_faults(out))
-    if labels.is_dir():
+    folder = labels.resolve() if labels.is_dir() else None
+    if folder is not None:
         from polyclinic.data.tables.class_folders import CLASS_COLUMN, IMAGE_COLUMN, write_table_of_class_folders
+        from polyclinic.data.tables.mask_folders import PATIENT_COLUMN, find_mask_folders
 
-        folder = labels.resolve()
-        labels = out.with_suffix(".csv")
-        console.print(write_table_of_class_folders(folder, labels), markup=False, soft_wrap=True, highlight=False)
-        images, image_column, findings = folder, IMAGE_COLUMN, [CLASS_COLUMN]
-        # The names of folders are names of classes, and no words for present and absent.
-        present = [""]
+        labels, images, image_column = out.with_suffix(".csv"), folder, IMAGE_COLUMN
+        masked = find_mask_folders(folder)
+        if masked is not None:
+            line = masked.write_table(labels)
+            mask_column = list(masked.mask_columns)
+            mask_class = mask_class or [f"{value}={name}" for value, name in masked.values.items()]
+            patient_column = patient_column if patient_column is not None or not masked.patients else PATIENT_COLUMN
+        else:
+            line, findings = write_table_of_class_folders(folder, labels), [CLASS_COLUMN]
+            # The names of folders are names of classes, and no words for present and absent.
+            present = [""]
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
     from polyclinic.studies.init.command import write_experiment_for_table
     from polyclinic.studies.init.questions import ColumnHints
 
@@ -274,6 +291,8 @@ def init_experiment_from_table(
         join_patients=join_patients,
         ignore_missing=ignore_missing,
         leave_out_last=leave_out_last,
+        masks=tuple(mask_column),
+        mask_classes=tuple(mask_class),
     )
     write_experiment_for_table(labels, out, hints, console)
 
@@ -520,18 +539,28 @@ def predict_images(
     bit_depth: Annotated[
         str | None, typer.Option("--bit-depth", help="Of PNG files of 16 bits: how many are used, 8 to 16.")
     ] = None,
+    dicom_seg: Annotated[
+        bool, typer.Option("--dicom-seg", help="Of masks: also a DICOM segmentation for each DICOM series.")
+    ] = False,
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", help='Code of a class in DICOM segmentations: "Liver=SCT:10200004:Liver". Repeatable.'),
+    ] = None,
 ) -> None:
-    """Write the probabilities that a saved model gives to images.
+    """Write the probabilities that a saved model gives to images, or the masks of a segmentation.
 
     Without the options below, files are read in the same way as the run's own data.
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
+
+    Example: flwr-sim predict runs/organs series/ --out masks --dicom-seg
     """
     from polyclinic.common.prediction.pictures import refuse_data_without_pictures
     from polyclinic.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
+    raise_faults([Fault("--code", "is for DICOM segmentations.", "Add --dicom-seg.")] if code and not dicom_seg else [])
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
     from polyclinic.server.export.prediction import describe_other_file_reading, predict_to_csv
@@ -542,7 +571,7 @@ def predict_images(
         read_unlearned_classes,
     )
 
-    pictures = predict_to_csv(folder, data, out, rendering)
+    pictures = predict_to_csv(folder, data, out, rendering, (code or []) if dicom_seg else None)
     console.print(f"{len(pictures.names)} images -> {out}", soft_wrap=True)
     unlearned = describe_unlearned_classes(read_unlearned_classes(folder))
     unknown = describe_classes_of_unknown_learning(read_classes_of_unknown_learning(folder))
@@ -551,6 +580,8 @@ def predict_images(
             console.print(sentence, soft_wrap=True, markup=False)
     if sentence := describe_skipped_images([SkippedImage(*each) for each in pictures.unreadable.items()]):
         console.print(f"{sentence} They have rows without figures.", soft_wrap=True, markup=False)
+    for name, reason in pictures.without_segmentation.items():
+        console.print(f"{name}: {reason}", soft_wrap=True, markup=False)
     if pictures.others:
         others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
         console.print(f"no pictures: {others}", soft_wrap=True, markup=False)

@@ -55,7 +55,7 @@ def evaluate_at_site(
     about = {"": "All parts."} if every else {"": TEST_PART}
 
     def load(spec: DataSpec) -> ImageSet:
-        images, left_out = _load_images(settings, spec, every=every, tell=tell)
+        images, left_out = load_images_to_score(settings, spec, every=every, tell=tell)
         if left_out.count:
             about["left out"] = f"{format_count_with_noun(left_out.count, 'patient')} who opted out left out."
         if warning := left_out.warn_about_unmatched():
@@ -74,7 +74,7 @@ def evaluate_at_site(
     return SiteEvaluation(evaluate_models(models, [data], groupings, tell), data, settings.file.data)
 
 
-def _load_images(
+def load_images_to_score(
     settings: SiteSettings, spec: DataSpec, *, every: bool, tell: Callable[[str], None]
 ) -> tuple[ImageSet, LeftOutPatients]:
     """Return the images to score, read by these settings, and what is said of patients who opted out."""

@@ -1,7 +1,7 @@
 """``flwr-client predict``: the probabilities of a model for a hospital's own files. Nothing leaves."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 from polyclinic.client.prediction.calibration import CALIBRATION, calibrate_probabilities, read_calibration
 from polyclinic.client.prediction.model import UsableModel
-from polyclinic.common.errors import raise_faults
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.errors import Fault, raise_faults
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.zoo.spec import is_segmentation
+from polyclinic.common.prediction.dicom_segmentation import make_segmentation_writer
 from polyclinic.common.prediction.files import make_trained_image_format, predict_from_files
-from polyclinic.common.prediction.masks import predict_masks
+from polyclinic.common.prediction.masks import MaskOptions, map_values_to_classes, predict_masks
+from polyclinic.common.prediction.pictures import locate_picture
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_folder_faults, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import format_as_json_text
@@ -49,10 +52,12 @@ class SitePredictions:
 
     def find_file(self, name: str) -> Path:
         """Return the file of an image."""
-        return self.source / name if self.source.is_dir() else self.source
+        return locate_picture(self.source, name)
 
 
-def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: bool, device: str) -> SitePredictions:
+def predict_at_site(
+    model: UsableModel, images: Path, out: Path, *, calibrated: bool, device: str, masks: MaskOptions | None = None
+) -> SitePredictions:
     """Compute the probabilities of all images, and write them as csv and JSON into a new folder; or masks as PNG.
 
     Args:
@@ -60,6 +65,7 @@ def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: 
         out: A new folder, which only this account can open: names of files often hold names or numbers of patients.
         calibrated: Recalibrate by ``calibration.json`` beside the model.
         device: ``cpu`` or ``cuda``.
+        masks: How the masks of a segmentation are written.
 
     Raises:
         BadInput: If no image can be read, the folder exists, or there is no calibration of this model.
@@ -68,10 +74,12 @@ def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: 
     calibration = read_calibration(model) if calibrated else None
     network, classes = load_model(model.folder), tuple(model.learned_classes)
     if is_segmentation(network.spec.task):
-        masks = predict_masks(network, classes, images, _choose_image_format(model), out, device)
-        nothing = np.zeros((len(masks.names), 0))
-        return SitePredictions(model, images, classes, masks.names, nothing, masks.unreadable, masks.others)
-    pictures, scores = predict_from_files(network, images, _choose_image_format(model), device)
+        options = replace(masks or MaskOptions(), device=device)
+        masked = predict_masks(network, classes, images, choose_image_format(model), out, options)
+        nothing = np.zeros((len(masked.names), 0))
+        unreadable = {**masked.unreadable, **masked.without_segmentation}
+        return SitePredictions(model, images, classes, masked.names, nothing, unreadable, masked.others)
+    pictures, scores = predict_from_files(network, images, choose_image_format(model), device)
     probabilities = scores[:, [network.class_names.index(name) for name in classes]].astype(np.float64)
     fitted = tuple(name for name in classes if calibration and calibration.classes[name].is_fitted)
     if calibration:
@@ -85,7 +93,30 @@ def predict_at_site(model: UsableModel, images: Path, out: Path, *, calibrated: 
     return predictions
 
 
-def _choose_image_format(model: UsableModel) -> DecodedImageFormat:
+def make_mask_options(
+    settings: SiteSettings, model: UsableModel, codes: Sequence[str], *, segments: bool
+) -> MaskOptions:
+    """Return how the masks of a segmentation are written at a site.
+
+    Args:
+        codes: Codes of classes as :mod:`polyclinic.common.prediction.dicom_segmentation` takes them.
+        segments: Also write DICOM segmentations.
+
+    Raises:
+        BadInput: If highdicom is missing, or a code is wrong.
+    """
+    own = getattr(settings.file.data, "mask_values", {})
+    values = map_values_to_classes(own, model.description.vocabulary or {}, settings.synonyms)
+    if not segments:
+        raise_faults([Fault("--code", "is for DICOM segmentations.", "Add --dicom-seg.")] if codes else [])
+        return MaskOptions(values)
+    description, form = model.description, choose_image_format(model)
+    classes, largest_mb = model.learned_classes, form.rendering.largest_mb
+    writer = make_segmentation_writer(model.title, description.model_sha256, classes, codes, largest_mb)
+    return MaskOptions(values, writer)
+
+
+def choose_image_format(model: UsableModel) -> DecodedImageFormat:
     """Return how files become images: as those of the training, if the model says how that was."""
     if (form := model.description.pixels) is not None:
         return make_trained_image_format(form)

@@ -14,20 +14,13 @@ from pydicom.errors import InvalidDicomError
 
 from polyclinic.client.prediction.predict import SitePredictions
 from polyclinic.common import __version__
+from polyclinic.common.prediction.dicom_text import PRODUCT, SCHEME, UTF_8, make_model_uid, shorten_to_dicom_text
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
-from polyclinic.common.system.plain_text import make_printable_line
 
 FOLDER = "sr"
-SCHEME = "99POLYCLINIC"
-"""Our private coding scheme, for classes, which each study names itself."""
-LONGEST_TEXT_BYTES = 64
-"""DICOM allows 64 characters of the kind LO; some readers count bytes."""
 SERIES_NUMBER = 9900
-SCORED_AS = "Polyclinic"
-UTF_8 = "ISO_IR 192"
-"""DICOM's name of UTF-8."""
 
 
 def refuse_missing_highdicom() -> None:
@@ -88,8 +81,8 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
         observer_type=codes.DCM.Device,
         observer_identifying_attributes=sr.DeviceObserverIdentifyingAttributes(
             uid=make_model_uid(model.description.model_sha256),
-            name=SCORED_AS,
-            manufacturer_name=SCORED_AS,
+            name=PRODUCT,
+            manufacturer_name=PRODUCT,
             model_name=shorten_to_dicom_text(model.title),
         ),
     )
@@ -122,7 +115,7 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
         series_number=SERIES_NUMBER,
         sop_instance_uid=highdicom.UID(),
         instance_number=row + 1,
-        manufacturer=SCORED_AS,
+        manufacturer=PRODUCT,
         is_complete=True,
         is_final=False,
         is_verified=False,
@@ -133,20 +126,9 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
     return report
 
 
-def shorten_to_dicom_text(text: str) -> str:
-    """Return a text as one value of DICOM's kind LO: on one line, of 64 bytes at most, without the separator."""
-    line = make_printable_line(text).replace("\\", "/")
-    return line.encode()[:LONGEST_TEXT_BYTES].decode(errors="ignore")
-
-
 def make_class_code(name: str) -> Any:
     """Return the code of a class's probability; the same class has the same code in every report."""
     from highdicom import sr
 
     value = f"P{hashlib.sha256(name.encode()).hexdigest()[:12].upper()}"
     return sr.CodedConcept(value, SCHEME, shorten_to_dicom_text(f"Probability of {name}"))
-
-
-def make_model_uid(sha256: str) -> str:
-    """Return the UID of a model: a UUID of 128 bits of its hash, in the root 2.25 of ISO 9834-8."""
-    return f"2.25.{int(sha256[:32], 16)}"

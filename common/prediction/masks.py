@@ -1,8 +1,8 @@
 """Write what a segmentation model predicts: a mask for each picture, on the picture's own grid."""
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import SplitNetwork, decide_class_areas
 from polyclinic.common.models.segmenting import iterate_logits
 from polyclinic.common.models.zoo.spec import Task, is_segmentation
+from polyclinic.common.prediction.dicom_segmentation import SegmentationWriter
 from polyclinic.common.prediction.pictures import (
     UnlabelledPictures,
+    locate_picture,
     make_unreadable_images_fault,
     read_unlabelled_pictures,
 )
 from polyclinic.common.system.files import find_output_folder_faults, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import format_as_json_text
+from polyclinic.common.vocabulary import Vocabulary, group_words_by_class
 from polyclinic.data.images.masks import Grid, PictureGrid, read_grid, restore_mask_to_grid
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first
 from polyclinic.data.images.reading import DecodedImageFormat
@@ -46,8 +49,55 @@ def refuse_segmentation(network: SplitNetwork, purpose: str) -> None:
         raise BadInput([Fault("the model", problem, remedy)])
 
 
+@dataclass(frozen=True)
+class MaskOptions:
+    """How predicted masks are written.
+
+    Attributes:
+        values: Class -> its value in label maps, as in ``data.mask_values``; see :func:`number_classes`.
+        segmentations: Writes a DICOM segmentation of each image, too; None for none.
+        device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
+    """
+
+    values: Mapping[str, int] = field(default_factory=dict)
+    segmentations: SegmentationWriter | None = None
+    device: str = ""
+
+
+def number_classes(class_names: Sequence[str], values: Mapping[str, int]) -> dict[str, int]:
+    """Return class -> its value in label maps: that of ``values``, else the next number above all of these.
+
+    Masks that a person made and masks that a model made then mean the same by one number.
+    """
+    highest = max(values.values(), default=0)
+    others = [name for name in class_names if name not in values]
+    numbers = {name: values[name] for name in class_names if name in values}
+    numbers |= {name: highest + place for place, name in enumerate(others, start=1)}
+    return {name: numbers[name] for name in class_names}
+
+
+def map_values_to_classes(
+    values: Mapping[str, int], vocabulary: Vocabulary, synonyms: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Return class of the study -> its value in somebody's masks; without classes that several of their words mean.
+
+    Args:
+        values: Word -> value, as in ``data.mask_values``.
+        vocabulary: The study's vocabulary.
+        synonyms: Word of a hospital -> the class or synonym that it means.
+    """
+    own_by_word = {(synonyms or {}).get(own, own): own for own in values}
+    groups = group_words_by_class([(synonyms or {}).get(own, own) for own in values], vocabulary)
+    return {name: values[own_by_word[words[0]]] for name, words in groups.items() if len(words) == 1}
+
+
 def predict_masks(
-    network: SplitNetwork, class_names: Sequence[str], data: Path, form: DecodedImageFormat, out: Path, device: str = ""
+    network: SplitNetwork,
+    class_names: Sequence[str],
+    data: Path,
+    form: DecodedImageFormat,
+    out: Path,
+    options: MaskOptions | None = None,
 ) -> UnlabelledPictures:
     """Write the masks of all pictures into a new folder; return the pictures.
 
@@ -59,11 +109,12 @@ def predict_masks(
         class_names: The classes that the model has learned; others are not written.
         data: A picture or a folder of pictures.
         out: The new folder, which only this account can open.
-        device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
+        options: How masks are written; None for the defaults.
 
     Raises:
         BadInput: If the folder exists, or no picture can be read.
     """
+    options = options or MaskOptions()
     raise_faults(find_output_folder_faults(out))
     if data.suffix == ".npz":
         problem = "is an npz file; masks are written beside picture files."
@@ -72,24 +123,29 @@ def predict_masks(
     grids = dict[str, Grid]()
     for name in pictures.names:
         try:
-            grids[name] = read_grid(data / name if data.is_dir() else data, form)
+            grids[name] = read_grid(locate_picture(data, name), form)
         except ValueError as error:
             pictures = replace(pictures, unreadable={**pictures.unreadable, name: str(error)})
     if not grids:
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
         raise BadInput([make_unreadable_images_fault(data, name, reason)])
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     pixels = ImageTensors(convert_to_channels_first(pictures.images), None, torch.device(device))
     columns = [network.class_names.index(name) for name in class_names]
     make_private_folder(out)
-    values = {name: number for number, name in enumerate(class_names, start=1)}
+    values = number_classes(class_names, options.values)
     write_atomically(out / LEGEND, f"{format_as_json_text(values, indent=1)}\n".encode(), private=True)
     for rows, logits in iterate_logits(move_network_to_device(network, device), pixels):
         areas = decide_class_areas(logits, network.spec.task)[:, columns].cpu().numpy()
         for row, of_picture in zip(rows.tolist(), areas, strict=True):
             name = pictures.names[row]
             if name in grids:
-                _write_masks(out / name, of_picture, grids[name], MaskWriting(network.spec.task, class_names, form))
+                writing = MaskWriting(network.spec.task, values, form)
+                on_grid = _write_masks(out / name, of_picture, grids[name], writing)
+                if options.segmentations is not None:
+                    options.segmentations.write(out / name, name, locate_picture(data, name), on_grid, grids[name])
+    if options.segmentations is not None:
+        pictures = replace(pictures, without_segmentation=options.segmentations.refusals)
     return pictures
 
 
@@ -98,39 +154,53 @@ class MaskWriting:
     """What the masks of all pictures have in common.
 
     Attributes:
-        class_names: The classes, in the order of areas.
+        values: Class -> its value in label maps, in the order of areas.
     """
 
     task: Task
-    class_names: Sequence[str]
+    values: Mapping[str, int]
     form: DecodedImageFormat
 
 
-def _write_masks(place: Path, areas: NDArray[np.bool_], grid: Grid, writing: MaskWriting) -> None:
-    """Write the masks of one picture or volume, whose name ``place`` ends in.
+def _write_masks(place: Path, areas: NDArray[np.bool_], grid: Grid, writing: MaskWriting) -> NDArray[np.bool_]:
+    """Write the masks of one picture or volume, whose name ``place`` ends in; return them on its own grid.
 
     Args:
         areas: ``(classes, *spatial)``, on the grid of the data set.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
+    on_grid = np.stack([_restore_to_grid(area, grid, writing.form) for area in areas])
     if writing.task == "exclusive_segmentation":
-        numbers = np.arange(1, len(areas) + 1, dtype=np.uint8 if len(areas) < SHOWN else np.uint16)
-        label_map = (areas * numbers.reshape(-1, *[1] * (areas.ndim - 1))).max(0)
-        _write_mask(place, label_map, grid, writing.form)
-        return
-    for name, area in zip(writing.class_names, areas, strict=True):
+        kind = np.uint8 if max(writing.values.values()) <= SHOWN else np.uint16
+        label_map = np.zeros(on_grid.shape[1:], kind)
+        for value, area in zip(writing.values.values(), on_grid, strict=True):
+            label_map[area] = value
+        _write_mask(place, label_map, grid)
+        return on_grid
+    for name, area in zip(writing.values, on_grid, strict=True):
         safe = "".join(sign if sign.isalnum() or sign in " -_." else "_" for sign in name)
-        _write_mask(place.with_name(f"{place.name}.{safe}"), area.astype(np.uint8) * SHOWN, grid, writing.form)
+        _write_mask(place.with_name(f"{place.name}.{safe}"), area.astype(np.uint8) * SHOWN, grid)
+    return on_grid
 
 
-def _write_mask(place: Path, values: NDArray[Any], grid: Grid, form: DecodedImageFormat) -> None:
+def _restore_to_grid(area: NDArray[np.bool_], grid: Grid, form: DecodedImageFormat) -> NDArray[np.bool_]:
+    """Bring the area of one class from the grid of the data set to that of its picture or volume."""
+    if isinstance(grid, PictureGrid):
+        return restore_mask_to_grid(area, grid, form)
+    from polyclinic.data.images.volume_masks import restore_volume_mask  # takes a second
+
+    return restore_volume_mask(area, grid, form)
+
+
+def _write_mask(place: Path, values: NDArray[Any], grid: Grid) -> None:
+    """Write one mask file of values on the grid of its picture or volume."""
     if not isinstance(grid, PictureGrid):
-        from polyclinic.data.images.volume_masks import restore_volume_mask, write_nifti_mask  # takes a second
+        from polyclinic.data.images.volume_masks import write_nifti_mask  # takes a second
 
         file = place.with_name(f"{place.name}.nii.gz")
-        content = write_nifti_mask(file, restore_volume_mask(values, grid, form), grid)
+        content = write_nifti_mask(file, values, grid)
     else:
         file, png = place.with_name(f"{place.name}.png"), io.BytesIO()
-        Image.fromarray(restore_mask_to_grid(values, grid, form)).save(png, format="PNG")
+        Image.fromarray(values).save(png, format="PNG")
         content = png.getvalue()
     write_atomically(file, content, private=True)

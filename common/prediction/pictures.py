@@ -1,7 +1,7 @@
 """Read images without labels for ``predict`` and ``export --check``: npz files, pictures, folders of pictures."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +40,14 @@ class UnlabelledPictures:
         images: uint8 ``(n, height, width[, 3])``.
         unreadable: Name of each unreadable image -> reason.
         others: Names of files in the folder that are not pictures.
+        without_segmentation: Name of each image without a DICOM segmentation, if these were asked for -> reason.
     """
 
     names: tuple[str, ...]
     images: NDArray[np.uint8]
     unreadable: Mapping[str, str]
     others: tuple[str, ...] = ()
+    without_segmentation: Mapping[str, str] = field(default_factory=dict)
 
 
 def refuse_data_without_pictures(data: Path) -> None:
@@ -111,6 +113,16 @@ def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> Unlabelled
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
     return UnlabelledPictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable, tuple(others))
+
+
+def locate_picture(data: Path, name: str) -> Path:
+    """Return the path of a picture of :func:`read_unlabelled_pictures`: a file, or the folder of a DICOM series.
+
+    Args:
+        data: The folder of the pictures, or the one picture; a folder may be the one picture itself, a series.
+    """
+    inside = data / name
+    return inside if data.is_dir() and inside.exists() else data
 
 
 def _is_npz_file(data: Path) -> bool:

@@ -755,15 +755,40 @@ class CollectionsDatasetSpec(BaseDatasetSpec):
             present if one of them is, unknown if none is present and one is unknown. Labels that are not named keep
             their own name.
         classes: The classes to learn; those of the collections are left out if they are not listed. Empty for all.
-        image_size: Height and width in pixels, for all collections.
+        image_size: Height and width in pixels, for all collections; three numbers make volumes, as in
+            :class:`PictureTableSpec`.
+        spacing, window: Of volumes, as in :class:`PictureTableSpec`, for all collections.
     """
 
     kind: Literal["collections"]
     collections: Annotated[Mapping[TaskName, CollectionSpec], Field(min_length=1)]
     names: Mapping[TaskName, Mapping[Name, Name]] = Field(default_factory=dict)
     classes: tuple[Name, ...] = ()
-    image_size: Side
+    image_size: ImageSize
     color: bool = False
+    spacing: Spacing | None = None
+    window: Window | None = None
+
+    @model_validator(mode="after")
+    def _check_keys_of_volumes(self) -> Self:
+        if isinstance(self.image_size, int):
+            if self.spacing is not None or self.window is not None:
+                raise ValueError("spacing and window are for volumes here; pictures have a window in each collection")
+            return self
+        if self.color:
+            raise ValueError("color is for pictures, and image_size names three sides, of volumes")
+        if others := sorted(name for name, own in self.collections.items() if own.kind != "folder"):
+            raise ValueError(f'collections of volumes are of kind "folder", and these are not: {", ".join(others)}')
+        for name, own in self.collections.items():
+            unlike = [key for key in ("image_size", "spacing", "window") if self._differs_in(own, key)]
+            if unlike:
+                raise ValueError(f"{name}: {', '.join(unlike)} stands once, beside collections, for all of them")
+        return self
+
+    def _differs_in(self, own: BaseDatasetSpec, key: str) -> bool:
+        """Return True if a collection has another value of a key than all of them together have."""
+        value = getattr(own, key)
+        return value not in (type(own).model_fields[key].default, getattr(self, key))
 
     @model_validator(mode="after")
     def _check_collection_names(self) -> Self:

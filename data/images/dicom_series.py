@@ -58,26 +58,7 @@ _TO_RAS = np.array([-1.0, -1.0, 1.0])
 
 
 @dataclass(frozen=True)
-class DicomVolume:
-    """The grid of a DICOM volume, and the way to its voxels.
-
-    Attributes:
-        shape: Numbers of slices, rows and columns.
-        affine: ``(4, 4)``, from an index ``(slice, row, column, 1)`` to mm in the patient (RAS+).
-        kind: ``DICOM series`` or ``DICOM``.
-        packed_bytes: Size of the files.
-        read_voxels: Returns the voxels ``(slices, rows, columns)`` as float32, NaN for padding.
-    """
-
-    shape: VolumeSize
-    affine: NDArray[np.float64]
-    kind: str
-    packed_bytes: int
-    read_voxels: Callable[[], NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class _Slice:
+class DicomSlice:
     """One slice of a volume: where its pixels are, and its plane.
 
     Attributes:
@@ -97,6 +78,27 @@ class _Slice:
     directions: NDArray[np.float64]
     pixel: tuple[float, float]
     size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DicomVolume:
+    """The grid of a DICOM volume, and the way to its voxels.
+
+    Attributes:
+        shape: Numbers of slices, rows and columns.
+        affine: ``(4, 4)``, from an index ``(slice, row, column, 1)`` to mm in the patient (RAS+).
+        kind: ``DICOM series`` or ``DICOM``.
+        packed_bytes: Size of the files.
+        read_voxels: Returns the voxels ``(slices, rows, columns)`` as float32, NaN for padding.
+        slices: The slices in the order of the first axis.
+    """
+
+    shape: VolumeSize
+    affine: NDArray[np.float64]
+    kind: str
+    packed_bytes: int
+    read_voxels: Callable[[], NDArray[np.float32]]
+    slices: Sequence[DicomSlice]
 
 
 def open_dicom_series(content: Path | bytes, largest_mb: int) -> DicomVolume:
@@ -179,8 +181,8 @@ def _quote(name: str) -> str:
 # ---------------------------------------------------------------------- headers
 
 
-def _read_slices_of_files(files: Sequence[Path], largest_mb: int) -> list[_Slice]:
-    slices, series = list[_Slice](), Counter[tuple[str, str]]()
+def _read_slices_of_files(files: Sequence[Path], largest_mb: int) -> list[DicomSlice]:
+    slices, series = list[DicomSlice](), Counter[tuple[str, str]]()
     for file in files:
         with file.open("rb") as opened:
             head = read_dicom_elements(opened, _READ, largest_mb)
@@ -199,7 +201,7 @@ def _read_slices_of_files(files: Sequence[Path], largest_mb: int) -> list[_Slice
     return slices
 
 
-def _read_slices_of_frames(dataset: Any, largest_mb: int) -> list[_Slice]:
+def _read_slices_of_frames(dataset: Any, largest_mb: int) -> list[DicomSlice]:
     refuse_large_dicom_elements(dataset, _READ, largest_mb)
     count = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
     if count == 1:
@@ -214,7 +216,9 @@ def _read_slices_of_frames(dataset: Any, largest_mb: int) -> list[_Slice]:
     ]
 
 
-def _read_slice(name: str, file: Path | None, frame: int, head: Any, groups: Sequence[Any], largest_mb: int) -> _Slice:
+def _read_slice(
+    name: str, file: Path | None, frame: int, head: Any, groups: Sequence[Any], largest_mb: int
+) -> DicomSlice:
     """Return one slice.
 
     Args:
@@ -230,7 +234,7 @@ def _read_slice(name: str, file: Path | None, frame: int, head: Any, groups: Seq
     lengths = np.linalg.norm(vectors, axis=1)
     if np.abs(lengths - 1).max() > _MOST_TURNED or abs(float(across @ down)) > _MOST_TURNED:
         raise ValueError(f"{_quote(name)}: ImageOrientationPatient is not two unit vectors at right angles")
-    return _Slice(name, file, frame, np.array(position), vectors, (pixel[0], pixel[1]), (rows, columns))
+    return DicomSlice(name, file, frame, np.array(position), vectors, (pixel[0], pixel[1]), (rows, columns))
 
 
 def _read_plane(name: str, groups: Sequence[Any], keyword: str) -> list[float]:
@@ -252,7 +256,7 @@ def _read_plane(name: str, groups: Sequence[Any], keyword: str) -> list[float]:
 
 
 def _make_volume(
-    slices: Sequence[_Slice], kind: str, packed: int, read: Callable[[Sequence[_Slice]], NDArray[np.float32]]
+    slices: Sequence[DicomSlice], kind: str, packed: int, read: Callable[[Sequence[DicomSlice]], NDArray[np.float32]]
 ) -> DicomVolume:
     """Sort slices along their normal, and check that they make one rectangular grid."""
     first = slices[0]
@@ -277,10 +281,10 @@ def _make_volume(
     affine[:3, 1] = down * first.pixel[0] * _TO_RAS
     affine[:3, 2] = across * first.pixel[1] * _TO_RAS
     affine[:3, 3] = order[0].position * _TO_RAS
-    return DicomVolume((len(order), *first.size), affine, kind, packed, lambda: read(order))
+    return DicomVolume((len(order), *first.size), affine, kind, packed, lambda: read(order), order)
 
 
-def _check_distances(order: Sequence[_Slice], distances: NDArray[np.float64]) -> float:
+def _check_distances(order: Sequence[DicomSlice], distances: NDArray[np.float64]) -> float:
     """Return the distance between neighbouring slices in mm, if it is the same everywhere."""
     usual = float(np.median(distances))
     nearest, farthest = int(distances.argmin()), int(distances.argmax())
@@ -298,7 +302,7 @@ def _check_distances(order: Sequence[_Slice], distances: NDArray[np.float64]) ->
 # ---------------------------------------------------------------------- voxels
 
 
-def _read_file_slices(order: Sequence[_Slice], largest_mb: int) -> NDArray[np.float32]:
+def _read_file_slices(order: Sequence[DicomSlice], largest_mb: int) -> NDArray[np.float32]:
     voxels = np.empty((len(order), *order[0].size), np.float32)
     for plane, each in zip(voxels, order, strict=True):
         assert each.file is not None
@@ -307,7 +311,7 @@ def _read_file_slices(order: Sequence[_Slice], largest_mb: int) -> NDArray[np.fl
     return voxels
 
 
-def _read_frames(dataset: Any, order: Sequence[_Slice], largest_mb: int) -> NDArray[np.float32]:
+def _read_frames(dataset: Any, order: Sequence[DicomSlice], largest_mb: int) -> NDArray[np.float32]:
     voxels = np.empty((len(order), *order[0].size), np.float32)
     for plane, each in zip(voxels, order, strict=True):
         # Elements of one frame must not stay for the next.

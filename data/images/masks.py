@@ -103,12 +103,12 @@ def read_packed_mask(
     if mask_values:
         (file,) = files
         assert file is not None, "a picture without a mask has no file to read"
-        return pack_label_map(_fit(_read_mask_values(file, grid, form), grid, form), mask_values)
+        return pack_label_map(_fit(read_mask_values(file, grid, form), grid, form), mask_values)
     areas = np.zeros((len(files), *list_mask_sides(form)), bool)
     for column, file in enumerate(files):
         if file is None:
             continue
-        values = _read_mask_values(file, grid, form)
+        values = read_mask_values(file, grid, form)
         if (others := np.setdiff1d(values, [0])).size > 1:
             problem = f"{file.name} has {len(others)} values beside 0, and a mask of one class has one"
             raise ValueError(f"{problem}: name a label map in data.mask_column")
@@ -129,7 +129,7 @@ def _fit(values: NDArray[Any], grid: Grid, form: DecodedImageFormat) -> NDArray[
     return fit_volume_mask(values, grid, form)
 
 
-def _read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
+def read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
     """Return the numbers of a mask file, ``(*spatial)``."""
     if isinstance(grid, PictureGrid):
         return _read_picture_mask(file, grid)

@@ -33,6 +33,9 @@ AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
 """Index of the world axis (RAS+: right, front, head) at right angles to the slices."""
 _OF_A_PIXEL = np.dtype(np.float64).itemsize
 _PIECE = 1 << 16
+_UNIT_OF_SPACE = 0b111
+_OTHER_UNITS = {1: "metres", 3: "micrometres"}
+"""Codes of NIfTI for units of length beside 2, millimetres, and 0, which is taken for millimetres."""
 _LARGEST = 1e30
 """Larger voxels are errors, and differences between them would overflow."""
 
@@ -177,6 +180,8 @@ def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         voxel_sizes = np.sqrt((np.asarray(affine, np.float64)[:3, :3] ** 2).sum(axis=0))
         start = int(header.get_data_offset())
         states_orientation = int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0
+        contradicts_itself = _has_unlike_directions(header)
+        unit = int(header["xyzt_units"]) & _UNIT_OF_SPACE
     except Exception:  # nibabel raises several kinds of errors on damaged bytes
         raise ValueError(damaged) from None
     if bytes(header["magic"])[:2] == b"ni":
@@ -189,6 +194,10 @@ def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         raise ValueError(damaged)
     if sorted(orientation[:, 0]) != [0, 1, 2] or not (voxel_sizes > 0).all():
         raise ValueError("its affine (sform or qform) gives an axis no length or no direction; correct the header")
+    if contradicts_itself:
+        raise ValueError("its qform and sform give its axes other directions: programs show it mirrored; correct one")
+    if unit in _OTHER_UNITS:
+        raise ValueError(f"its header gives lengths in {_OTHER_UNITS[unit]} (xyzt_units); write them in millimetres")
     width, height, depth, *_ = (*shape, 1)
     scale = 1.0 if slope is None else float(slope)
     offset = float(intercept or 0)
@@ -203,6 +212,16 @@ def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
         np.asarray(affine, np.float64),
         states_orientation,
     )
+
+
+def _has_unlike_directions(header: Any) -> bool:
+    """Return True if qform and sform both say how the axes lie, and an axis runs along another one or backwards.
+
+    nibabel then takes the sform, and other programs the qform: right and left may be exchanged.
+    """
+    if not (int(header["sform_code"]) > 0 and int(header["qform_code"]) > 0):
+        return False
+    return not np.array_equal(io_orientation(header.get_sform()), io_orientation(header.get_qform()))
 
 
 def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyclinic.data.images.reading import DecodedImageFormat, is_dicom_file, read_first_bytes
 from polyclinic.data.images.volume_grid import FittedVolume, fit_volume
-from polyclinic.data.images.volumes import Volume, measure_spacing, read_volume
+from polyclinic.data.images.volumes import NIFTI, Volume, measure_spacing, read_volume
 
 _SAME_PLACE_MM = 0.1
 """Largest distance in mm between corresponding voxels of a volume and its mask; files round their numbers."""
@@ -68,14 +68,18 @@ def restore_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFo
 def write_nifti_mask(file: Path, values: NDArray[Any], grid: Volume) -> bytes:
     """Return the bytes of a NIfTI file with the mask of a volume, compressed if the name ends in .gz.
 
-    Its voxels run as those of the volume's own file, so that mask and volume can be compared voxel by voxel. A mask of
-    a volume that does not say how it lies in the patient does not say so either.
+    Its voxels run as those of the volume's own file, so that mask and volume can be compared voxel by voxel; those of a
+    DICOM volume run along columns, rows and slices, as ITK reads a series. A mask of a volume that does not say how it
+    lies in the patient does not say so either.
 
     Args:
         values: The mask in the order of the volume, ``(depth, height, width)``.
     """
     make: Any = nibabel.Nifti1Image  # it has no types
-    image = make(_turn_to_file_order(values, grid), grid.affine @ np.linalg.inv(grid.to_file))
+    stored, affine = turn_to_file_order(values, grid), grid.affine @ np.linalg.inv(grid.to_file)
+    if grid.kind != NIFTI:
+        stored, affine = stored.transpose(2, 1, 0), affine[:, [2, 1, 0, 3]]
+    image = make(stored, affine)
     image.header.set_xyzt_units("mm")
     if not grid.knows_orientation:
         image.set_sform(None, code=0)
@@ -88,8 +92,8 @@ def write_nifti_mask(file: Path, values: NDArray[Any], grid: Volume) -> bytes:
     return content
 
 
-def _turn_to_file_order(values: NDArray[Any], grid: Volume) -> NDArray[Any]:
-    """Return a mask of a volume in the order of the file's axes."""
+def turn_to_file_order(values: NDArray[Any], grid: Volume) -> NDArray[Any]:
+    """Return a mask of a volume in the order of the file's axes, for DICOM ``(slices, rows, columns)``."""
     file_axes = np.abs(grid.to_file[:3, :3]).argmax(axis=0)
     steps = grid.to_file[:3, :3].sum(axis=0)
     unflipped = values[tuple(slice(None, None, int(step)) for step in steps)]

@@ -25,6 +25,8 @@ from polyclinic.data.images.reading import explain_unsupported_file_type, is_dic
 from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
 io_orientation: Any = orientations.io_orientation  # it has no types
+NIFTI = "NIfTI"
+"""Kind of a volume in a NIfTI file."""
 _WORLD = ((2, 1), (1, -1), (0, -1))
 """For each axis of a volume the axis of the patient (RAS+: right, front, head), and its direction along it."""
 _MOST_SHEAR = 0.01
@@ -48,7 +50,7 @@ class Volume:
 
     voxels: NDArray[np.float32]
     affine: NDArray[np.float64]
-    kind: str = "NIfTI"
+    kind: str = NIFTI
     knows_orientation: bool = True
     to_file: NDArray[np.float64] = field(default_factory=lambda: np.eye(4))
 
@@ -132,7 +134,7 @@ def _open_volume(content: Path | bytes, largest_mb: int) -> Iterator[_VolumeSour
             yield _VolumeSource(
                 header.shape,
                 header.affine,
-                "NIfTI",
+                NIFTI,
                 lambda: read_nifti_voxels(file, header, limit),
                 header.states_orientation,
             )

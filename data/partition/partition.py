@@ -6,6 +6,7 @@ the data is a site. Each class is annotated by at least one site, and each site 
 partitions are in :mod:`by_label` and :mod:`by_task`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -195,10 +196,31 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
             parts = partition_by_class(splits, spec, seed)
             if isinstance(spec, ClassListsPartitionSpec) and spec.images == "source" and spec.test_labels == "listed":
                 splits = mask_unlisted_test_labels(splits, spec.lists)
+            if sentence := describe_patients_of_several_sites(splits, parts):
+                splits = DatasetSplits(*(replace(images, notes=(*images.notes, sentence)) for images in splits.parts))
             if sentence := describe_undealt_images(splits, parts):
                 sets = (replace(images, omissions=(*images.omissions, sentence)) for images in splits.parts)
                 splits = DatasetSplits(*sets)
             return PartitionedDataset(splits, parts)
+
+
+def describe_patients_of_several_sites(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:
+    """Return a sentence that counts the patients with images at several sites; empty if there are none.
+
+    Two centres that number their patients alike look so, too.
+    """
+    sites = Counter[str]()
+    for part in parts:
+        own = np.concatenate([splits.train.patients[part.train], splits.validation.patients[part.validation]])
+        sites.update(np.unique(own).tolist())
+    several = [name for name, count in sites.items() if count > 1]
+    if not several:
+        return ""
+    patients = format_count_with_noun(len(several), "patient has images", "patients have images")
+    return (
+        f"{patients} at several hospitals, which all train on them. If every hospital gives numbers of its own, write "
+        "the hospital in front of them."
+    )
 
 
 def describe_undealt_images(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:

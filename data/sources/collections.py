@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, concatenate_image_sets
+from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits
 from polyclinic.data.base.spec import CollectionsDatasetSpec, CollectionSpec
 from polyclinic.data.images.reading import convert_image_colors, resize_images
 
@@ -31,7 +32,7 @@ def find_collection_faults(
     return [
         _prefix_fault_with_collection(name, fault)
         for name, own in spec.collections.items()
-        for fault in find_faults(_set_image_size(own, spec.image_size))
+        for fault in find_faults(_set_image_size(own, spec))
     ]
 
 
@@ -47,9 +48,10 @@ def load_collections(spec: CollectionsDatasetSpec, read: Read) -> DatasetSplits:
     loaded = dict[str, DatasetSplits]()
     for name, own in spec.collections.items():
         try:
-            loaded[name] = read(_set_image_size(own, spec.image_size))
+            loaded[name] = read(_set_image_size(own, spec))
         except BadInput as bad:
             raise BadInput(_prefix_fault_with_collection(name, fault) for fault in bad.faults) from None
+    raise_faults(_find_unmasked_collection_faults(loaded))
     labels = {name: splits.class_names for name, splits in loaded.items()}
     raise_faults(find_label_map_faults(labels, spec.names, spec.classes))
     meanings = {name: [spec.names.get(name, {}).get(own, own) for own in labels[name]] for name in loaded}
@@ -63,6 +65,7 @@ def load_collections(spec: CollectionsDatasetSpec, read: Read) -> DatasetSplits:
             replace(
                 _bring_to_one_form(part, spec),
                 labels=merge_labels(part.labels, meanings[name], classes),
+                masks=None if part.masks is None else merge_masks(part.masks, labels[name], meanings[name], classes),
                 class_names=classes,
                 patients=np.array([f"{name}/{patient}" for patient in part.patients], dtype=np.str_),
                 sources=np.full(len(part), name),
@@ -138,12 +141,48 @@ def _describe_left_out_labels(
 
 def _bring_to_one_form(images: ImageSet, spec: CollectionsDatasetSpec) -> ImageSet:
     """Return the images in the joined size and colour."""
+    if not isinstance(spec.image_size, int):
+        return replace(images, stored=images.images, places=None)
     pixels = resize_images(convert_image_colors(images.images, spec.color), spec.image_size, "pad")
     return replace(images, stored=pixels, places=None)
 
 
-def _set_image_size(own: CollectionSpec, size: int) -> CollectionSpec:
-    return own.model_copy(update={"image_size": size})
+def merge_masks(masks: MaskSet, labels: Sequence[str], meanings: Sequence[str], classes: Sequence[str]) -> MaskSet:
+    """Return the masks of the joined classes, each of which is where one of its labels is.
+
+    Args:
+        labels: Labels of the collection.
+        meanings: The class that each label means.
+        classes: Classes of the joined data set, which share their bits in all collections.
+    """
+    kind = choose_mask_type(len(classes))
+    bits = [
+        sum(masks.bits[own] for own, meaning in zip(labels, meanings, strict=True) if meaning == name)
+        for name in classes
+    ]
+    stored = np.zeros((len(masks), *masks.shape), kind)
+    for row, place in enumerate(masks.places.tolist()):
+        for column, own in enumerate(bits):
+            stored[row] |= ((masks.stored[place] & own) != 0).astype(kind) << kind(column)
+    return replace(masks, stored=stored, places=np.arange(len(masks)), bits=make_class_bits(classes))
+
+
+def _find_unmasked_collection_faults(loaded: Mapping[str, DatasetSplits]) -> list[Fault]:
+    """Return a fault if some collections have masks, and others have labels alone."""
+    with_masks = [name for name, splits in loaded.items() if splits.train.masks is not None]
+    without = [name for name in loaded if name not in with_masks]
+    if not with_masks or not without:
+        return []
+    problem = f"has masks in {quote_names(with_masks)}, and labels alone in {quote_names(without)}."
+    return [Fault("data.collections", problem, "Name the masks of all of them, or leave these out.")]
+
+
+def _set_image_size(own: CollectionSpec, spec: CollectionsDatasetSpec) -> CollectionSpec:
+    """Return the settings of one collection with the size, and of volumes the spacing and window, of all of them."""
+    update: dict[str, object] = {"image_size": spec.image_size}
+    if not isinstance(spec.image_size, int):
+        update |= {"spacing": spec.spacing, "window": spec.window}
+    return own.model_copy(update=update)
 
 
 def _prefix_fault_with_collection(name: str, fault: Fault) -> Fault:

@@ -1,7 +1,7 @@
 """Data sets that a user's package reads (``kind = "plugin"``), with the same checks as built-in kinds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,7 @@ from polyclinic.data.base.image_set import (
     find_placeholder_patients,
     make_placeholder_patient_names,
 )
+from polyclinic.data.base.masks import MaskSet
 from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, normalize_name, normalize_name_array
 from polyclinic.data.base.shared_pictures import NamedPictures, find_shared_picture_faults
 from polyclinic.data.base.spec import PluginDatasetSpec
@@ -52,6 +53,7 @@ from polyclinic.data.sources.label_array import (
     has_consecutive_index,
     name_classes_by_number,
 )
+from polyclinic.data.sources.mask_items import MapStyleItems, ReadMasks, read_item_masks
 from polyclinic.data.tables.class_names import find_repeated_name_faults
 from polyclinic.data.tables.copies import (
     check_picture_copies,
@@ -94,6 +96,9 @@ class LabelledImages:
         value_range: The values of black and white. None means 0 and 255 for uint8, and 0 and 1 for floats; other types
             of number need it.
         item: Function of an item of the data set that returns ``(image, labels)`` or a dictionary of known keys.
+        mask_values: For segmentation, class -> its value in label maps. The items are then ``(image, mask)``
+            (:mod:`polyclinic.data.sources.mask_items`), and ``labels`` are left out.
+        masks: Label maps ``(n, *spatial)`` in an array, in place of those in the items.
     """
 
     images: NDArray[np.uint8] | MapStyleDataset
@@ -104,6 +109,8 @@ class LabelledImages:
     sources: Sequence[str] | NDArray[np.str_] | None = None
     value_range: tuple[float, float] | None = None
     item: Callable[[Any], Any] | None = None
+    mask_values: Mapping[str, int] = field(default_factory=dict)
+    masks: Any = None
 
 
 ImageParts = Mapping[str, LabelledImages]
@@ -318,6 +325,9 @@ def _make_plugin_image_set(
         BadInput: If a check fails; it lists all faults.
     """
     _refuse_odd_class_names(where, pictures.class_names)
+    read_masks: ReadMasks | None = None
+    if pictures.mask_values or pictures.masks is not None:
+        pictures, read_masks = _take_masks(spec, pictures, where)
     stored: Any = pictures.images  # somebody else returned it: it may be anything
     notes: tuple[str, ...] = ()
     is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
@@ -336,6 +346,8 @@ def _make_plugin_image_set(
     given = (pictures.patients, pictures.sources)
     patients, sources = (None if names is None else normalize_name_array(np.asarray(names)) for names in given)
     _refuse_empty_pictures(stored, where, tell, is_range_given=pictures.value_range is not None)
+    if read_masks is not None:
+        raise_faults(_find_mask_faults(stored, read_masks.masks, where))
     images = ImageSet(
         stored=stored if isinstance(stored, LazyPictures) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
@@ -343,11 +355,55 @@ def _make_plugin_image_set(
         patients=make_placeholder_patient_names(count, start) if patients is None else patients,
         sources=np.full(count, "") if sources is None else sources,
         notes=notes,
+        masks=None if read_masks is None else read_masks.masks,
     )
     if patients is None and pictures.parts is None and spec.duplicates == "fault":
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
     parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
     return images, parts
+
+
+def _take_masks(spec: PluginDatasetSpec, pictures: LabelledImages, where: str) -> tuple[LabelledImages, ReadMasks]:
+    """Return images whose labels follow from their masks, and the masks.
+
+    Raises:
+        BadInput: If labels or class names are given beside masks, or masks cannot be used.
+    """
+    faults = list[Fault]()
+    if not pictures.mask_values:
+        problem = "are given without mask_values, which names the classes of their values."
+        faults.append(Fault(f"{where}: masks", problem, 'Add mask_values={"Liver": 1}.'))
+    if pictures.labels is not None or len(pictures.class_names):
+        problem = "labels and class names follow from the masks and mask_values; leave them out."
+        faults.append(Fault(where, problem))
+    if spec.image_size is not None:
+        faults.append(Fault("data.image_size", "cannot resize masks of a data set.", "Leave it out."))
+    if pictures.masks is not None and len(pictures.masks) != len(pictures.images):
+        problem = f"has {len(pictures.masks)} masks and {len(pictures.images)} images."
+        faults.append(Fault(where, problem, "Give one mask for each image, in their order."))
+    raise_faults(faults)
+    items = pictures.images
+    if pictures.masks is not None:
+        masks = read_item_masks(pictures.masks, pictures.mask_values, f"{where}: masks")
+    else:
+        items = MapStyleItems(pictures.images, pictures.item)
+        masks = read_item_masks(items, pictures.mask_values, where)
+        pictures = replace(pictures, item=None)
+    names = tuple(pictures.mask_values)
+    return replace(pictures, images=items, labels=masks.labels, class_names=names, mask_values={}, masks=None), masks
+
+
+def _find_mask_faults(stored: Any, masks: MaskSet, where: str) -> list[Fault]:
+    """Return faults for masks that do not fit the images: in size, or because the images change."""
+    spatial = tuple(stored.shape[1:4]) if stored.ndim == 5 else tuple(stored.shape[1:3])
+    if masks.shape != spatial:
+        problem = f"has masks of shape {masks.shape}, and images of {spatial}."
+        return [Fault(where, problem, "A mask has the size of its image.")]
+    if isinstance(stored, LazyPictures) and (stored.is_augmented or not stored.reproducible):
+        problem = "gives other images at each reading, and masks are read once: they would lie beside the images."
+        remedy = "Take random transforms out; [augmentation] of the experiment changes image and mask together."
+        return [Fault(where, problem, remedy)]
+    return []
 
 
 def _refuse_odd_class_names(where: str, names: Any) -> None:

@@ -1,5 +1,6 @@
 """``flwr-sim predict``: write a model's probabilities as a csv file that is safe to open in a spreadsheet."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import move_network_to_device
@@ -16,12 +17,14 @@ from polyclinic.common.models.network import SplitNetwork, compute_image_probabi
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.models.zoo.spec import is_segmentation
+from polyclinic.common.prediction.dicom_segmentation import OPTION as DICOM_SEG
+from polyclinic.common.prediction.dicom_segmentation import make_segmentation_writer
 from polyclinic.common.prediction.files import (
     make_trained_image_format,
     predict_from_files,
     select_learned_classes,
 )
-from polyclinic.common.prediction.masks import predict_masks
+from polyclinic.common.prediction.masks import MaskOptions, map_values_to_classes, predict_masks
 from polyclinic.common.prediction.pictures import UnlabelledPictures
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
@@ -61,6 +64,7 @@ class _RunPictureSettings(BaseModel):
     jpeg_draft: bool = False
     value_range: ValueRange | None = None
     spacing: Spacing | None = None
+    mask_values: dict[str, int] = Field(default_factory=dict)
 
 
 def _read_run_data_settings(folder: Path) -> _RunPictureSettings:
@@ -99,16 +103,21 @@ def choose_model_image_format(
 
 
 def predict_to_csv(
-    folder: Path, data: Path, destination: Path, rendering: PictureRenderingOptions | None = None
+    folder: Path,
+    data: Path,
+    destination: Path,
+    rendering: PictureRenderingOptions | None = None,
+    codes: Sequence[str] | None = None,
 ) -> UnlabelledPictures:
     """Write a csv file with the probabilities of every image, one row per image; return the images.
 
-    Of a segmentation, ``destination`` is a new folder of masks.
+    Of a segmentation, ``destination`` is a new folder of masks, whose label maps have the values of the run's own.
     A class that the model has not learned has no column. An unreadable image has a row with empty cells, and the reason
     in the last column.
 
     Args:
         rendering: How multi-frame DICOM files and volumes become one image; None to use the run's settings.
+        codes: Codes of classes for DICOM segmentations of the masks; None writes no segmentations.
 
     Raises:
         BadInput: If the model is unreadable, no image is readable, or the destination exists.
@@ -118,7 +127,16 @@ def predict_to_csv(
     learned = select_learned_classes(network.class_names, unlearned)
     form = choose_model_image_format(folder, network, rendering)
     if is_segmentation(network.spec.task):
-        return predict_masks(network, learned, data, form, destination)
+        description, own = read_model_description(folder), _read_run_data_settings(folder).mask_values
+        options = MaskOptions(map_values_to_classes(own, description.vocabulary or {}))
+        if codes is not None:
+            title, largest_mb = folder.resolve().name, form.rendering.largest_mb
+            writer = make_segmentation_writer(title, description.model_sha256, learned, codes, largest_mb)
+            options = replace(options, segmentations=writer)
+        return predict_masks(network, learned, data, form, destination, options)
+    if codes is not None:
+        problem = "is about masks, and this model gives a probability for each image."
+        raise BadInput([Fault(DICOM_SEG, problem, f"Leave {DICOM_SEG} out.")])
     pictures, probabilities = predict_from_files(network, data, form)
     probabilities = probabilities[:, [network.class_names.index(name) for name in learned]]
     header = ["image", *learned, "unreadable"]

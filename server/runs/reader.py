@@ -316,15 +316,36 @@ class ClassSampleImages(_LenientRunFileModel):
     samples: tuple[SampleImage, ...]
 
 
+class SampleOutline(_LenientRunFileModel):
+    """A test image with the outlined and the predicted area of a class, for the report.
+
+    Attributes:
+        dice: Dice of this image alone.
+        png: The picture, or a slice of the volume, with both borders, as PNG in base64.
+    """
+
+    dice: float
+    png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]+$")]
+
+
+class ClassOutlines(_LenientRunFileModel):
+    """The outlines of one class, for the report, the best first."""
+
+    name: str
+    samples: tuple[SampleOutline, ...]
+
+
 class ReportSampleImages(_LenientRunFileModel):
     """The content of ``samples.json``, which only simulated runs have; without it, the report shows no images.
 
     Attributes:
         classes_left_out: Number of classes without sample images.
         examined: Number of test images from which the samples were chosen.
+        outlines: Of a segmentation, the outlines of each class; ``classes`` is empty then.
     """
 
-    classes: tuple[ClassSampleImages, ...]
+    classes: tuple[ClassSampleImages, ...] = ()
+    outlines: tuple[ClassOutlines, ...] = ()
     classes_left_out: int = 0
     examined: int = 0
 

@@ -1,4 +1,4 @@
-"""Sample test images with correct and wrong predictions, for the report of a simulated run.
+"""Sample test images with correct and wrong predictions, or outlines, for the report of a simulated run.
 
 By default only images without patients (digits, phantoms) are shown, because reports are forwarded.
 """
@@ -10,6 +10,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from polyclinic.common.config import Experiment
+from polyclinic.common.evaluation.outlined_images import (
+    compare_test_images,
+    draw_chosen_images,
+    rank_images,
+    spread_places,
+)
 from polyclinic.common.metrics.score_histograms import THRESHOLD
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import (
@@ -23,7 +29,14 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.data.images.reading import encode_png_thumbnail
-from polyclinic.server.runs.reader import SAMPLES, ClassSampleImages, ReportSampleImages, SampleImage
+from polyclinic.server.runs.reader import (
+    SAMPLES,
+    ClassOutlines,
+    ClassSampleImages,
+    ReportSampleImages,
+    SampleImage,
+    SampleOutline,
+)
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -32,15 +45,15 @@ WITHOUT_PATIENTS = ("digits", "phantom", "organs")
 OF_A_KIND = 2
 CLASSES = 12
 EXAMINED = 2000
+EXAMINED_OUTLINES = 200
+OUTLINES_OF_A_CLASS = 3
 SIDES = (96, 64, 48, 32, 24, 16)
 BUDGET = 300_000
 """Most bytes of all pictures together, which are reduced until they fit."""
 
 
 def report_shows_sample_images(experiment: Experiment) -> bool:
-    """Return whether the report of this experiment shows sample images."""
-    if is_segmentation(experiment.model.task):  # a picture is neither right nor wrong as a whole
-        return False
+    """Return whether the report of this experiment shows sample images, or outlines of a segmentation."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
     return all(data.kind in WITHOUT_PATIENTS for data in (experiment.data, experiment.server_data) if data is not None)
@@ -53,6 +66,9 @@ def write_sample_images(
 
     Only this account can read the file, because they may be images of patients.
     """
+    if is_segmentation(network.spec.task):
+        write_sample_outlines(folder, network, test, device, precision)
+        return
     test = test.select_rows(np.arange(min(len(test), EXAMINED)))
     move_network_to_device(network, device)
     scores = compute_image_probabilities(network, load_pixels_on_device(test, device), precision)
@@ -94,3 +110,29 @@ def write_sample_images(
     left_out = len(network.class_names) - len(names)
     samples_file = ReportSampleImages(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
     write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode(), private=True)
+
+
+def write_sample_outlines(
+    folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
+) -> None:
+    """Write ``samples.json`` with the outlines of the first classes: the best, a middle and the worst test image.
+
+    Only this account can read the file, because they may be images of patients.
+    """
+    test = test.select_rows(np.arange(min(len(test), EXAMINED_OUTLINES)))
+    move_network_to_device(network, device)
+    compared, names = compare_test_images(network, test, device, precision), network.class_names[:CLASSES]
+    chosen = dict[str, list[tuple[int, float]]]()
+    for column, name in enumerate(names):
+        rows, dice = rank_images(compared, column)
+        chosen[name] = [
+            (int(rows[place]), float(dice[place])) for place in spread_places(len(rows), OUTLINES_OF_A_CLASS)
+        ]
+    drawn = draw_chosen_images(network, test, chosen, device, precision)
+    outlines = [
+        ClassOutlines(name=name, samples=tuple(SampleOutline(dice=each.dice, png=each.png) for each in images))
+        for name, images in drawn.items()
+    ]
+    left_out = len(network.class_names) - len(names)
+    samples = ReportSampleImages(outlines=tuple(outlines), classes_left_out=left_out, examined=len(test))
+    write_atomically(folder / SAMPLES, samples.model_dump_json().encode(), private=True)

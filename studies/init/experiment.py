@@ -19,11 +19,13 @@ from polyclinic.data.base.spec import NO_FINDING, VolumeSize, format_image_size
 from polyclinic.data.images.volume_notes import find_median_spacing
 from polyclinic.server.outbound_hosts import describe_experiment_hosts
 from polyclinic.studies.init.hospitals import choose_simulated_hospitals
+from polyclinic.studies.init.masks import MaskClasses
 from polyclinic.studies.init.report import (
     describe_drawn_parts,
     describe_label_data,
     describe_pictures,
     describe_spelling_synonyms,
+    read_labels_of_masks,
 )
 from polyclinic.studies.init.roles import list_no_finding_names
 from polyclinic.studies.init.table import InspectedDataset
@@ -33,7 +35,7 @@ TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.
 method = "surgical"             # {why}
 # {alternative}
 # name = {name}   # in tables and pages; the method's where left out
-rounds = 20                     # a first look: more rounds were ahead in each block that was run with more
+rounds = {rounds}                     # a first look: {rounds_reason}
 
 [model]
 {architecture}
@@ -43,7 +45,7 @@ image_size = {image_size}                 # {unit} that the network sees; these 
 [training]
 epochs = 1                      # of each site in each round
 batch_size = {batch_size}
-lr = 1e-3
+lr = {lr}
 
 [augmentation]
 rotation = 0.03                 # of a full turn{around}
@@ -56,22 +58,33 @@ color = {color}
 {synonyms}
 {partition}"""
 _WORDS_OF_PICTURES = {
+    "rounds": 20,
+    "rounds_reason": "more rounds were ahead in each block that was run with more",
     "architecture": 'architecture = "tiny_cnn"       # small and fast; "timm:resnet18" for instance for larger images',
     "unit": "pixels",
     "images": "pictures",
     "batch_size": 32,
+    "lr": "1e-3",
     "around": "",
 }
 _WORDS_OF_VOLUMES = {
+    "rounds": 20,
+    "rounds_reason": "more rounds were ahead in each block that was run with more",
     "architecture": 'architecture = "tiny_cnn_3d"    # small and fast; "monai:DenseNet121" for instance is larger',
     "unit": "voxels (depth, height, width)",
     "images": "volumes",
     "batch_size": 4,
+    "lr": "1e-3",
     "around": " around the axis from feet to head",
 }
+_NETWORK_OF_MASKS = """task = "{task}"   # {reason}
+architecture = "tiny_unet"       # small and fast; "monai:DynUNet" is larger"""
 """What differs in the file of an experiment."""
 METHOD_REASON = "ahead of methods that pass one model on, in equal time, and its updates can be masked"
 """Why ``init`` writes ``surgical``: docs/methods.md, "Which method do I take?"."""
+METHOD_REASON_OF_MASKS = "an organ that one hospital outlines keeps that hospital's row of the network's last layer"
+OTHER_METHOD_OF_MASKS = 'To compare with distillation of what is not outlined: method = "condistfl".'
+"""Why ``init`` writes ``surgical`` for masks: docs/segmentation.md, "Does it help?"."""
 _SIMULATED = """# Simulated hospitals: patients are divided over them, and so are the classes that they annotate.
 # A class that is not shared is annotated by one hospital alone; all others hide its labels, as if nobody had looked.
 # So there are at most as many hospitals as classes, unless a class is shared.
@@ -103,6 +116,12 @@ def describe_other_method(*, has_shared_class: bool) -> str:
     return f"If only few rounds are possible, and hospitals can train one after another: method = {method}."
 
 
+def describe_method_of_masks() -> list[str]:
+    """Return lines for the user on the method of a segmentation, and on the one to compare it with."""
+    other = f"    {OTHER_METHOD_OF_MASKS} Figures: docs/segmentation.md."
+    return [f"method: surgical, {METHOD_REASON_OF_MASKS}.", other]
+
+
 def describe_method(*, has_shared_class: bool) -> list[str]:
     """Return lines for the user on the method of the experiment and the reason for it."""
     other = describe_other_method(has_shared_class=has_shared_class)
@@ -127,8 +146,12 @@ def check_and_write_experiment(
     # Missing pictures were listed above, by name.
     omissions = [sentence for sentence in splits.train.omissions if sentence != data.checked.missing_sentence]
     lines += [f"    {sentence}" for sentence in omissions]
-    lines += describe_label_data(data)
-    lines += describe_method(has_shared_class=has_shared_class(data))
+    lines += describe_label_data(read_labels_of_masks(data, splits))
+    if data.masks is None:
+        lines += describe_method(has_shared_class=has_shared_class(data))
+    else:
+        lines.append(f"task: {data.masks.classes.task}, because {data.masks.classes.describe_task()}.")
+        lines += describe_method_of_masks()
     if not data.roles.split:
         lines += describe_drawn_parts(splits)
     return [*lines, *describe_spelling_synonyms(data, out), *hosts]
@@ -181,6 +204,7 @@ def format_experiment_text(
     sizes: Sequence[tuple[int, ...]],
     has_shared_class: bool,
     synonyms: Sequence[str] = (),
+    masks: MaskClasses | None = None,
 ) -> str:
     """Return the text of an experiment file.
 
@@ -194,17 +218,25 @@ def format_experiment_text(
         sizes: Height and width of some pictures; depth, height and width of some volumes.
         has_shared_class: True if several hospitals annotate a class.
         synonyms: Lines on synonyms.
+        masks: The classes of masks; None for labels.
     """
     pixels = "sizes of their own"
     if sizes:
         low, high = (" x ".join(map(str, size)) for size in (min(sizes), max(sizes)))
         pixels = low if low == high else f"{low} to {high}"
+    words: dict[str, object] = {**(_WORDS_OF_PICTURES if isinstance(image_size, int) else _WORDS_OF_VOLUMES)}
+    if masks is not None:
+        network = _NETWORK_OF_MASKS.format(task=masks.task, reason=masks.describe_task())
+        words |= {"architecture": network, "batch_size": 8 if isinstance(image_size, int) else 2, "lr": "3e-3"}
+        words |= {"rounds": 40, "rounds_reason": "an organ that one hospital outlines is learned late"}
     return TEMPLATE.format(
         table=table.name,
-        why=METHOD_REASON,
-        alternative=describe_other_method(has_shared_class=has_shared_class),
+        why=METHOD_REASON if masks is None else METHOD_REASON_OF_MASKS,
+        alternative=OTHER_METHOD_OF_MASKS
+        if masks is not None
+        else describe_other_method(has_shared_class=has_shared_class),
         name=format_as_json_text(out.stem),
-        **(_WORDS_OF_PICTURES if isinstance(image_size, int) else _WORDS_OF_VOLUMES),
+        **words,
         image_size=format_image_size(image_size),
         pixels=pixels,
         channels=3 if color else 1,
@@ -261,6 +293,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
         sizes=data.sizes,
         has_shared_class=has_shared_class(data),
         synonyms=synonyms,
+        masks=None if data.masks is None else data.masks.classes,
     )
 
 
@@ -279,7 +312,7 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
         lines.append("# patient_column = ...          # left out: PatientID of the DICOM files is taken")
     else:
         lines.append("# patient_column = ...          # left out: each picture counts as a patient of its own")
-    lines += _format_label_lines(data)
+    lines += _format_label_lines(data) if data.masks is None else _format_mask_lines(data, folder)
     if data.spec.similar_patients == "join":
         lines.append('similar_patients = "join"       # patients whose names are alike count as one')
     if roles.source:
@@ -303,6 +336,22 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
     if data.spec.missing_files == "ignore":
         lines.append('missing_files = "ignore"        # lines without a picture are left out, as you said')
     return lines
+
+
+def _format_mask_lines(data: InspectedDataset, folder: Path) -> list[str]:
+    """Return the lines of ``[data]`` on masks, their folder and their classes."""
+    lines, spec = list[str](), data.spec
+    if spec.masks is not None:
+        lines.append(f"masks = {format_as_json_text(make_relative_path(Path(spec.masks), folder))}")
+    if spec.mask_columns:
+        lines.append("# A class whose cell is blank is not annotated in that image, and never background.")
+        table = ", ".join(
+            f"{format_as_json_text(name)} = {format_as_json_text(column)}" for name, column in spec.mask_columns.items()
+        )
+        return [*lines, f"mask_columns = {{ {table} }}"]
+    lines.append(f"mask_column = {format_as_json_text(spec.mask_column)}   # a blank cell: nobody outlined the image")
+    table = ", ".join(f"{format_as_json_text(name)} = {value}" for name, value in spec.mask_values.items())
+    return [*lines, f"mask_values = {{ {table} }}"]
 
 
 def _format_label_lines(data: InspectedDataset) -> list[str]:

@@ -78,7 +78,7 @@ class HospitalsInTable:
         The message shows its cells in the columns without a role, which it may have meant as labels.
         """
         faults, source = [], columns.get_column(self.column)
-        labels = roles.label_columns or ([roles.finding] if roles.finding else [])
+        labels = roles.label_columns or roles.mask_columns or ([roles.finding] if roles.finding else [])
         for name, row, trains in zip(self.names, self.annotated, self.trains, strict=True):
             if row.any() or not trains:
                 continue

@@ -109,7 +109,7 @@ def make_picture_table(
         cells = [labels[path] for path, _ in pairs]
     else:
         # Lines of one picture that differ stay, so that they are refused as those of any table.
-        label_names = [roles.finding] if roles.finding else list(roles.label_columns)
+        label_names = [roles.finding] if roles.finding else [*roles.label_columns, *roles.mask_columns]
         of_label = [columns.get_column(name, with_line_ends=True) for name in label_names]
         cells = [[_get_cell(column, row) for column in of_label] for _, row in pairs]
         new, rule = roles, ""

@@ -32,6 +32,8 @@ _FIELDS = {
     "--join-patients": "join_patients",
     "--ignore-missing-files": "ignore_missing",
     "--leave-out-last-line": "leave_out_last",
+    "--mask-column": "masks",
+    "--mask-class": "mask_classes",
 }
 """Option -> attribute of :class:`ColumnHints`, for all options but ``--images``."""
 
@@ -57,6 +59,8 @@ class ColumnHints:
         join_patients: Whether patients with similar names count as one patient.
         ignore_missing: Whether rows without a picture are left out.
         leave_out_last: Whether the last line is left out, such as one of totals.
+        masks: The columns of masks: one of label maps, or one for each class.
+        mask_classes: Values of label maps with their classes, such as ``1=Liver``.
     """
 
     images: Path | None = None
@@ -74,6 +78,8 @@ class ColumnHints:
     join_patients: bool = False
     ignore_missing: bool = False
     leave_out_last: bool = False
+    masks: tuple[str, ...] = ()
+    mask_classes: tuple[str, ...] = ()
 
     @property
     def are_words_names(self) -> bool:
@@ -121,6 +127,7 @@ class Question:
         choices: The answers; the user may choose several if ``several`` is True.
         is_yes_or_no: True for an option without a value; there are no choices then.
         default: Number of the choice that is safe to take without a word; None if none is.
+        prefix: The beginning of the option's value, if the user types the rest as a text; empty for other questions.
     """
 
     option: str
@@ -129,6 +136,7 @@ class Question:
     several: bool = False
     is_yes_or_no: bool = False
     default: int | None = None
+    prefix: str = ""
 
     def format_option(self, values: Sequence[str]) -> str:
         """Return the option with these values, quoted for a shell."""
@@ -140,6 +148,8 @@ class Question:
         """Return all answers as options, each with its note, one a line."""
         if self.is_yes_or_no:
             return f"    {self.option}"
+        if self.prefix:
+            return f"    {self.format_option([self.prefix + PLACEHOLDER])}"
         options = [self.format_option(choice.values) for choice in self.choices]
         width = min(max(map(len, options), default=0), 44)
         lines = [
@@ -194,7 +204,7 @@ def refuse_open_questions(
     ]
     answered = hints
     for question in questions:
-        only = question.choices[0].values if len(question.choices) == 1 else (PLACEHOLDER,)
+        only = question.choices[0].values if len(question.choices) == 1 else (question.prefix + PLACEHOLDER,)
         answered = add_answer(answered, question, only)
     command = format_command(table, out, answered)
     paste = f"The command with these options:\n    {command}"
@@ -246,7 +256,11 @@ def ask_questions(
             question = replace(question, choices=choices)
         show("")
         show(f"Question {number} of {first + len(questions) - 1}. {question.text}")
-        hints = add_answer(hints, question, _ask_one(question, show, read))
+        if question.prefix:
+            values = [question.prefix + _read_text(question, show, read)]
+        else:
+            values = _ask_one(question, show, read)
+        hints = add_answer(hints, question, values)
         yield hints
 
 
@@ -287,6 +301,18 @@ def _ask_one(question: Question, show: Callable[[str], object], read: Callable[[
         show(f"    That is no answer. Type {hint}, from 1 to {len(question.choices)}.")
 
 
+def _read_text(question: Question, show: Callable[[str], object], read: Callable[[], str]) -> str:
+    """Return a name that the user types."""
+    while True:
+        show("    Type a name.")
+        try:
+            text = read().strip()
+        except EOFError:
+            raise BadInput([Fault(question.option, "The question was not answered.")]) from None
+        if text:
+            return text
+
+
 def _expand_range(match: re.Match[str]) -> str:
     """Return the numbers of a range such as 6-8, with spaces between them."""
     low, high = int(match[1]), int(match[2])
@@ -300,6 +326,8 @@ def add_answer(hints: ColumnHints, question: Question, values: Sequence[str]) ->
     answer: Any
     if question.is_yes_or_no:
         answer = True
+    elif question.prefix:
+        answer = (*getattr(hints, _FIELDS[question.option]), *values)
     elif question.several:
         answer = tuple(values)
     else:

@@ -1,6 +1,7 @@
 """For ``flwr-sim init``: lines for the user on what a label table holds, what is left out, and what to decide."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -12,14 +13,21 @@ from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     list_first_and_count_rest,
 )
-from polyclinic.data.base.image_set import PARTS, DatasetSplits, SkippedImage, are_all_patients_known
+from polyclinic.data.base.image_set import (
+    PARTS,
+    DatasetSplits,
+    SkippedImage,
+    are_all_patients_known,
+    concatenate_image_sets,
+)
 from polyclinic.data.images.reading import describe_png_conversion
 from polyclinic.data.images.volume_notes import describe_decoded_volumes, describe_grids, list_volume_notes
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
-from polyclinic.studies.init.hospitals import describe_simulated_hospitals
+from polyclinic.studies.init.hospitals import describe_simulated_hospitals, detect_hospitals_in_table
+from polyclinic.studies.init.pictures import LOOKED_AT
 from polyclinic.studies.init.roles import is_exclusive, list_columns_of_zeros, list_possible_hospital_columns
-from polyclinic.studies.init.table import LOOKED_AT, InspectedDataset
+from polyclinic.studies.init.table import InspectedDataset
 
 FEWEST_POSITIVES = 10
 MOST_NAMED = 10
@@ -125,6 +133,19 @@ def _describe_patients(data: InspectedDataset) -> list[str]:
     return [f"patients: {source}, {count} of them; {whose} is split over two parts."]
 
 
+def read_labels_of_masks(data: InspectedDataset, splits: DatasetSplits) -> InspectedDataset:
+    """Return a table of masks with the labels that its masks give: whether each class has a pixel in each image."""
+    if data.masks is None or data.checked.lines is None:
+        return data
+    images = concatenate_image_sets(splits.parts)
+    assert images.lines is not None, "a table has lines"
+    by_line = dict(zip(images.lines.tolist(), images.labels, strict=True))
+    unread = np.full(len(data.checked.class_names), np.nan, np.float32)
+    labels = np.stack([by_line.get(line, unread) for line in data.checked.lines.tolist()])
+    checked = replace(data.checked, labels=labels)
+    return replace(data, checked=checked, hospitals=detect_hospitals_in_table(data.roles, checked))
+
+
 def describe_label_data(data: InspectedDataset) -> list[str]:
     """Return lines for the user on patients, hospitals and classes, with the limits of the data."""
     roles, labels = data.roles, data.checked.labels
@@ -151,8 +172,8 @@ def describe_label_data(data: InspectedDataset) -> list[str]:
     if rare := [name for name, count in counts.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
-    lines += _describe_class_names(data)
-    if is_exclusive(labels):
+    lines += _describe_class_names(data) if data.masks is None else _describe_unused_columns(data)
+    if is_exclusive(labels) and data.masks is None:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     if data.hospitals is None:
         return [
@@ -169,6 +190,10 @@ def _describe_possible_hospitals(data: InspectedDataset) -> list[str]:
         return []
     columns = list_first_and_count_rest(possible, 5)
     return [f"    If a column names them, delete the new file, and add --source-column. It may be: {columns}."]
+
+
+def _describe_unused_columns(data: InspectedDataset) -> list[str]:
+    return [f"    not used: {', '.join(data.roles.unused)}."] if data.roles.unused else []
 
 
 def _describe_class_names(data: InspectedDataset) -> list[str]:

@@ -81,6 +81,7 @@ class ColumnRoles:
         finding: The column with names of findings; None if ``label_columns`` are used.
         words: The user's own words in ``label_columns``.
         reader: The column of readers that the user named; None if the rules are to find it.
+        mask_columns: The columns of mask files: one of label maps, or one for each class. Masks go before labels.
         rules: For each role, what was taken, and the rule by which.
         has_folders: Whether the cells of ``image`` name folders.
         unread_splits: Columns with the heading of a split whose cells are other words than train, val and test.
@@ -99,6 +100,7 @@ class ColumnRoles:
     has_folders: bool = False
     unread_splits: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    mask_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,30 +125,37 @@ class FindingNames:
 
 
 def assign_column_roles(
-    columns: CsvTable, search: PictureSearch, hints: ColumnHints, known: KnownTable | None = None
+    columns: CsvTable,
+    search: PictureSearch,
+    hints: ColumnHints,
+    known: KnownTable | None = None,
+    mask_columns: tuple[str, ...] = (),
 ) -> tuple[ColumnRoles, list[Question]]:
     """Give each column its role, by the user's statements, else by the rules; return also what is open.
 
     Args:
         search: Finds the files that cells name.
         known: The public table that has these headings.
+        mask_columns: The columns of mask files.
     """
     questions, rules = list[Question](), dict[str, str]()
-    labels = [name for name in columns if is_label_column(columns.get_column(name))]
+    labels = [name for name in columns if name in mask_columns or is_label_column(columns.get_column(name))]
     image, has_folders = _assign_image(columns, search, hints, known, labels, questions, rules)
     patient = _assign_patient(columns, hints, known, rules, questions)
     source = _assign_source(columns, patient, hints, rules, questions)
-    taken = [name for name in (image, patient, source, hints.reader) if name]
+    taken = [name for name in (image, patient, source, hints.reader, *mask_columns) if name]
     split, unread_splits = _assign_split(columns, [*taken, *hints.findings], rules)
     taken += [split] if split else []
     others = [name for name in columns if name not in (*taken, *unread_splits)]
     words = read_label_words(columns, hints.findings or others, hints)
-    label_columns, finding = _assign_findings(columns, others, hints, known, image, words, rules, questions)
-    refuse_useless_words(columns, label_columns, hints, questions)
+    label_columns, finding = tuple[str, ...](), None
+    if not mask_columns:
+        label_columns, finding = _assign_findings(columns, others, hints, known, image, words, rules, questions)
+        refuse_useless_words(columns, label_columns, hints, questions)
     if label_columns and words.present:
         rules["words"] = f"as you said, {words.describe()}"
     unused = [name for name in columns if name not in (*taken, *label_columns, finding, *unread_splits)]
-    are_findings_open = not label_columns and finding is None
+    are_findings_open = not label_columns and finding is None and not mask_columns
     if source is None and hints.source is None and not are_findings_open:
         possible = list_possible_hospital_columns(columns, unused)
         if possible and not any(question.option == "--source-column" for question in questions):
@@ -165,6 +174,7 @@ def assign_column_roles(
         has_folders=has_folders,
         unread_splits=unread_splits,
         unused=tuple(unused),
+        mask_columns=mask_columns,
     )
     return roles, questions
 

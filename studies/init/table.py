@@ -35,6 +35,7 @@ from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_
 from polyclinic.data.tables.files import PictureFileFinder, describe_other_file_extensions
 from polyclinic.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
 from polyclinic.data.tables.search import PictureSearch
+from polyclinic.studies.init.found_masks import FoundMasks, describe_masks, find_masks
 from polyclinic.studies.init.hospitals import (
     HospitalsInTable,
     detect_hospitals_in_table,
@@ -48,6 +49,7 @@ from polyclinic.studies.init.lines import (
     must_join_lines,
 )
 from polyclinic.studies.init.mimic import MIMIC_COLUMNS, join_mimic_tables
+from polyclinic.studies.init.pictures import name_series, spread_over_rows
 from polyclinic.studies.init.questions import (
     PLACEHOLDER,
     Choice,
@@ -74,8 +76,6 @@ NEARLY_WHOLE = 0.01
 MOST_SPLIT_SEEDS = 200
 MOST_HASHED_NAMES = 1_000_000
 """Number of patients' names that are hashed in all tries of a seed together; a million take three seconds."""
-LOOKED_AT = 50
-"""Number of pictures, spread over the table, that are read to guess the settings."""
 DEPTHS = (8, 10, 12, 14, 16)
 HEAD_ROWS = 4
 _FOLDER_LEVEL = re.compile(r"/[1-9]")
@@ -130,6 +130,7 @@ class TableExamination:
         roles: The roles of the columns, as far as they are settled.
         pictures: The pictures; None while the column of pictures is a question.
         patients_in_paths: Path of each picture -> its patient, if a folder's name in the path is the patient.
+        masks: The masks; None for a table of labels.
         questions: What the user must say before an experiment can be written.
     """
 
@@ -143,6 +144,7 @@ class TableExamination:
     pictures: FoundPictures | None
     patients_in_paths: Mapping[str, str]
     questions: tuple[Question, ...]
+    masks: FoundMasks | None = None
 
     def describe_rules(self, width: int) -> list[str]:
         """Return lines for the user: the head of the table, and what was taken for which role by which rule."""
@@ -172,7 +174,13 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
     hints = _normalize_hints(table, columns, hints)
     known = recognise_table(columns)
     columns, last_line = _take_last_line(columns, search, hints, known)
-    roles, questions = assign_column_roles(columns, search, hints, known)
+    masks, mask_questions = find_masks(table, columns, search, hints)
+    mask_columns = () if masks is None else tuple(column.name for column in masks.columns)
+    roles, questions = assign_column_roles(columns, search, hints, known, mask_columns)
+    questions += mask_questions
+    if masks is not None:
+        rules = describe_masks(masks, mask_columns, hints, is_open=bool(mask_questions))
+        roles = replace(roles, rules={**roles.rules, **rules})
     if last_line and hints.leave_out_last:
         roles = replace(roles, rules={**roles.rules, "last line": f"{last_line} is left out, as you said"})
     elif last_line:
@@ -192,17 +200,8 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
             problem = "not every picture lies in such a folder."
             raise BadInput([Fault(f"--patient-column {hints.patient}", problem, "Name a column, or another folder.")])
     elif roles.patient is None and not any(question.option == "--patient-column" for question in questions):
-        files = [] if pictures is None else pictures.list_files()
-        in_paths = [find_patient_in_path(path) for path in paths]
-        rules = dict(roles.rules)
-        if _name_dicom_patients(files):
-            rules["patients"] = "PatientID of the DICOM files, because no column has a well-known heading"
-        elif in_paths and all(in_paths):
-            patients = in_paths
-            rules["patients"] = f"the folder in each path, such as {patients[0]}"
-        else:
-            questions.append(ask_for_patients(columns, roles, _offer_folders(paths)))
-        roles = replace(roles, rules=rules)
+        patients, roles, open_questions = _find_patients(columns, roles, pictures, paths)
+        questions += open_questions
     if roles.patient and not hints.join_patients:
         questions += _ask_about_similar_patients(columns.get_column(roles.patient))
     return TableExamination(
@@ -216,7 +215,28 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
         pictures=pictures,
         patients_in_paths=dict(zip(paths, patients, strict=True)) if patients else {},
         questions=tuple(questions),
+        masks=masks,
     )
+
+
+def _find_patients(
+    columns: CsvTable, roles: ColumnRoles, pictures: FoundPictures | None, paths: Sequence[str]
+) -> tuple[list[str], ColumnRoles, list[Question]]:
+    """Look for patients that no column names: in DICOM files, then in the folders of the paths; else ask.
+
+    Returns:
+        The patient of each path, if the folders name them; the roles with the rule; and the question.
+    """
+    files = [] if pictures is None else pictures.list_files()
+    in_paths = [find_patient_in_path(path) for path in paths]
+    rules = dict(roles.rules)
+    if _name_dicom_patients(files):
+        rules["patients"] = "PatientID of the DICOM files, because no column has a well-known heading"
+        return [], replace(roles, rules=rules), []
+    if in_paths and all(in_paths):
+        rules["patients"] = f"the folder in each path, such as {in_paths[0]}"
+        return in_paths, replace(roles, rules=rules), []
+    return [], roles, [ask_for_patients(columns, roles, _offer_folders(paths))]
 
 
 def _take_last_line(
@@ -306,12 +326,15 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         "--images": None if hints.images is None else str(hints.images),
         **required,
         **{f"--findings {name}": name for name in hints.findings},
+        **{f"--mask-column {name}": name for name in hints.masks},
     }
     words = {"--present": hints.present or (), "--absent": hints.absent}
     _refuse_placeholders_and_shared_columns(roles, words)
     faults = find_missing_column_faults(table.name, columns, required)
     for name in hints.findings:
         faults += find_missing_column_faults(table.name, columns, {"--findings": name})
+    for name in hints.masks:
+        faults += find_missing_column_faults(table.name, columns, {"--mask-column": name})
     raise_faults(faults)
 
     def normalize(name: str | None) -> str | None:
@@ -328,6 +351,7 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
         no_finding=tuple(map(normalize_name, hints.no_finding)),
         other_findings=tuple(map(normalize_name, hints.other_findings)),
         not_assessed=tuple(map(normalize_name, hints.not_assessed)),
+        masks=tuple(map(normalize_name, hints.masks)),
         present=None if hints.present is None else tuple(map(normalize_name, hints.present)),
         absent=tuple(map(normalize_name, hints.absent)),
     )
@@ -380,7 +404,7 @@ def _find_pictures(
         cells = [column.cells[place] for place in column.places]
         located = search.locate_pictures(cells)
         found = zip(located.paths, cells, strict=True)
-        paths = [[path] if path else _name_series(located.folder, cell) for path, cell in found]
+        paths = [[path] if path else name_series(located.folder, cell) for path, cell in found]
         folder, names_lead_there = located.folder, located.names_lead_there
         if located.ambiguous:
             questions.append(_ask_which_folder(located.ambiguous, search.root))
@@ -402,13 +426,6 @@ def _find_pictures(
     return FoundPictures(folder, lines, names_lead_there, absent, _list_unnamed(folder, paths, search)), questions
 
 
-def _name_series(folder: Path, name: str) -> list[str]:
-    """Return the name of a folder with the slices of one DICOM series; empty if there is no such folder."""
-    from polyclinic.data.images.dicom_series import is_series_folder  # takes a second
-
-    return [name] if name and is_series_folder(folder / name) else []
-
-
 def _merge_series(root: Path, paths: Sequence[str]) -> list[str]:
     """Return the paths of pictures, with a folder in place of the slices of one DICOM series in it."""
     from polyclinic.data.images.dicom_series import merge_series_files  # takes a second
@@ -421,7 +438,8 @@ def _list_unnamed(folder: Path, paths: Sequence[Sequence[str]], search: PictureS
     named = {os.path.normpath(path) for of_row in paths for path in of_row}
     endings = {Path(name).suffix.lower() for name in named}.union(PICTURE_SUFFIXES)
     below = (os.path.normpath(os.path.join(*place)) for place in search.finder.list_files_recursively(folder))
-    return tuple(sorted(name for name in below if name not in named and Path(name).suffix.lower() in endings))
+    others = (name for name in below if name not in named and os.path.dirname(name) not in named)  # slices of a series
+    return tuple(sorted(name for name in others if Path(name).suffix.lower() in endings))
 
 
 def _ask_which_folder(ambiguous: Mapping[str, tuple[str, str]], root: Path) -> Question:
@@ -448,13 +466,8 @@ def _name_dicom_patients(files: Sequence[Path]) -> bool:
     """Return True if some pictures, spread over the table, are DICOM files that name patients."""
     from polyclinic.data.images.headers import list_dicom_patient_ids, read_dicom_headers  # takes a second
 
-    spread = [files[row] for row in _spread(len(files))]
+    spread = [files[row] for row in spread_over_rows(len(files))]
     return bool(files) and list_dicom_patient_ids(read_dicom_headers(spread)) is not None
-
-
-def _spread(count: int) -> list[int]:
-    """Return at most :data:`LOOKED_AT` numbers below ``count``, evenly spread."""
-    return [int(row) for row in np.unique(np.linspace(0, max(count - 1, 0), LOOKED_AT).round())] if count else []
 
 
 @dataclass(frozen=True)
@@ -485,6 +498,7 @@ class InspectedDataset:
         depth: Bits used by 16-bit PNG files, guessed from their brightest sample; None without such files.
         display_problems: Sentences on DICOM files with different display settings.
         volumes: The grids of some volumes; empty if the files are pictures.
+        masks: The masks; None for a table of labels.
     """
 
     table: Path
@@ -512,6 +526,7 @@ class InspectedDataset:
     depth: int | None
     display_problems: tuple[str, ...]
     volumes: tuple[VolumeHeader, ...] = ()
+    masks: FoundMasks | None = None
 
     @property
     def image_size(self) -> int | VolumeSize:
@@ -652,7 +667,7 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
     from polyclinic.data.images.volume_notes import survey_volumes  # takes a second, like the reading of DICOM
 
     listed = pictures.list_files()
-    volumes = survey_volumes([listed[row] for row in _spread(len(listed))])
+    volumes = survey_volumes([listed[row] for row in spread_over_rows(len(listed))])
     spec = _make_spec(examination, table, pictures.folder, roles, names)
     if volumes:
         spec = spec.model_copy(update={"image_size": choose_volume_size(volumes)})
@@ -664,7 +679,7 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         read_dicom_headers,
     )
 
-    files = [checked.files[row] for row in _spread(len(checked.files))]
+    files = [checked.files[row] for row in spread_over_rows(len(checked.files))]
     summaries = [summary for file in files if (summary := _summarize_picture(file)) is not None]
     brightest = max((summary.brightest for summary in summaries if summary.brightest is not None), default=None)
     return InspectedDataset(
@@ -685,7 +700,7 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         rows=len(is_present),
         left_out=int((~is_present).sum()),
         absent=pictures.absent,
-        unnamed=pictures.unnamed,
+        unnamed=_leave_out_masks(pictures, examination),
         folders=() if pictures.names_lead_there else pictures.list_folders(),
         joining_rule=joining_rule,
         color=any(summary.color for summary in summaries),
@@ -693,7 +708,20 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         depth=None if brightest is None else next(bits for bits in DEPTHS if brightest < 1 << bits),
         display_problems=() if volumes else tuple(describe_incomparable_dicom_greys(read_dicom_headers(files))),
         volumes=tuple(volumes),
+        masks=examination.masks,
     )
+
+
+def _leave_out_masks(pictures: FoundPictures, examination: TableExamination) -> tuple[str, ...]:
+    """Return the pictures of the folder that no line names, neither as an image nor as a mask."""
+    masks = examination.masks
+    if masks is None:
+        return pictures.unnamed
+    named = set[str]()
+    for column in masks.columns:
+        cells = examination.columns.get_column(column.name).cells
+        named.update(os.path.realpath(masks.folder / cell) for cell in cells)
+    return tuple(name for name in pictures.unnamed if os.path.realpath(pictures.folder / name) not in named)
 
 
 def _make_spec(
@@ -715,7 +743,14 @@ def _make_spec(
         "absent": roles.words.absent,
         "not_assessed": roles.words.not_assessed,
     }
-    if examination.known is not None and roles.finding is None:
+    if (masks := examination.masks) is not None:
+        own: dict[str, object] = {"mask_columns": dict(masks.classes.columns)}
+        if masks.classes.values:
+            own = {"mask_values": dict(masks.classes.values), "mask_column": masks.columns[0].name}
+        if masks.folder.resolve() != folder.resolve():
+            own["masks"] = str(masks.folder.resolve())
+        settings |= own
+    elif examination.known is not None and roles.finding is None:
         settings |= examination.known.settings
     if names is not None:
         settings |= {"finding_column": roles.finding, "separator": names.separator, "classes": tuple(names.classes)}

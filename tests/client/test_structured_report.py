@@ -11,7 +11,6 @@ from polyclinic.client.prediction.model import UsableModel
 from polyclinic.client.prediction.predict import SitePredictions
 from polyclinic.client.prediction.structured_report import (
     make_class_code,
-    make_model_uid,
     refuse_missing_highdicom,
     write_structured_reports,
 )
@@ -19,6 +18,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.prediction.dicom_text import make_model_uid
 from tests.data.dicom_files import dicom
 from tests.missing_packages import hide_packages
 

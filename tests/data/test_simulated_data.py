@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
-from polyclinic.common.config import Experiment
+from polyclinic.common.config import Experiment, validate_experiment
 from polyclinic.common.simulation import (
     SimulatedData,
     cache_received_data,
@@ -110,3 +111,31 @@ def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: P
         assert any(actual.train.stored is array for array in flat[1])  # no copy for each site
         np.testing.assert_array_equal(expected.train.images, actual.train.images)
         np.testing.assert_array_equal(expected.test.labels, actual.test.labels)
+
+
+def test_patients_of_several_hospitals_are_counted_in_a_note(tmp_path: Path) -> None:
+    """P1 to P5 are at both hospitals; whether they are one person or two, nobody knows."""
+    lines = ["file,patient,hospital,part,Mass,Fluid"]
+    for number in range(20):
+        Image.fromarray(np.full((8, 8), 20 + 9 * number, np.uint8)).save(tmp_path / f"{number}.png")
+        hospital = ("north", "south")[number // 10]
+        patient = number % 10 if number % 10 < 5 else number
+        part = ("train", "val")[number % 2]
+        lines.append(f"{number}.png,P{patient},{hospital},{part},{number % 2},{number // 2 % 2}")
+    Image.fromarray(np.full((8, 8), 3, np.uint8)).save(tmp_path / "test.png")
+    lines.append("test.png,T,north,test,1,0")
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    data = {
+        "kind": "folder", "images": ".", "labels": "t.csv", "image_column": "file", "patient_column": "patient",
+        "source_column": "hospital", "split_column": "part", "label_columns": ["Mass", "Fluid"], "image_size": 16,
+    }  # fmt: skip
+    lists = {"north": ["Mass", "Fluid"], "south": ["Mass"]}
+    tables = {
+        "run": {"method": "surgical", "rounds": 1},
+        "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
+        "data": data,
+        "partition": {"kind": "class_lists", "images": "source", "lists": lists},
+    }
+    experiment = validate_experiment(tables, tmp_path / "e.toml", name="e.toml").experiment
+    notes = load_simulated_data(experiment, tmp_path).splits.train.notes
+    assert any("5 patients have images at several hospitals" in note for note in notes)

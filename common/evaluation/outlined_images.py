@@ -1,0 +1,102 @@
+"""Choose test images of a segmentation for people to look at: of each class the best, a middle one and the worst."""
+
+import base64
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from polyclinic.common.metrics.segmentation import AreaComparison
+from polyclinic.common.models.network import (
+    Precision,
+    SplitNetwork,
+    decide_class_areas,
+    select_head_row_labels,
+)
+from polyclinic.common.models.segmenting import compare_with_masks, iterate_logits
+from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.outlines import draw_outlines
+from polyclinic.data.images.pixels import load_pixels_on_device, make_mask_tensors
+
+
+@dataclass(frozen=True)
+class OutlinedImage:
+    """One image with the outlined and the predicted area of a class.
+
+    Attributes:
+        row: Index of the image.
+        dice: Dice of this image alone.
+        png: A PNG file in base64.
+    """
+
+    row: int
+    dice: float
+    png: str
+
+
+def compare_test_images(
+    network: SplitNetwork, images: ImageSet, device: str, precision: Precision = "auto", *, distances: bool = False
+) -> AreaComparison:
+    """Return predicted and outlined areas of all images, for the network's classes."""
+    pixels = load_pixels_on_device(images, device)
+    masks = make_mask_tensors(images, network.class_names, pixels.device)
+    assert masks is not None, "checked when the data were loaded"
+    labels = select_head_row_labels(images, network.class_names).to(pixels.device)
+    return compare_with_masks(network, pixels, masks, labels, precision, distances=distances)
+
+
+def rank_images(compared: AreaComparison, column: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the images in which a class is outlined by rising Dice, and the Dice of each of them."""
+    rows = np.flatnonzero(compared.is_known[:, column] & (compared.reference[:, column] > 0))
+    both = compared.common[rows, column]
+    dice = 2 * both / (compared.predicted[rows, column] + compared.reference[rows, column])
+    order = np.argsort(dice, kind="stable")
+    return rows[order], dice[order]
+
+
+def spread_places(count: int, most: int) -> list[int]:
+    """Return at most ``most`` places of ``count``, the last first, evenly down to the first."""
+    return sorted({int(place) for place in np.linspace(0, count - 1, min(most, count)).round()}, reverse=True)
+
+
+def draw_chosen_images(
+    network: SplitNetwork,
+    images: ImageSet,
+    chosen: dict[str, list[tuple[int, float]]],
+    device: str,
+    precision: Precision = "auto",
+) -> dict[str, list[OutlinedImage]]:
+    """Return chosen images of each class with their outlines drawn.
+
+    Args:
+        chosen: Class -> index and Dice of each of its images.
+    """
+    rows = np.array(sorted({row for of_class in chosen.values() for row, _ in of_class}), np.intp)
+    if not len(rows):
+        return {name: [] for name in chosen}
+    selected = images.select_rows(rows)
+    place = {int(row): index for index, row in enumerate(rows)}
+    assert selected.masks is not None, "checked when the data were loaded"
+    names = list(chosen)
+    columns = [network.class_names.index(name) for name in names]
+    outlined = selected.masks.read_class_areas(np.arange(len(rows)), names)  # (rows, names, *spatial)
+    predicted = np.empty_like(outlined)
+    for batch, logits in iterate_logits(network, load_pixels_on_device(selected, device), precision):
+        predicted[batch] = decide_class_areas(logits, network.spec.task)[:, columns].cpu().numpy()
+
+    pictures, drawn = selected.images, dict[str, list[OutlinedImage]]()
+    for column, (name, of_class) in enumerate(chosen.items()):
+        drawn[name] = list[OutlinedImage]()
+        for row, dice in of_class:
+            at = place[row]
+            picture = draw_outlines(pictures[at], outlined[at, column], predicted[at, column])
+            drawn[name].append(OutlinedImage(row, dice, _encode(picture)))
+    return drawn
+
+
+def _encode(picture: NDArray[np.uint8]) -> str:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, format="PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()

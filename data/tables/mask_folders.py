@@ -1,0 +1,296 @@
+"""Images and masks in folders, which become a table: nnU-Net, the Medical Segmentation Decathlon, a folder a patient.
+
+A file is a mask if its name, or that of a folder above it, has one of :data:`MASK_WORDS`. It belongs to the image whose
+path is the same once these words, and :data:`IMAGE_WORDS`, are taken away: ``labelsTr/liver_1.nii.gz`` to
+``imagesTr/liver_1_0000.nii.gz``, ``case_0/segmentation.nii.gz`` to ``case_0/imaging.nii.gz``. Several masks beside the
+only image of a folder are files of one class each, with the class in their names.
+"""
+
+import csv
+import io
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyclinic.common.errors import BadInput, Fault, raise_faults
+from polyclinic.common.system.files import find_existing_output_faults, write_atomically
+from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
+from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+
+IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
+DESCRIPTION = "dataset.json"
+"""File of nnU-Net and the Medical Segmentation Decathlon that names the value of each class."""
+MASK_WORDS = frozenset(
+    ("mask", "masks", "label", "labels", "seg", "segs", "segmentation", "segmentations", "annotation", "annotations")
+)
+MASK_WORDS |= {"contour", "contours", "outline", "outlines", "gt", "groundtruth", "roi", "rois"}
+IMAGE_WORDS = frozenset(
+    ("image", "images", "img", "imgs", "imaging", "volume", "volumes", "scan", "scans", "ct", "mr", "mri")
+)
+IMAGE_WORDS |= {"picture", "pictures", "photo", "photos", "raw", "orig", "original", "originals"}
+_FILE_WORDS = ("file", "files", "path", "name", "filename", "nii", "png")
+_PARTS = {"tr": "train", "va": "val", "ts": "test", **PART_NAMES}
+"""Words for the parts of a data set in names of folders, in lower case."""
+_TOKENS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+"""Runs of letters or digits; ``labelsTr`` is two."""
+_CHANNEL = re.compile(r"\d{4}")
+_LISTED = 3
+Key = tuple[tuple[str, ...], ...]
+"""The tokens of each folder and of the name of a file, without the words for masks and images."""
+
+
+@dataclass(frozen=True)
+class MaskFolders:
+    """The images of a folder with their masks.
+
+    Attributes:
+        images: Image -> class, or an empty text for a label map -> its mask; all paths are relative to the folder.
+        patients: Image -> its patient; empty if the folders do not say it.
+        parts: Image -> ``train``, ``val`` or ``test``; empty if the folders do not say it of all.
+        values: Value in label maps -> the class that :data:`DESCRIPTION` names; empty without it.
+        unmasked: Images without a mask, which are left out.
+    """
+
+    images: Mapping[str, Mapping[str, str]]
+    patients: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[int, str] = field(default_factory=dict)
+    unmasked: Sequence[str] = ()
+
+    @property
+    def mask_columns(self) -> tuple[str, ...]:
+        """The columns of masks in the table: one of label maps, or one for each class."""
+        classes = sorted({name for masks in self.images.values() for name in masks})
+        return (MASK_COLUMN,) if classes == [""] else tuple(classes)
+
+    def write_table(self, table: Path) -> str:
+        """Write a line for each image; return a line about the table for the user.
+
+        Raises:
+            BadInput: If the table exists.
+        """
+        columns = self.mask_columns
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        more = [(PATIENT_COLUMN, self.patients), (SPLIT_COLUMN, self.parts)]
+        more = [(heading, cells) for heading, cells in more if cells]
+        writer.writerow((IMAGE_COLUMN, *columns, *(heading for heading, _ in more)))
+        for image, masks in self.images.items():
+            cells = [masks.get("" if columns == (MASK_COLUMN,) else name, "") for name in columns]
+            writer.writerow((image, *cells, *(of_column[image] for _, of_column in more)))
+        content = text.getvalue().encode()
+        if not (table.is_file() and table.read_bytes() == content):  # of an earlier call, which asked a question
+            raise_faults(find_existing_output_faults(table))
+            write_atomically(table, content)
+        kinds = "a mask each" if columns == (MASK_COLUMN,) else f"masks of {list_first_and_count_rest(columns, 5)}"
+        line = f"{table}: a table of {format_count_with_noun(len(self.images), 'image')} with {kinds}."
+        if self.unmasked:
+            without = format_count_with_noun(len(self.unmasked), "image without a mask is", "images without a mask are")
+            line += f" {without} left out: {list_first_and_count_rest(self.unmasked, _LISTED)}."
+        return line
+
+
+def find_mask_folders(folder: Path) -> MaskFolders | None:
+    """Return the images of a folder with their masks; None if no file has the name of a mask, or none fits an image.
+
+    Raises:
+        BadInput: If some masks belong to no image or to several, or the masks have no values of single classes.
+    """
+    images, masks = _list_images_and_masks(folder)
+    if not masks:
+        return None
+    by_key = defaultdict[Key, list[str]](list)
+    for image in images:
+        for key in {_make_key(image), _make_key(image, drop_channel=True)}:
+            by_key[key].append(image)
+    matched: dict[str, dict[str, str]] = defaultdict(dict)
+    open_masks = list[str]()
+    several = dict[str, list[str]]()
+    for mask in masks:
+        fitting = by_key.get(_make_key(mask), [])
+        if len(fitting) > 1:
+            several[mask] = fitting
+        elif fitting and "" not in matched[fitting[0]]:
+            matched[fitting[0]][""] = mask
+        else:
+            open_masks.append(mask)
+    lost = _match_by_folder(open_masks, images, matched)
+    matched = {image: of_image for image, of_image in matched.items() if of_image}
+    if not matched and not several:
+        return None
+    raise_faults(_find_match_faults(folder, matched, lost, several))
+    found = {image: matched[image] for image in images if image in matched}
+    return MaskFolders(
+        images=found,
+        patients=_name_patients(found),
+        parts=_name_parts(found),
+        values=read_described_values(folder / DESCRIPTION),
+        unmasked=[image for image in images if image not in found],
+    )
+
+
+def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the paths of images and of masks, relative to the folder; the slices of one DICOM series are one image.
+
+    Raises:
+        BadInput: If masks are files of a kind that cannot be read.
+    """
+    from polyclinic.data.images.dicom_series import is_series_folder  # takes a second
+
+    images, masks, unread = list[str](), list[str](), list[str]()
+    series = set[Path]()
+    for path in sorted(folder.rglob("*")):
+        below = path.relative_to(folder)
+        if any(part.startswith(".") for part in below.parts):
+            continue
+        if path.is_dir():
+            if is_series_folder(path):
+                series.add(path)
+                images.append(below.as_posix())
+            continue
+        if path.parent in series or not path.name.lower().endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES):
+            continue
+        is_mask = any(token in MASK_WORDS for part in _split_into_tokens(below.as_posix()) for token in part)
+        if path.name.lower().endswith(UNREAD_SUFFIXES):
+            unread += [below.as_posix()] * is_mask
+        else:
+            (masks if is_mask else images).append(below.as_posix())
+    if unread:
+        problem = f"{format_count_with_noun(len(unread), 'mask')} cannot be read: "
+        problem += f"{list_first_and_count_rest(unread, _LISTED)}."
+        raise BadInput([Fault(str(folder), problem, "Save masks of volumes as NIfTI, and those of pictures as PNG.")])
+    return images, masks
+
+
+def _drop_ending(path: str) -> str:
+    lowered = path.lower()
+    endings = sorted(PICTURE_SUFFIXES, key=len, reverse=True)  # .nii.gz before .gz
+    ending = next((ending for ending in endings if lowered.endswith(ending)), "")
+    return path[: len(path) - len(ending)]
+
+
+def _split_into_tokens(path: str) -> list[list[str]]:
+    """Return the words and numbers of each folder and of the name of a path, in lower case, without its ending."""
+    return [[token.lower() for token in _TOKENS.findall(part)] for part in _drop_ending(path).split("/")]
+
+
+def _make_key(path: str, *, drop_channel: bool = False) -> Key:
+    """Return the key of a path.
+
+    Args:
+        drop_channel: Leave out the number of four digits at the end of the name, by which nnU-Net counts channels.
+    """
+    parts = _split_into_tokens(path)
+    if drop_channel and parts[-1] and _CHANNEL.fullmatch(parts[-1][-1]):
+        parts[-1] = parts[-1][:-1]
+    kept = (tuple(token for token in part if token not in MASK_WORDS | IMAGE_WORDS) for part in parts)
+    return tuple(part for part in kept if part)
+
+
+def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Give each mask to the only image of its folder, or of the folder above, as the mask of the class in its name.
+
+    Returns:
+        Mask -> why it belongs to no image.
+    """
+    by_folder = defaultdict[Key, list[str]](list)
+    for image in images:
+        by_folder[_make_key(f"{Path(image).parent.as_posix()}/x")[:-1]].append(image)
+    lost = dict[str, str]()
+    for mask in masks:
+        fitting = by_folder.get(_make_key(f"{Path(mask).parent.as_posix()}/x")[:-1], [])
+        name = remove_mask_words(_drop_ending(Path(mask).name))
+        if len(fitting) != 1:
+            lost[mask] = f"{format_count_with_noun(len(fitting), 'image')} may be its own" if fitting else "no image"
+        elif not name or name in matched[fitting[0]]:
+            lost[mask] = f'"{fitting[0]}" has another mask'
+        else:
+            matched[fitting[0]][name] = mask
+    return lost
+
+
+def remove_mask_words(name: str) -> str:
+    """Return the words of a heading or file name that are no word for masks or files: ``kidney left``."""
+    words = re.split(r"[^A-Za-z0-9]+", name)
+    return " ".join(word for word in words if word and word.lower() not in (*MASK_WORDS, *_FILE_WORDS))
+
+
+def _find_match_faults(
+    folder: Path,
+    matched: Mapping[str, Mapping[str, str]],
+    lost: Mapping[str, str],
+    several: Mapping[str, Sequence[str]],
+) -> list[Fault]:
+    remedy = "Name them alike, such as imagesTr/case_1.nii.gz and labelsTr/case_1.nii.gz, or write a table with a "
+    remedy += "column of images and one of masks, and name that."
+    faults = list[Fault]()
+    if several:
+        mask, images = next(iter(several.items()))
+        problem = f"{format_count_with_noun(len(several), 'mask')} may belong to several images, such as "
+        problem += f'"{mask}" to {list_first_and_count_rest(images, _LISTED)}: a volume has one channel here.'
+        only = "Keep the images of one channel, such as those that end in _0000, in a folder of their own beside the "
+        faults.append(Fault(str(folder), problem, f"{only}masks. {remedy}"))
+    if lost:
+        listed = list_first_and_count_rest([f'"{mask}" ({why})' for mask, why in lost.items()], _LISTED)
+        problem = f"{format_count_with_noun(len(lost), 'mask belongs', 'masks belong')} to no image: {listed}."
+        faults.append(Fault(str(folder), problem, remedy))
+    kinds = {"" in masks for masks in matched.values()}
+    if not faults and (len(kinds) > 1 or any("" in masks and len(masks) > 1 for masks in matched.values())):
+        problem = "has label maps for some images, and files of one class for others."
+        faults.append(Fault(str(folder), problem, remedy))
+    return faults
+
+
+def _name_patients(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the patient of each image, if each lies in a folder of its own: that folder's name."""
+    folders = {image: _make_key(f"{Path(image).parent.as_posix()}/x")[:-1] for image in images}
+    if len(set(folders.values())) < len(images) or () in folders.values():
+        return {}
+    names = dict[str, str]()
+    for image in images:
+        own = [part for part in Path(image).parent.parts if _make_key(f"{part}/x")[:-1]]
+        names[image] = own[-1]
+    return names if len(set(names.values())) == len(names) else {}
+
+
+def _name_parts(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the part of each image, if a folder above each names one, and training and test are among them."""
+    parts = dict[str, str]()
+    for image in images:
+        words = [word for part in _split_into_tokens(image)[:-1] for word in part]
+        named = [_PARTS[word] for word in words if word in _PARTS]
+        if len(set(named)) != 1:
+            return {}
+        parts[image] = named[0]
+    return parts if {"train", "test"} <= set(parts.values()) else {}
+
+
+def read_described_values(file: Path) -> dict[int, str]:
+    """Return value -> class of the labels in a ``dataset.json``; empty if there is no such file.
+
+    Raises:
+        BadInput: If the file is damaged, or a class has several values, as the regions of nnU-Net have.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        labels = json.loads(file.read_bytes()).get("labels", {})
+        # The Decathlon writes "1": "liver", nnU-Net "liver": 1.
+        pairs = [(right, left) if left.isdecimal() else (left, right) for left, right in labels.items()]
+    except (ValueError, AttributeError) as error:
+        raise BadInput([Fault(str(file), f"is no description of a data set: {error}.")]) from None
+    values, regions = dict[int, str](), list[str]()
+    for name, value in pairs:
+        if not isinstance(value, int | str) or not str(value).isdecimal() or str(name).casefold() == "ignore":
+            regions.append(str(name))
+        elif int(value):  # 0 is the background
+            values[int(value)] = str(name)
+    if regions:
+        problem = f"names labels that are no class with one value: {list_first_and_count_rest(regions, _LISTED)}."
+        remedy = "Regions of several values and pixels to ignore are not read: save label maps with a value a class."
+        raise BadInput([Fault(str(file), problem, remedy)])
+    return values
