@@ -71,7 +71,9 @@ class LazyMasks:
         mask: NDArray[Any] = row[: math.prod(self.sides) * self.dtype.itemsize].view(self.dtype).reshape(self.sides)
         return mask
 
-    def __getitem__(self, places: NDArray[np.intp] | slice) -> NDArray[Any]:
+    def __getitem__(self, places: NDArray[np.intp] | slice | int) -> NDArray[Any]:
+        if isinstance(places, int | np.integer):
+            return self.view_mask(int(places))
         chosen = np.arange(len(self))[places]
         masks = np.empty((len(chosen), *self.sides), self.dtype)
         for mask, place in zip(masks, chosen.tolist(), strict=True):

@@ -99,6 +99,17 @@ def test_a_mask_is_read_from_its_file_once(tmp_path: Path, reads: list[str], sec
     assert reads == []
 
 
+def test_masks_on_the_disk_are_indexed_as_an_array(tmp_path: Path) -> None:
+    masks = load(folder_of(tmp_path), DecodedImageStore(tmp_path / "cache")).train.masks
+    assert masks is not None
+    every = masks.stored[:]
+    assert every.shape == masks.stored.shape == (6, *SHAPE)
+    assert every.ndim == masks.stored.ndim
+    assert np.array_equal(masks.stored[2], every[2])
+    assert np.array_equal(masks.stored[np.array([3, 1])], every[[3, 1]])
+    assert np.array_equal(masks.stored[1:3], every[1:3])
+
+
 def test_a_mask_that_changes_is_read_again(tmp_path: Path, reads: list[str]) -> None:
     root, place = folder_of(tmp_path), DecodedImageStore(tmp_path / "cache")
     load(root, place)

@@ -10,11 +10,18 @@ from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment, HospitalPlan, make_hospital_plan
 from polyclinic.common.errors import BadInput
-from polyclinic.common.models.network import build_network, find_network_build_faults
+from polyclinic.common.models.network import build_network, decide_class_areas, find_network_build_faults
 from polyclinic.common.models.segmenting import iterate_logits
 from polyclinic.common.models.sliding_window import slide_over_images
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.prediction.masks import predict_masks
+from polyclinic.data.base.spec import PictureRenderingOptions
 from polyclinic.data.images.pixels import ImageTensors
+from polyclinic.data.images.reading import DecodedImageFormat
+from polyclinic.data.images.volume_masks import restore_volume_mask
+from polyclinic.data.images.volume_pixels import render_volume
+from polyclinic.data.images.volumes import read_volume, read_volume_grid
+from tests.data.volume_files import write_nifti
 from tests.missing_packages import hide_packages
 
 pytest.importorskip("monai", reason="the extra monai is not installed")
@@ -80,6 +87,24 @@ def test_evaluation_slides_over_each_image_by_itself() -> None:
     with torch.no_grad():
         expected = torch.cat([network.eval()(image[None].float()) for image in images])
     assert torch.equal(logits, expected)
+
+
+def test_predict_writes_the_mask_of_a_volume_that_is_larger_than_a_patch(tmp_path: Path) -> None:
+    (tmp_path / "volumes").mkdir()
+    file = tmp_path / "volumes" / "one.nii.gz"
+    write_nifti(file, np.random.default_rng(1).integers(0, 256, (8, 24, 24)).astype(np.int16), (3.0, 2.0, 1.0))
+    form = DecodedImageFormat((8, 24, 24), False, "pad", PictureRenderingOptions(window=(127.5, 255)))
+    grey = render_volume(file, (8, 24, 24), "pad", form.rendering).voxels
+    images = torch.from_numpy(grey[None, None, ..., 0]).float()
+    network = build_network(spec(task="exclusive_segmentation"), ("a", "b"), seed=4).eval()
+    with torch.no_grad():
+        network.head.bias.sub_(network(images).mean((0, 2, 3, 4)))  # so that each class is somewhere
+        areas = decide_class_areas(network(images), "exclusive_segmentation")[0].numpy()
+    predict_masks(network, network.class_names, file.parent, form, tmp_path / "masks")
+    expected = areas[0] * 1 + areas[1] * 2
+    written = read_volume(tmp_path / "masks" / "one.nii.gz.nii.gz").voxels
+    assert len(np.unique(expected)) == 3
+    assert np.array_equal(written, restore_volume_mask(expected, read_volume_grid(file), form))
 
 
 def test_a_small_axis_is_padded_with_black_and_cut_again() -> None:
