@@ -80,6 +80,10 @@ class RunSection(TomlSection):
         return table if self.purpose else {key: value for key, value in table.items() if key != "purpose"}
 
 
+PATCH_TRAINING_KEYS: Final = ("patches_per_volume", "patch_foreground")
+"""Keys of ``[training]`` for a model that trains on patches."""
+
+
 class TrainingSection(TomlSection):
     """The ``[training]`` table: the local training of a site in one round.
 
@@ -102,6 +106,10 @@ class TrainingSection(TomlSection):
             else ``float32`` is used. ``fp16`` is for GPUs without bfloat16. With ``fastest`` each site measures the
             combinations of precision and ``memory_format`` and uses the fastest.
         memory_format: torch's memory format of convolution weights and images.
+        patches_per_volume: With ``model.patch_size``, patches drawn from each image in an epoch; a batch has
+            ``batch_size`` patches.
+        patch_foreground: Share of the patches, on average, that are drawn around a pixel of an outlined class; the
+            others lie anywhere.
     """
 
     epochs: int = Field(1, ge=1)
@@ -123,6 +131,15 @@ class TrainingSection(TomlSection):
     threads: int = Field(1, ge=1, le=1024)
     precision: Literal["auto", "float32", "bf16", "fp16", "fastest"] = "auto"
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
+    patches_per_volume: int = Field(4, ge=1, le=4096)
+    patch_foreground: float = Field(0.5, ge=0, le=1)
+
+    @model_serializer(mode="wrap")
+    def _leave_out_default_patches(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A plan of whole images has the text, and so the hash, that it had before there were patches.
+        table: dict[str, Any] = serialize(self)
+        defaults = {key: type(self).model_fields[key].default for key in PATCH_TRAINING_KEYS}
+        return {key: value for key, value in table.items() if key not in defaults or value != defaults[key]}
 
 
 class EvaluationSection(TomlSection):
@@ -385,6 +402,10 @@ class Experiment(TomlSection):
                 needed = "[depth, height, width], of volumes" if self.model.takes_volumes else "one number, of pictures"
                 size = format_image_size(table.image_size)
                 raise ValueError(f"{key}.image_size must be {needed}, as model.image_size is, got {size}")
+        if self.model.patch_size is None and (
+            given := sorted(self.training.model_fields_set.intersection(PATCH_TRAINING_KEYS))
+        ):
+            raise ValueError(f"training.{given[0]} goes with model.patch_size: without it whole images are trained on")
         if evaluation.test_each_round and self.model.task != "multi_class":
             raise ValueError('evaluation.test_each_round counts right classes: it needs model.task = "multi_class"')
         if evaluation.test_each_round and participation.sites_per_round:

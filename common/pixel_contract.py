@@ -16,7 +16,7 @@ from typing import Any
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import Fault
 from polyclinic.data.base.pixel_form import KEYS, OWN, RENDERING_KEYS, PixelForm, format_setting
-from polyclinic.data.base.spec import VolumeSize, format_image_size
+from polyclinic.data.base.spec import VolumeSize, describe_sides, format_image_size
 
 Forms = Sequence[tuple[str, PixelForm]]
 """The sites with their forms, in the order in which the sites were admitted."""
@@ -29,6 +29,7 @@ class PixelTerms:
     Attributes:
         table: The table ``[pixels]`` of the experiment.
         channels, image_size: Those of the network.
+        patch_sides: Size of the network's patches, height and width or depth, height and width; None for whole images.
         begun: The form that the sites of a run under way have; None before round 1.
         model_decides_color: True if a network of three channels takes images in colour, unless the table says
             otherwise. False in a simulation, whose sites have one data set and cannot differ.
@@ -39,11 +40,15 @@ class PixelTerms:
     table: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     begun: PixelForm | None = None
     model_decides_color: bool = True
+    patch_sides: tuple[int, ...] | None = None
 
     @classmethod
     def from_plan(cls, plan: HospitalPlan) -> "PixelTerms":
         """Return what a plan says about pixels, before round 1."""
-        return cls(channels=plan.model.channels, image_size=plan.model.image_size, table=plan.pixels or {})
+        model = plan.model
+        patch_sides = None if model.patch_size is None else model.sides
+        table = plan.pixels or {}
+        return cls(channels=model.channels, image_size=model.image_size, table=table, patch_sides=patch_sides)
 
     def find_stated_value(self, key: str) -> "_RunValue | None":
         """Return the run's own value of a key; None if the run leaves it to the sites."""
@@ -79,7 +84,7 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
     most sites; on a tie that of the site that was admitted first. A site that differs in one key has no vote on the
     next.
     """
-    faults = _find_dimension_faults(forms, terms)
+    faults = _find_dimension_faults(forms, terms) or _find_small_image_faults(forms, terms)
     forms = [(site, form) for site, form in forms if site not in {fault.site for fault in faults}]
     for key, run in _choose_run_values(forms, terms).items():
         faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
@@ -103,6 +108,23 @@ def _find_dimension_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
         size = format_image_size(terms.image_size)
         problem = f"its images are {theirs} of {form.describe_size()}, and the network takes {needed}, {size}."
         remedy = f"This line under [data] in site.toml of {site} reads {needed}:\n    image_size = {size}"
+        faults.append(Fault(f"site.toml of {site}: data.image_size", problem, remedy, site))
+    return faults
+
+
+def _find_small_image_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
+    """Return a fault for each site whose images are smaller than the network's patches, along any axis."""
+    faults = list[Fault]()
+    if terms.patch_sides is None:
+        return faults
+    for site, form in forms:
+        sides = form.volume_size or (form.height, form.width)
+        if all(side >= least for side, least in zip(sides, terms.patch_sides, strict=True)):
+            continue
+        size = format_image_size(terms.image_size)
+        problem = f"its images are {form.describe_size()}, smaller than the run's patches, "
+        problem += f"{describe_sides(terms.patch_sides)}."
+        remedy = f"This line under [data] in site.toml of {site} settles it:\n    image_size = {size}"
         faults.append(Fault(f"site.toml of {site}: data.image_size", problem, remedy, site))
     return faults
 

@@ -32,7 +32,8 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
         area.passed.append(f"pixels: {form.describe()}, which {planned.origin} does not contradict")
     size = form.describe_size()
     network_size = format_image_size(model.image_size)
-    if "image_size" not in comparison.terms.table and format_image_size(form.image_size) != network_size:
+    resizes = model.patch_size is None
+    if resizes and "image_size" not in comparison.terms.table and format_image_size(form.image_size) != network_size:
         problem = f"images are stored with {size}, and the network resizes them again, to "
         problem += f"{network_size}. If another hospital stores them in that size, this one is refused."
         area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {network_size}")

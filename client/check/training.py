@@ -19,6 +19,7 @@ from polyclinic.common.class_columns import select_annotated_classes
 from polyclinic.common.config import Experiment, HospitalPlan, RunSection, TrainingSection, make_hospital_plan
 from polyclinic.common.models.gpu import count_visible_gpus, move_network_to_device, split_batches_across_gpus
 from polyclinic.common.models.network import SplitNetwork, build_network, compute_logits
+from polyclinic.common.models.segmenting import iterate_logits
 from polyclinic.common.models.state import read_model_state
 from polyclinic.common.models.zoo.registry import describe_image_size
 from polyclinic.common.models.zoo.spec import ModelSpec, is_segmentation
@@ -27,8 +28,8 @@ from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import ModelGroups, TrainReply
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.masks import make_empty_masks
-from polyclinic.data.images.pixels import convert_to_channels_first
-from polyclinic.strategies.local.objective import LocalRound, pair_pixels_with_labels, plain
+from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first
+from polyclinic.strategies.local.objective import LocalRound, pair_pixels_with_labels, plain, read_in_patches
 from polyclinic.strategies.local.optimisation import make_optimizer
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.training import (
@@ -159,8 +160,9 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down, up = cost.received / 1e6, cost.sent / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
-    size = describe_image_size(plan.model.image_size)
-    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}"
+    size = describe_image_size(plan.model.input_size)
+    of = "" if plan.model.patch_size is None else " patches"
+    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}{of}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -196,7 +198,9 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     if is_segmentation(plan.model.task):  # the time of a step does not depend on what the masks show
         masks = make_empty_masks(len(images), pixels.shape[2:], images.class_names)
         images = replace(images, masks=masks)
-    examples = pair_pixels_with_labels(images, pixels, network.class_names)
+    inputs = ImageTensors(pixels, None, pixels.device)
+    examples = pair_pixels_with_labels(images, inputs, network.class_names)
+    examples = read_in_patches(examples, plan.model, plan.training)
     local = LocalRound(plain(trial.method.choose_training_loss(examples, plan.training)))
     task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenNetworkParts())
     received = read_model_state(network)
@@ -208,7 +212,7 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
 
         train_s = _measure_seconds(train_one_epoch)
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(train_one_epoch)
-        validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
+        validate_s = _measure_seconds(lambda: _compute_all_logits(network, inputs, plan))
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
     parameters = trial.method.parameters
     sent, _ = compress_trunk(update, ModelGroups(), parameters.compress_update)
@@ -218,6 +222,15 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
         for groups in (model, sent)
     )
     return TrainingStepCost(train_s / len(examples), validate_s / len(examples), down, up)
+
+
+def _compute_all_logits(network: SplitNetwork, inputs: ImageTensors, plan: HospitalPlan) -> None:
+    precision = plan.training.precision
+    if is_segmentation(plan.model.task):  # the logits of all pixels would not fit into memory
+        for _, logits in iterate_logits(network, inputs, precision):
+            logits.cpu()
+        return
+    compute_logits(network, inputs, precision).cpu()
 
 
 def _measure_seconds(work: Callable[[], object]) -> float:

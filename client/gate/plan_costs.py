@@ -154,6 +154,8 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
     """
     size, training = estimate_network_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
+    if plan.model.patch_size is not None:
+        images *= training.patches_per_volume
     batch = choose_micro_batch_size(training.batch_size) if private else min(training.batch_size, images)
     narrow = resolve_precision(device, training.precision) != "float32"
     of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)

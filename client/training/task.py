@@ -43,7 +43,7 @@ from polyclinic.common.wire.records import (
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import ImageTensors, select_input_rows
 from polyclinic.strategies.local.arithmetic import copy_with_number_format
-from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels
+from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels, read_in_patches
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.training import (
     EpochTrainer,
@@ -101,6 +101,8 @@ class LocalTask:
             if part == "train" and not site.has_no_limits and (rows := site.find_rows_to_train_on(images)) is not None:
                 images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
+        if part == "train" and self._examples[part].sampling is None:
+            self._examples[part] = read_in_patches(self._examples[part], self.plan.model, self.plan.training)
         return self._examples[part]
 
     def _get_cached_examples(self, part: str) -> LabelledExamples:

@@ -41,12 +41,28 @@ def compute_hausdorff_distance(
 
     if not predicted.any() or not reference.any():
         return float("nan")
+    box = _find_bounding_box(predicted | reference)
+    predicted, reference = predicted[box], reference[box]
     surfaces = [area & ~ndimage.binary_erosion(area) for area in (predicted, reference)]
     directed = list[float]()
     for surface, other in (surfaces, surfaces[::-1]):
         distances = ndimage.distance_transform_edt(~other, sampling=spacing)
         directed.append(float(np.percentile(distances[surface], percentile)))
     return max(directed)
+
+
+def _find_bounding_box(area: Areas) -> tuple[slice, ...]:
+    """Return the smallest box around an area, one pixel wider on each side where the image has one.
+
+    Every surface of a part of the area is the same in the box: a pixel at its border belongs to the area only where the
+    image ends.
+    """
+    box = list[slice]()
+    for axis, side in enumerate(area.shape):
+        others = tuple(other for other in range(area.ndim) if other != axis)
+        inside = np.flatnonzero(area.any(axis=others))
+        box.append(slice(max(int(inside[0]) - 1, 0), min(int(inside[-1]) + 2, side)))
+    return tuple(box)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from polyclinic.common.models.parts import (
     require_gradients,
     set_training_flag,
 )
+from polyclinic.common.models.sliding_window import refuse_missing_sliding_window, slide_over_images
 from polyclinic.common.models.trained import (
     add_low_rank_factors,
     list_frozen_tensor_names,
@@ -200,13 +201,18 @@ class SplitNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``.
 
-        They are ``(batch, classes)``; in segmentation ``(batch, classes, *spatial)``, of the images' own size.
+        They are ``(batch, classes)``; in segmentation ``(batch, classes, *spatial)``, of the images' own size. With
+        ``patch_size`` images of another size than a patch are computed by a sliding window.
         """
-        features = self.features(images)
         if not is_segmentation(self.spec.task):
-            logits: Tensor = self.head(features)
+            logits: Tensor = self.head(self.features(images))
             return logits
-        return resize_maps(apply_to_last_axis(self.head, features), images.shape[2:])
+        if self.spec.patch_size is not None and tuple(images.shape[2:]) != self.spec.sides:
+            return slide_over_images(self._compute_window_logits, images, self.spec)
+        return resize_maps(apply_to_last_axis(self.head, self.features(images)), images.shape[2:])
+
+    def _compute_window_logits(self, windows: Tensor) -> Tensor:
+        return apply_doubling_single_image(self, windows).float()
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``; in segmentation ``(batch, features, *spatial)``."""
@@ -286,11 +292,12 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
 
     Raises:
         BadInput: If the weights file is missing, has another hash or does not fit; or if ``model.train`` asks for
-            frozen layers and nothing would be frozen.
+            frozen layers and nothing would be frozen; or if the sliding window of a model of patches needs a package.
     """
+    refuse_missing_sliding_window(spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
+        backbone, width = build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
@@ -361,6 +368,7 @@ def _works_on_channels_last(network: SplitNetwork) -> bool:
 def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     """Return the faults for which :func:`build_network` would fail; torch's global random state does not change."""
     try:
+        refuse_missing_sliding_window(spec)
         if spec.weights is None and spec.train == "all" and not is_external_network(spec.architecture):
             return []
         refuse_unfit_train_setting(_adapt_to_train_setting(build_backbone_for_check(spec).module, spec), spec)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.network import SplitNetwork, build_network, make_dense_layer
 from polyclinic.common.models.size_limit import NetworkTooLarge, limit_network_bytes
+from polyclinic.common.models.sliding_window import describe_sliding_window
 from polyclinic.common.models.state import (
     Array,
     FrozenPart,
@@ -116,6 +117,9 @@ def save_model(
     axes, resize = "height x width", "bilinear antialiased"
     if spec.takes_volumes:
         axes, resize = "depth x height x width", "trilinear"
+    steps = f"{resize} resize to {' x '.join(map(str, spec.sides))}"
+    if spec.patch_size is not None:
+        steps = f"{describe_sliding_window(spec)}, without a resize"
     kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
     model = network.spec.model_copy(
         update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
@@ -129,8 +133,8 @@ def save_model(
     saved = SavedModelDescription(
         model=model,
         class_names=network.class_names,
-        preprocessing=f"pixels 0..255, {kind}, batch x channels x {axes}; then, inside the network: {resize} "
-        f"resize to {' x '.join(map(str, spec.sides))}, then (pixel / 255 - mean) / std per channel",
+        preprocessing=f"pixels 0..255, {kind}, batch x channels x {axes}; then, inside the network: {steps}, "
+        f"then (pixel / 255 - mean) / std per channel",
         label_contract_sha256=label_contract_sha256,
         initial_weights_sha256=network.spec.weights_sha256,
         safetensors_sha256=hashlib.sha256(content).hexdigest(),

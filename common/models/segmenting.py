@@ -31,14 +31,17 @@ def iterate_logits(
 ) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
     """Yield the logits of all images in order, with the images' indices, in batches that fit into memory."""
     set_training_flag(cast(nn.Module, network), training=False)
-    pixels = int(np.prod(images.stored.shape[2:] if isinstance(images.stored, Tensor) else images.stored.shape[1:]))
+    pixels = int(np.prod(images.sides))
     size = max(1, PIXELS_AT_A_TIME // pixels)
     first = 0
     for batch in images.iterate_batches(size):
         if not len(batch):
             return
         with autocast(batch.device, precision):
-            logits = apply_doubling_single_image(network, batch.float()).float()
+            if network.spec.patch_size is None:
+                logits = apply_doubling_single_image(network, batch.float()).float()
+            else:  # the network doubles a single window, not the whole image
+                logits = network(batch.float()).float()
         yield np.arange(first, first + len(batch)), logits
         first += len(batch)
 

@@ -154,7 +154,7 @@ class WeightsFile:
         pairs = {
             "task": (model.task, spec.task),
             "channels": (model.channels, spec.channels),
-            "image_size": (model.image_size, spec.image_size),
+            "image_size": (model.input_size, spec.input_size),
             "mean": (model.normalisation.mean, spec.normalisation.mean),
             "std": (model.normalisation.std, spec.normalisation.std),
         }

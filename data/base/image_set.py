@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.attributes import ImageAttributes, concatenate_attributes
-from polyclinic.data.base.masks import MaskSet, concatenate_masks
+from polyclinic.data.base.masks import LazyMasks, MaskSet, concatenate_masks
 from polyclinic.data.base.names import is_anonymous_patient
 
 PARTS = ("train", "validation", "test")
@@ -141,6 +141,11 @@ class LazyPictures(ABC):
         Args:
             seed: Determines the random transforms, if reading applies any.
         """
+
+    def view_picture(self, row: int) -> NDArray[Any]:
+        """Return one picture, which the caller only reads: of an unencrypted file a view, without a copy."""
+        picture: NDArray[Any] = self.read_pictures(np.array([row], np.intp))[0]
+        return picture
 
     @abstractmethod
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
@@ -401,8 +406,8 @@ def hash_dataset(*parts: ImageSet) -> str:
         digest.update(images.picture_digests.tobytes())
         if images.masks is not None:
             digest.update(json.dumps(dict(images.masks.bits)).encode())
-            for mask in images.masks.stored[images.masks.places]:
-                digest.update(np.ascontiguousarray(mask).tobytes())
+            for place in images.masks.places:
+                digest.update(images.masks.stored[place : place + 1].tobytes())
     return digest.hexdigest()
 
 
@@ -477,10 +482,27 @@ def serialize_dataset_splits(
         for name in _MASK_ARRAYS:
             array = getattr(masks, name, None)
             if array is not None and id(array) not in numbers:
-                numbers[id(array)] = len(arrays)
-                arrays.append(array)
+                place = _describe_masks(array, describe) if isinstance(array, LazyMasks) else None
+                numbers[id(array)] = len(arrays) if place is None else place
+                if place is None:
+                    arrays.append(array[:])
             layout[part][f"mask_{name}"] = None if array is None else numbers[id(array)]
     return layout, arrays
+
+
+def _describe_masks(masks: LazyMasks, describe: Callable[[LazyPictures], Any]) -> Any:
+    """Return JSON by which another process opens masks on the disk itself; None to copy them."""
+    rows = describe(masks.rows) if isinstance(masks.rows, LazyPictures) else None
+    if rows is None:
+        return None
+    about = {"sides": list(masks.sides), "dtype": masks.dtype.str, "any_bits": masks.any_bits.tolist()}
+    return {"rows": rows, **about}
+
+
+def _open_described_masks(about: Mapping[str, Any], opened: Callable[[Any], LazyPictures]) -> LazyMasks:
+    """Open the masks that :func:`_describe_masks` described in another process."""
+    any_bits = np.array(about["any_bits"], np.int64)
+    return LazyMasks(opened(about["rows"]), tuple(about["sides"]), np.dtype(about["dtype"]), any_bits)
 
 
 def deserialize_dataset_splits(
@@ -492,7 +514,7 @@ def deserialize_dataset_splits(
         opened: Opens pictures from the JSON that ``describe`` of :func:`serialize_dataset_splits` returned; None if all
             pictures are in ``arrays``.
     """
-    sets, stores = list[ImageSet](), dict[str, LazyPictures]()
+    sets, stores, masks_on_disk = list[ImageSet](), dict[str, LazyPictures](), dict[str, LazyMasks]()
     for part in (layout[name] for name in PARTS):
         fields: dict[str, Any] = {}
         for name in _ARRAYS:
@@ -507,9 +529,14 @@ def deserialize_dataset_splits(
         fields |= {"omissions": tuple(part["omissions"]), "drops_color": part["drops_color"]}
         fields["white_of_dark"] = part["white_of_dark"]
         if part["mask_bits"] is not None:
-            spacing = part["mask_spacing"]
+            spacing, place = part["mask_spacing"], part["mask_stored"]
+            if isinstance(place, dict) and opened is not None:
+                key = str(place["rows"])
+                if key not in masks_on_disk:
+                    masks_on_disk[key] = _open_described_masks(place, opened)
+                place = masks_on_disk[key]
             fields["masks"] = MaskSet(
-                arrays[part["mask_stored"]],
+                place if isinstance(place, LazyMasks) else arrays[place],
                 arrays[part["mask_places"]],
                 part["mask_bits"],
                 None if spacing is None else arrays[spacing],

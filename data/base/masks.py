@@ -4,9 +4,10 @@ Bits take overlapping classes, one file for each class, and label maps alike. A 
 has the label NaN there; its bits then have no meaning.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +31,69 @@ def choose_mask_type(classes: int) -> type[np.unsignedinteger[Any] | np.signedin
     raise ValueError(f"masks hold at most {MOST_MASK_CLASSES} classes, got {classes}")
 
 
+class MaskRows(Protocol):
+    """Rows of bytes on the disk, such as :class:`polyclinic.data.base.image_set.LazyPictures`."""
+
+    def __len__(self) -> int: ...
+    def view_picture(self, row: int) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class LazyMasks:
+    """Masks that are read from the disk when they are needed; they behave as an array ``(m, *spatial)``.
+
+    Attributes:
+        rows: Each mask's bytes, in the order of memory, at the beginning of a row; more bytes may follow.
+        sides: The shape of one mask.
+        dtype: Type of the whole numbers.
+        any_bits: ``(m,)``, the bits that each mask has anywhere.
+    """
+
+    rows: MaskRows
+    sides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    any_bits: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.rows), *self.sides
+
+    @property
+    def ndim(self) -> int:
+        return 1 + len(self.sides)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def view_mask(self, place: int) -> NDArray[Any]:
+        """Return one mask ``(*spatial)``, which the caller only reads."""
+        row = self.rows.view_picture(place)
+        mask: NDArray[Any] = row[: math.prod(self.sides) * self.dtype.itemsize].view(self.dtype).reshape(self.sides)
+        return mask
+
+    def __getitem__(self, places: NDArray[np.intp] | slice | int) -> NDArray[Any]:
+        if isinstance(places, int | np.integer):
+            return self.view_mask(int(places))
+        chosen = np.arange(len(self))[places]
+        masks = np.empty((len(chosen), *self.sides), self.dtype)
+        for mask, place in zip(masks, chosen.tolist(), strict=True):
+            mask[...] = self.view_mask(place)
+        return masks
+
+
 @dataclass(frozen=True, eq=False)
 class MaskSet:
     """The masks of the images of an image set.
 
     Attributes:
-        stored: Whole numbers ``(m, *spatial)``, in which a bit says that a class is there.
+        stored: Whole numbers ``(m, *spatial)``, in which a bit says that a class is there; in memory or on the disk.
         places: ``(n,)``, the index of each image's mask in ``stored``.
         bits: Class -> the bits that mean it; a class has several if several columns of the source mean it.
         spacing: Side of a pixel or voxel of each image along each axis, ``(n, axes)``, in mm; None if unknown, then
             distances are in pixels.
     """
 
-    stored: NDArray[Any]
+    stored: NDArray[Any] | LazyMasks
     places: NDArray[np.intp]
     bits: Mapping[str, int]
     spacing: NDArray[np.float64] | None = None
@@ -80,8 +131,11 @@ class MaskSet:
 
     def find_shown_classes(self, class_names: Sequence[str]) -> NDArray[np.bool_]:
         """Return ``(n, classes)``, True where a class has a pixel in an image."""
-        axes = tuple(range(1, self.stored.ndim))
-        any_bits = np.bitwise_or.reduce(self.stored, axis=axes)[self.places] if axes else self.stored[self.places]
+        if isinstance(self.stored, LazyMasks):
+            any_bits = self.stored.any_bits[self.places]
+        else:
+            axes = tuple(range(1, self.stored.ndim))
+            any_bits = np.bitwise_or.reduce(self.stored, axis=axes)[self.places] if axes else self.stored[self.places]
         return np.stack([(any_bits & self.bits[name]) != 0 for name in class_names], axis=1).reshape(len(self), -1)
 
 
@@ -93,7 +147,7 @@ def concatenate_masks(sets: Iterable[MaskSet]) -> MaskSet:
     spacings = [masks.spacing for masks in every if masks.spacing is not None]
     return replace(
         every[0],
-        stored=every[0].stored if shared else np.concatenate([masks.stored for masks in every]),
+        stored=every[0].stored if shared else np.concatenate([masks.stored[:] for masks in every]),
         places=np.concatenate([masks.places + start for masks, start in zip(every, starts, strict=True)]),
         spacing=np.concatenate(spacings) if len(spacings) == len(every) else None,
     )

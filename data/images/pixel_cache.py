@@ -117,6 +117,11 @@ class MemoryMappedPictures(_CachedPictures):
         self._verify_picture_digests(rows)
         return self.array[rows]
 
+    def view_picture(self, row: int) -> NDArray[np.uint8]:
+        self._verify_picture_digests(np.array([row], np.intp))
+        picture: NDArray[np.uint8] = self.array[row]
+        return picture
+
     def verify_all_picture_digests(self) -> None:
         """Verify the digests of all pictures, for a caller that accesses the array directly.
 

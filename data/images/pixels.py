@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyclinic.data.base.image_set import ImageSet, LazyPictures
+from polyclinic.data.base.masks import LazyMasks
+from polyclinic.data.images.patches import PatchPlaces, PatchSampling, draw_patch_places
 from polyclinic.data.images.pixel_cache import MemoryMappedPictures
 
 PART_OF_FREE_MEMORY = 0.5
@@ -32,15 +34,26 @@ class ImageTensors:
         rows: ``(n,)`` index of each picture in ``stored``; None if picture i is ``stored[i]``.
         device: The device to which pictures are moved for use.
         on_disk: True if ``stored`` is read from the disk, so that prefetching the next batch saves time.
+        patches: Parts of the pictures that stand in their place: entry i is patch i; None for whole pictures.
     """
 
     stored: Tensor | LazyPictures
     rows: Tensor | None
     device: torch.device
     on_disk: bool = False
+    patches: PatchPlaces | None = None
 
     def __len__(self) -> int:
+        if self.patches is not None:
+            return len(self.patches)
         return len(self.stored) if self.rows is None else len(self.rows)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Size of a whole picture: height and width, or depth, height and width of a volume."""
+        if isinstance(self.stored, Tensor):
+            return tuple(self.stored.shape[2:])
+        return tuple(self.stored.shape[1:4] if self.stored.ndim == 5 else self.stored.shape[1:3])
 
     @property
     def index_tensor_device(self) -> torch.device:
@@ -53,7 +66,7 @@ class ImageTensors:
 
     def iterate_batches(self, size: int) -> Iterator[Tensor]:
         """Yield all pictures in order, in batches of ``size``, on ``device``; an empty set yields one empty batch."""
-        if isinstance(self.stored, LazyPictures) or self.on_disk:
+        if isinstance(self.stored, LazyPictures) or self.on_disk or self.patches is not None:
             yield from self._read_batches_ahead(torch.split(torch.arange(len(self)), size), lambda: 0)
             return
         for start in range(0, max(len(self), 1), size):
@@ -89,11 +102,26 @@ class ImageTensors:
         Args:
             seed: Determines the random transforms of a user's data set.
         """
+        if self.patches is not None:
+            return self._read_patch_tensors(rows.cpu().numpy(), self.patches)
         rows = rows.to(self.index_tensor_device)
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):
             return self.stored[places]
         return convert_to_channels_first(self.stored.read_pictures(places.numpy(), seed))
+
+    def _read_patch_tensors(self, rows: NDArray[np.intp], patches: PatchPlaces) -> Tensor:
+        """Return the patches with these indices; of a picture in an open file only their pixels are read."""
+        parts = list[Any]()
+        for row in rows.tolist():
+            image = int(patches.rows[row])
+            place = image if self.rows is None else int(self.rows[image])
+            part = patches.make_slices(row)
+            if isinstance(self.stored, Tensor):
+                parts.append(self.stored[place][(slice(None), *part)])
+            else:
+                parts.append(self.stored.view_picture(place)[part])
+        return torch.stack(parts) if isinstance(self.stored, Tensor) else convert_to_channels_first(np.stack(parts))
 
 
 @dataclass(frozen=True)
@@ -101,23 +129,25 @@ class MaskTensors:
     """The masks of a part of the data, as labels for each pixel and head row.
 
     Attributes:
-        stored: Whole numbers ``(m, *spatial)``, whose bits say which classes are there; on the CPU.
+        stored: Whole numbers ``(m, *spatial)``, whose bits say which classes are there; on the CPU, or on the disk.
         places: ``(n,)`` index of each image's mask in ``stored``.
         bits: Whole numbers ``(rows,)``: the bits of each head row's class; 0 for a class that has none.
         spacing: ``(n, axes)``, side of a pixel along each axis in mm; None if unknown.
         device: The device to which labels are moved.
+        patches: As in :class:`ImageTensors`: entry i is the mask of patch i.
     """
 
-    stored: Tensor
+    stored: Tensor | LazyMasks
     places: Tensor
     bits: Tensor
     spacing: NDArray[np.float64] | None
     device: torch.device
+    patches: PatchPlaces | None = None
 
     @property
-    def pixels(self) -> int:
-        """The number of pixels of a mask."""
-        return int(self.stored[0].numel())
+    def sides(self) -> tuple[int, ...]:
+        """Size of the mask of a whole picture."""
+        return tuple(self.stored.shape[1:])
 
     def select_rows(self, rows: NDArray[np.intp]) -> "MaskTensors":
         """Return the masks of the images with these indices."""
@@ -131,10 +161,38 @@ class MaskTensors:
             rows: Indices ``(batch,)`` of the images.
             labels: Their labels ``(batch, rows)``: with 0 the class is in no pixel, with NaN it is annotated in none.
         """
-        masks = self.stored[self.places[rows.cpu()]]
+        masks = self._read_mask_tensors(rows.cpu())
         ones = [1] * (masks.ndim - 1)
         shown = ((masks[:, None] & self.bits.reshape(1, -1, *ones)) != 0).to(self.device, torch.float32)
         return shown * labels.reshape(*labels.shape, *ones)
+
+    def _read_mask_tensors(self, rows: Tensor) -> Tensor:
+        """Return the whole numbers of the masks, or patches, with these indices, ``(batch, *spatial)``."""
+        if self.patches is None:
+            places = self.places[rows]
+            return self.stored[places] if isinstance(self.stored, Tensor) else _share(self.stored[places.numpy()])
+        parts = list[Tensor]()
+        for row in rows.tolist():
+            place = int(self.places[int(self.patches.rows[row])])
+            parts.append(self._view_mask(place)[self.patches.make_slices(row)])
+        return torch.stack(parts)
+
+    def _view_mask(self, place: int) -> Tensor:
+        return self.stored[place] if isinstance(self.stored, Tensor) else _share(self.stored.view_mask(place))
+
+    def draw_patches(self, labels: Tensor, sampling: PatchSampling, generator: torch.Generator) -> PatchPlaces:
+        """Draw the patches of an epoch.
+
+        Args:
+            labels: Labels ``(n, rows)`` of the images, on any device.
+        """
+        shows = ((labels == 1).cpu() & (self.bits != 0)).numpy()
+
+        def find_pixels(row: int, column: int) -> NDArray[np.intp]:
+            mask = self._view_mask(int(self.places[row]))
+            return np.flatnonzero(((mask & self.bits[column]) != 0).numpy())
+
+        return draw_patch_places(sampling, self.sides, shows, find_pixels, generator)
 
 
 def make_mask_tensors(images: ImageSet, class_names: Sequence[str], device: torch.device) -> MaskTensors | None:
@@ -142,11 +200,17 @@ def make_mask_tensors(images: ImageSet, class_names: Sequence[str], device: torc
     masks = images.masks
     if masks is None:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
-        stored = torch.from_numpy(np.ascontiguousarray(masks.stored))
-    bits = torch.tensor([masks.bits.get(name, 0) for name in class_names], dtype=stored.dtype)
+    stored = masks.stored if isinstance(masks.stored, LazyMasks) else _share(np.ascontiguousarray(masks.stored))
+    kind = torch.from_numpy(np.zeros(0, masks.stored.dtype)).dtype
+    bits = torch.tensor([masks.bits.get(name, 0) for name in class_names], dtype=kind)
     return MaskTensors(stored, torch.from_numpy(masks.places), bits, masks.spacing, device)
+
+
+def _share(array: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor of the same memory, which is only read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only
+        return torch.from_numpy(array)
 
 
 def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> Tensor | ImageTensors:
@@ -179,9 +243,7 @@ def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
 
     Volumes ``(n, depth, height, width, channels)`` become ``(n, channels, depth, height, width)``.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
-        tensor = torch.from_numpy(np.ascontiguousarray(images))
+    tensor = _share(np.ascontiguousarray(images))
     if tensor.ndim == 5 and tensor.shape[4] == 1:
         # Moved, an axis of one channel would keep a stride by which torch takes the channels to lie last, and chooses
         # another algorithm with other digits.

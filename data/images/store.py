@@ -213,7 +213,7 @@ def decode_pictures(
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
     if store.folder is not None and names and not small:
-        with _warn_about_cache_errors(store):
+        with warn_about_cache_errors(store):
             return work.decode_pictures_into_cache(store.folder)
     return work.decode_pictures_into_memory()
 
@@ -279,17 +279,17 @@ class _PictureListDecoder:
             BadInput: If the cache has no room for the pictures.
             OSError: If the folder cannot be used.
         """
-        open_cache = partial(_open_pixel_cache, self.store, root, asdict(self.form), self.form.shape)
+        open_cache = partial(open_pixel_cache, self.store, root, asdict(self.form), self.form.shape)
         cache = open_cache()
         if missing := self._match_cached_pictures(cache, cache.load_rows_by_content_key()):
-            cache = _make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
+            cache = make_cache_room(cache, len(missing), len(self.names), self.store, open_cache)
             waiting = "another program decodes these images: waiting for it"
             with cache.open_cache_writer(lambda: self.store.tell(waiting)) as out:
                 missing = self._match_cached_pictures(cache, out.places)
                 out.reserve_picture_rows(len(missing))
                 decoder = _CachingPictureDecoder(self, cache, out)
                 self._decode_in_threads(missing, decoder.decode_unless_cached)
-        _print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
+        print_cache_location(self.store, cache.folder.parent, len(self.names), len(missing))
         return self._collect_decoded_pictures(cache.open_cached_pictures())
 
     def read_picture_content(self, number: int) -> bytes | Path:
@@ -472,8 +472,8 @@ def cache_large_file_pictures(
     """
     if store.folder is None or (identity := FileIdentity.identify_file(file)) is None:
         return None
-    with _warn_about_cache_errors(store):
-        open_cache = partial(_open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
+    with warn_about_cache_errors(store):
+        open_cache = partial(open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
         whole, began = cache.load_content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
         content = whole or cache.hash_image_file(file)
@@ -481,7 +481,7 @@ def cache_large_file_pictures(
         places, written = cache.load_rows_by_content_key(), list[int]()
         if whole is None or not set(keys) <= places.keys():
             missing, count = len(set(keys) - places.keys()), len(set(keys))
-            cache = _make_cache_room(cache, missing, count, store, open_cache)
+            cache = make_cache_room(cache, missing, count, store, open_cache)
             waiting = "another program reads these images: waiting for it"
             with cache.open_cache_writer(lambda: store.tell(waiting)) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
@@ -493,13 +493,13 @@ def cache_large_file_pictures(
                 if began - identity.changed > SETTLED_S and identity == FileIdentity.identify_file(file):
                     out.record_file_content_key(cache.hash_file_identity(identity.about), content)
                 places = out.places
-        _print_cache_location(store, cache.folder.parent, len(keys), len(written))
+        print_cache_location(store, cache.folder.parent, len(keys), len(written))
         return cache.open_cached_pictures(), np.array([places[key] for key in keys], np.intp)
     return None
 
 
 @contextmanager
-def _warn_about_cache_errors(store: DecodedImageStore) -> Iterator[None]:
+def warn_about_cache_errors(store: DecodedImageStore) -> Iterator[None]:
     """Catch errors of the cache folder inside the ``with`` block and print a warning; the caller then uses memory.
 
     Raises:
@@ -514,7 +514,7 @@ def _warn_about_cache_errors(store: DecodedImageStore) -> Iterator[None]:
         store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
 
 
-def _open_pixel_cache(
+def open_pixel_cache(
     store: DecodedImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]
 ) -> PixelCache:
     """Open the cache for one image format; a hash of format and decoder versions names its folder.
@@ -537,13 +537,14 @@ def _open_pixel_cache(
     return cache
 
 
-def _print_cache_location(store: DecodedImageStore, root: Path, count: int, decoded: int) -> None:
+def print_cache_location(store: DecodedImageStore, root: Path, count: int, decoded: int, noun: str = "image") -> None:
+    """Print how many pictures, or what ``noun`` says, a data set has, and how much the cache keeps."""
     kept = f"{root} keeps {format_bytes(measure_cached_pixel_bytes(root))} of decoded images"
     limit = f"at most {format_bytes(store.limit_bytes)} ({store.limit_key})"
-    store.tell(f"{format_count_with_noun(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
+    store.tell(f"{format_count_with_noun(count, noun)}, {decoded:,} of them read now; {kept}, {limit}")
 
 
-def _make_cache_room(
+def make_cache_room(
     cache: PixelCache, missing: int, count: int, store: DecodedImageStore, open_cache: Callable[[], PixelCache]
 ) -> PixelCache:
     """Make room for a data set's pictures in the cache of its image format.
@@ -604,7 +605,7 @@ def remove_image_store(folder: Path) -> bool:
 @lru_cache(maxsize=1)
 def _list_decoder_versions() -> dict[str, str]:
     """Return the versions of our decoding code and of the decoding libraries, which determine the pixels."""
-    others = ("pixel_cache.py", "store.py", "pixels.py", "augmentation.py")
+    others = ("pixel_cache.py", "store.py", "mask_store.py", "pixels.py", "patches.py", "augmentation.py")
     sources = [file for file in sorted(Path(__file__).parent.glob("*.py")) if file.name not in others]
     versions = {"polyclinic": blake3(b"".join(file.read_bytes() for file in sources)).hexdigest()}
     for name in _DECODERS:

@@ -1,27 +1,27 @@
 """The mask files of a hospital's own table: a column with label maps, or a column for each class."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
-from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits
+from polyclinic.data.base.masks import MaskSet, make_class_bits
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.images.mask_store import MaskReading, MaskSource, PackedMask, read_masks
 from polyclinic.data.images.masks import (
-    list_mask_sides,
+    PictureGrid,
     measure_fitted_spacing,
     read_grid,
     read_mask_palette,
     read_packed_mask,
 )
-from polyclinic.data.images.reading import DecodedImageFormat, explain_decoding_error
+from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.data.tables.files import LazyPicturePaths, PictureFileFinder
@@ -113,64 +113,75 @@ def read_table_masks(
     Raises:
         BadInput: With all masks that cannot be used, and why.
     """
-    kind = choose_mask_type(len(masks.class_names))
-    stored: NDArray[Any] = np.zeros((len(masks.names), *list_mask_sides(form)), kind)
-    spacings, reasons = dict[int, tuple[float, ...]](), dict[int, str]()
-    palettes = dict[int, dict[int, tuple[int, int, int]]]()
-
-    def read_row(row: int) -> None:
-        files = [Path(masks.folder, name) if name else None for name in masks.names[row].tolist()]
-        if not any(files):
-            return
-        try:
-            grid = read_grid(pictures[row], form)
-            stored[row] = read_packed_mask(files, masks.values, grid, form)
-            if (spacing := measure_fitted_spacing(grid, form)) is not None:
-                spacings[row] = spacing
-            elif masks.values and files[0] is not None:
-                palettes[row] = read_mask_palette(files[0])
-        except Exception as error:  # any error of a decoder on a damaged file
-            reasons[row] = str(error) if type(error) is ValueError else explain_decoding_error(error)
-
-    with ThreadPoolExecutor(store.workers) as pool:
-        list(pool.map(read_row, range(len(stored))))
-    if reasons:
-        listed = [f'"{pictures.names[row]}": {reason}' for row, reason in sorted(reasons.items())]
-        problem = f"{format_count_with_noun(len(reasons), 'mask')} of {len(stored)} cannot be used: "
+    sources = list[MaskSource | None]()
+    for row, cells in enumerate(masks.names.tolist()):
+        files = tuple(Path(masks.folder, name) if name else None for name in cells)
+        sources.append(MaskSource(pictures[row], files) if any(files) else None)
+    reading = MaskReading(
+        form, masks.values, len(masks.class_names), partial(_describe_grid, form), partial(_read_mask, masks, form)
+    )
+    read = read_masks(sources, reading, store)
+    if read.reasons:
+        listed = [f'"{pictures.names[row]}": {reason}' for row, reason in sorted(read.reasons.items())]
+        problem = f"{format_count_with_noun(len(read.reasons), 'mask')} of {len(sources)} cannot be used: "
         problem += f"{list_first_and_count_rest(listed, _NAMED)}."
         remedy = "Repair them, or leave their cells blank: a class of a blank cell is not annotated."
         raise BadInput([Fault(masks.key, problem, remedy)])
-    if unlike := _find_unlike_palettes(masks, stored, palettes):
+    mask_set = MaskSet(read.stored, read.places, make_class_bits(masks.class_names))
+    shown = mask_set.find_shown_classes(masks.class_names)
+    if unlike := _find_unlike_palettes(masks, shown, read.palettes):
         remedy = (
             "Save all masks with one palette, or without a palette: of a palette the indices count, not the colours."
         )
         raise BadInput([Fault(masks.key, unlike, remedy)])
-    spacing = None
     if form.is_volume:  # of an image without a mask no distance is measured
-        spacing = np.array([spacings.get(row, (1.0, 1.0, 1.0)) for row in range(len(stored))])
-    mask_set = MaskSet(stored, np.arange(len(stored)), make_class_bits(masks.class_names), spacing)
-    shown = mask_set.find_shown_classes(masks.class_names)
+        mask_set = replace(mask_set, spacing=np.where(np.isnan(read.spacings), 1.0, read.spacings))
     return mask_set, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
 
 
+def _describe_grid(form: DecodedImageFormat, source: MaskSource) -> str:
+    """Return a text that names the grid of an image, on which its masks must lie."""
+    grid = read_grid(source.picture, form)
+    if isinstance(grid, PictureGrid):
+        return repr((grid.height, grid.width, grid.aspect))
+    return repr((grid.voxels.shape, grid.affine.tolist()))
+
+
+def _read_mask(masks: MaskFiles, form: DecodedImageFormat, source: MaskSource) -> PackedMask:
+    """Read the masks of one image.
+
+    Raises:
+        ValueError: As :func:`read_packed_mask`.
+    """
+    grid = read_grid(source.picture, form)
+    values = read_packed_mask(source.files, masks.values, grid, form)
+    spacing, palette = measure_fitted_spacing(grid, form), dict[int, tuple[int, int, int]]()
+    if spacing is None and masks.values and source.files[0] is not None:
+        palette = read_mask_palette(source.files[0])
+    return PackedMask(values, spacing, palette)
+
+
 def _find_unlike_palettes(
-    masks: MaskFiles, stored: NDArray[Any], palettes: Mapping[int, Mapping[int, tuple[int, int, int]]]
+    masks: MaskFiles, shown: NDArray[np.bool_], palettes: Sequence[Mapping[int, tuple[int, int, int]]]
 ) -> str:
     """Return a sentence on two masks that show one value in two colours; empty if there are none.
 
     A program that makes a palette for each picture numbers the colours anew: then a number means one organ in one mask
     and another in the next.
+
+    Args:
+        shown: ``(n, classes)``, True where a mask has a pixel of a class.
     """
     first = dict[int, tuple[int, tuple[int, int, int]]]()
-    for row, palette in sorted(palettes.items()):
+    for row, palette in enumerate(palettes):
         for column, value in enumerate(masks.values):
-            if value not in palette or not (stored[row] & (1 << column)).any():
+            if value not in palette or not shown[row, column]:
                 continue
             before, color = first.setdefault(value, (row, palette[value]))
             if color != palette[value]:
                 files = [f'"{masks.names[each, 0]}"' for each in (before, row)]
-                shown = f"{files[0]} shows {value} in the colour {color}, and {files[1]} in {palette[value]}"
-                return f"{shown}: one number may mean two classes."
+                problem = f"{files[0]} shows {value} in the colour {color}, and {files[1]} in {palette[value]}"
+                return f"{problem}: one number may mean two classes."
     return ""
 
 

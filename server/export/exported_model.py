@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
 from polyclinic.common.models.network import SplitNetwork, logits_to_probabilities
 from polyclinic.common.models.saved import SavedModelDescription, load_model, read_model_description
+from polyclinic.common.models.sliding_window import describe_sliding_window, slide_over_images
 from polyclinic.common.models.trained import merge_low_rank_factors
 from polyclinic.common.models.zoo.spec import ModelSpec, is_segmentation
 from polyclinic.common.prediction.pictures import read_unlabelled_pictures
@@ -39,7 +41,7 @@ from polyclinic.server.reporting.model_card import CARD, render_model_card
 from polyclinic.server.runs.reader import read_run
 
 TOLERANCE = 1e-4
-INPUT, OUTPUT = "images", "probabilities"
+INPUT, OUTPUT, WINDOW_OUTPUT = "images", "probabilities", "logits"
 METADATA = "polyclinic.json"
 """File of the metadata inside a TorchScript file."""
 Pixels = NDArray[np.uint8]
@@ -65,6 +67,11 @@ class ExportComparison:
     largest_difference: float
 
 
+def has_fixed_input(spec: ModelSpec) -> bool:
+    """Return True if an exported model takes images of its own size alone: volumes, or windows of a larger image."""
+    return spec.takes_volumes or spec.patch_size is not None
+
+
 class PixelClassifier(nn.Module):
     """The exported module: raw pixels in, probabilities out (resize, normalisation, network, sigmoid or softmax)."""
 
@@ -77,12 +84,30 @@ class PixelClassifier(nn.Module):
 
         Of a segmentation they are ``(batch, classes, size, size)``, of the model's own size.
         Every image is resized, because an exported graph has no branches; an image of the model's size stays unchanged.
-        Volumes ``(batch, channels, depth, height, width)`` must have the model's size.
+        Volumes ``(batch, channels, depth, height, width)`` must have the model's size, and so must the windows of a
+        model of patches, which are not resized.
         """
         spec, pixels = self.network.spec, images.float()
-        if not spec.takes_volumes:
+        if not has_fixed_input(spec):
             pixels = functional.interpolate(pixels, spec.sides, mode="bilinear", antialias=True)
         return logits_to_probabilities(self.network(pixels), spec.task)
+
+
+class WindowLogits(nn.Module):
+    """The exported module of a model of patches: raw pixels of a window in, logits out.
+
+    Windows that overlap are averaged, and a mean of probabilities is another number than that of a mean of logits. So
+    sigmoid or softmax come after the mean.
+    """
+
+    def __init__(self, network: SplitNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits ``(batch, classes, *sides)`` for pixels 0..255 ``(batch, channels, *sides)``."""
+        logits: Tensor = self.network(images.float())
+        return logits
 
 
 def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportComparison:
@@ -105,7 +130,9 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     model = PixelClassifier(network).eval().requires_grad_(False)
     part = make_temporary_path(destination)
     with remove_outputs_on_failure(destination, part):
-        run = _write_exported_model(model, form, make_export_metadata(saved), part)
+        run = _write_exported_model(_choose_exported_module(model), form, make_export_metadata(saved), part)
+        if saved.model.patch_size is not None:
+            run = _slide_exported_model(run, saved.model)
         # NaN stays.
         largest = float(np.max([compute_largest_probability_difference(model, run, batch) for batch in pixels]))
         if not largest <= TOLERANCE:
@@ -121,14 +148,22 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     defined = list_definitions(saved.class_names, saved.vocabulary)
     sides = " x ".join(map(str, saved.model.sides))
     shape, size, steps = "height, width", "any size", f"bilinear antialiased resize to {sides}, "
-    if saved.model.takes_volumes:
-        shape, size, steps = ", ".join(map(str, saved.model.sides)), f"volumes of {sides} voxels", ""
+    if has_fixed_input(saved.model):
+        kind = "volumes" if saved.model.takes_volumes else "pictures"
+        unit = "voxels" if saved.model.takes_volumes else "pixels"
+        shape, size, steps = ", ".join(map(str, saved.model.sides)), f"{kind} of {sides} {unit}", ""
+    output, classes = OUTPUT, "in the order of class_names"
+    if saved.model.patch_size is not None:
+        size += f"; {describe_sliding_window(saved.model)}"
+        output, last = WINDOW_OUTPUT, "softmax over the classes and a background of logit 0"
+        last = "sigmoid" if saved.model.task == "segmentation" else last
+        classes += f"; average them over windows, then {last}"
     pixels = "".join(f", {side}" for side in saved.model.sides) if is_segmentation(saved.model.task) else ""
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
         "task": saved.model.task,
         "input": f"{INPUT}: uint8 (batch, {saved.model.channels}, {shape}), pixels 0..255, {channels}; {size}",
-        "output": f"{OUTPUT}: float32 (batch, {len(saved.class_names)}{pixels}), in the order of class_names",
+        "output": f"{output}: float32 (batch, {len(saved.class_names)}{pixels}), {classes}",
         "preprocessing": f"all inside: {steps}(pixel / 255 - mean) / std with mean "
         f"{list(saved.model.normalisation.mean)}, std {list(saved.model.normalisation.std)}",
         **({} if saved.pixels is None else {"pixels": saved.pixels.to_json(), "pixels_from": saved.pixels.describe()}),
@@ -156,6 +191,25 @@ def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixe
     return float(np.max([np.abs(ours - exported).max() for ours, exported in pairs]))
 
 
+def _choose_exported_module(model: PixelClassifier) -> nn.Module:
+    network = model.network
+    return model if network.spec.patch_size is None else WindowLogits(network).eval().requires_grad_(False)
+
+
+def _slide_exported_model(run: Callable[[Pixels], Scores], spec: ModelSpec) -> Callable[[Pixels], Scores]:
+    """Return a function from whole images to probabilities, by an exported model that gives the logits of a window."""
+
+    def compute_window_logits(windows: Tensor) -> Tensor:
+        return torch.from_numpy(run(windows.to(torch.uint8).numpy()))
+
+    def compute_probabilities(batch: Pixels) -> Scores:
+        logits = slide_over_images(compute_window_logits, torch.from_numpy(batch).float(), spec)
+        scores: Scores = logits_to_probabilities(logits, spec.task).numpy()
+        return scores
+
+    return compute_probabilities
+
+
 def compute_torch_probabilities(model: nn.Module, batch: Pixels) -> Scores:
     """Return the probabilities that the model computes with torch in this process."""
     with torch.no_grad():
@@ -164,11 +218,12 @@ def compute_torch_probabilities(model: nn.Module, batch: Pixels) -> Scores:
 
 
 def _write_exported_model(
-    model: PixelClassifier, form: ExportFormat, metadata: dict[str, str], path: Path
+    model: nn.Module, form: ExportFormat, metadata: dict[str, str], path: Path
 ) -> Callable[[Pixels], Scores]:
-    """Write the model to a file; return a function that computes probabilities with the model in that file."""
-    spec = model.network.spec
-    if spec.takes_volumes:
+    """Write the model to a file; return a function that computes what the model in that file returns."""
+    spec = cast(SplitNetwork, model.network).spec
+    output = OUTPUT if spec.patch_size is None else WINDOW_OUTPUT
+    if has_fixed_input(spec):
         shape, dynamic_axes = spec.sides, {0: "batch"}
     else:
         # A size other than the model's, so that the export treats no dimension as constant.
@@ -191,7 +246,7 @@ def _write_exported_model(
         model,
         (example,),
         input_names=[INPUT],
-        output_names=[OUTPUT],
+        output_names=[output],
         dynamic_shapes={"images": dynamic_axes},
         dynamo=True,
         verbose=False,
@@ -202,7 +257,7 @@ def _write_exported_model(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda batch: np.asarray(session.run([OUTPUT], {INPUT: batch})[0])
+    return lambda batch: np.asarray(session.run([output], {INPUT: batch})[0])
 
 
 def export_run_model(
@@ -251,7 +306,9 @@ def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) 
         if test is not None and len(test):
             return _make_image_batches(test, spec), "test images of the run's own experiment"
         generator = np.random.default_rng(0)
-        margins = [(0, 0, 0)] if spec.takes_volumes else SYNTHETIC_MARGINS
+        margins: Sequence[Sequence[int]] = [(0,) * len(spec.sides)] if has_fixed_input(spec) else SYNTHETIC_MARGINS
+        if spec.patch_size is not None:
+            margins = [[side // 2 for side in spec.sides]]
         sizes = [[side + more for side, more in zip(spec.sides, margin, strict=True)] for margin in margins]
         shapes = [(8, spec.channels, *size) for size in sizes]
         noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]

@@ -28,7 +28,7 @@ from polyclinic.strategies.engine.events import CoordinatorTrainingRecord, Feder
 from polyclinic.strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
 from polyclinic.strategies.engine.layers import CoordinatorRoundLayer, UpdateNormBoundLayer
 from polyclinic.strategies.engine.state import make_state_after_round, record_model_validation
-from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels, plain
+from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels, plain, read_in_patches
 from polyclinic.strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.training import (
@@ -69,7 +69,7 @@ class CoordinatorLocalTraining:
             return pair_pixels_with_labels(images, load_pixels_on_device(images, self.device), self.class_names)
 
         self.train, self.validation = (
-            load_labelled_examples(self.images.train),
+            read_in_patches(load_labelled_examples(self.images.train), spec, self.plan.training),
             load_labelled_examples(self.images.validation),
         )
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from polyclinic.common.config import TrainingSection
 from polyclinic.common.models.network import Model, select_head_row_labels
 from polyclinic.common.models.zoo.networks import is_batch_norm
+from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays
 from polyclinic.data.base.image_set import ImageSet
+from polyclinic.data.images.patches import PatchSampling
 from polyclinic.data.images.pixels import ImageTensors, MaskTensors, make_mask_tensors
 from polyclinic.strategies.local.losses import (
     LOSSES_OF_KNOWN_LABELS,
@@ -82,6 +84,8 @@ class LabelledExamples:
             other images have come or gone; None where images never change.
         masks: The labels of each pixel; None if there are labels of images alone.
         patients: ``(n,)``, the patient of each image; None if no figure asks for it.
+        sampling: How an epoch draws patches of the images; None if it reads whole images.
+        image_rows: ``(n,)``, the image of each patch, if these examples are patches; None for whole images.
     """
 
     images: Tensor | ImageTensors
@@ -90,6 +94,38 @@ class LabelledExamples:
     read_digests: Callable[[], NDArray[np.uint64]] | None = None
     masks: MaskTensors | None = None
     patients: NDArray[np.str_] | None = None
+    sampling: PatchSampling | None = None
+    image_rows: Tensor | None = None
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """The number of examples that an epoch reads: images, or patches of them."""
+        return len(self) if self.sampling is None else len(self) * self.sampling.per_image
+
+    def draw_patches(self, generator: torch.Generator) -> "LabelledExamples":
+        """Return the patches of one epoch as examples; of whole images these examples themselves.
+
+        Args:
+            generator: CPU generator, which decides on the patches.
+        """
+        if self.sampling is None:
+            return self
+        assert isinstance(self.images, ImageTensors), type(self.images)
+        assert self.masks is not None
+        patches = self.masks.draw_patches(self.labels, self.sampling, generator)
+        rows = torch.from_numpy(patches.rows)
+        return replace(
+            self,
+            images=replace(self.images, patches=patches),
+            labels=self.labels[rows.to(self.labels.device)],
+            masks=replace(self.masks, patches=patches),
+            sampling=None,
+            image_rows=rows.to(self.images.device),
+        )
+
+    def find_images(self, rows: Tensor) -> Tensor:
+        """Return the indices of the images to which these examples belong."""
+        return rows if self.image_rows is None else self.image_rows[rows]
 
     def get_labels(self, rows: Tensor) -> Tensor:
         """Return the labels of these images, ``(batch, rows)``; with masks, of each pixel."""
@@ -147,6 +183,14 @@ def pair_pixels_with_labels(
         make_mask_tensors(images, class_names, pixels.device),
         images.patients,
     )
+
+
+def read_in_patches(examples: LabelledExamples, model: ModelSpec, training: TrainingSection) -> LabelledExamples:
+    """Return training examples of which an epoch draws patches if the model asks for them, else the same."""
+    if model.patch_size is None:
+        return examples
+    sampling = PatchSampling(model.sides, training.patches_per_volume, training.patch_foreground)
+    return replace(examples, sampling=sampling)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def train_epoch(
     Args:
         generator: CPU generator for order and augmentation, so that these do not depend on the device.
     """
-    examples, spec, frozen = task.examples, task.spec, task.frozen
+    examples, spec, frozen = task.examples.draw_patches(generator), task.spec, task.frozen
     set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     device, augmented = examples.images.device, None
     if task.augmentation != AugmentationSpec():
@@ -121,7 +121,7 @@ def train_epoch(
     # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for
     # gradients summed over batches or stored by a plug-in's optimiser: the next batch's graph may overwrite them.
     steps = spec.gradient_accumulation_steps
-    shares = compute_batch_shares(task, parts) if steps > 1 else None
+    shares = compute_batch_shares(task, examples, parts) if steps > 1 else None
     as_graph = (
         device.type in GRAPH_DEVICES
         and steps == 1
@@ -140,7 +140,9 @@ def train_epoch(
             if examples.masks is not None and augmented is not None:
                 images, labels = augment_images_with_labels(images.float(), labels, task.augmentation, generator)
             of_batch = None if examples.masks is not None else augmented
-            batch = MiniBatch(rows, images, labels, examples.annotated, of_batch, arithmetic, generator)
+            batch = MiniBatch(
+                examples.find_images(rows), images, labels, examples.annotated, of_batch, arithmetic, generator
+            )
             value = task.objective(network, batch)
             if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)
@@ -156,16 +158,17 @@ def train_epoch(
     return torch.stack(losses).cpu().numpy()
 
 
-def compute_batch_shares(task: TrainingTask, parts: Sequence[Tensor]) -> Tensor:
+def compute_batch_shares(task: TrainingTask, examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
     """Return each batch's share of the loss of its optimiser step, float32 ``(batches,)``; a step's shares sum to 1.
 
     A batch's loss is a mean over its known labels. The mean over several batches weighs each by its known labels, so
     that the step is that of one large batch. The last step of an epoch may have fewer batches than the others.
 
     Args:
-        parts: Indices of the images of each batch, in the order of training.
+        examples: Those of the epoch: images, or patches of them.
+        parts: Indices of the examples of each batch, in the order of training.
     """
-    examples, steps = task.examples, task.spec.gradient_accumulation_steps
+    steps = task.spec.gradient_accumulation_steps
     weights = torch.stack([task.batch_weight(examples.get_labels(rows), examples.annotated) for rows in parts])
     shares = [
         window / window.sum().clamp(min=torch.finfo(torch.float32).tiny) for window in torch.split(weights, steps)

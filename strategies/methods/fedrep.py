@@ -83,7 +83,7 @@ class FedRepSite(SiteMethod):
     def client(self, context: ClientContext) -> LocalRound:
         """Return the local round: an optimiser changes only what has a gradient, so each batch trains one part."""
         both, spec = super().client(context).objective, context.spec
-        batches = count_batches(len(context.examples), spec.batch_size)
+        batches = count_batches(context.examples.examples_per_epoch, spec.batch_size)
         steps = -(-batches // spec.gradient_accumulation_steps)  # in an epoch
         if spec.epochs * steps == 1:
             return LocalRound(both)

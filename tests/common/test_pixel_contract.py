@@ -240,6 +240,14 @@ def test_the_experiments_spacing_counts_and_its_line_is_named() -> None:
     assert "spacing = [2, 1, 1]" in found["east"]
 
 
+def test_a_site_whose_volumes_are_smaller_than_the_runs_patches_is_refused() -> None:
+    terms = PixelTerms(channels=1, image_size=(64, 96, 96), patch_sides=(32, 48, 48))
+    found = refused(terms, east=volumes(), north=volumes(image_size=(48, 40, 48)), south=volumes())
+    assert found.keys() == {"north"}
+    assert "smaller than the run's patches, 32 × 48 × 48 voxels" in found["north"]
+    assert "image_size = [64, 96, 96]" in found["north"]
+
+
 def test_pictures_and_volumes_do_not_go_into_one_network() -> None:
     found = refused(VOLUMES, east=volumes(), north=folder(), south=volumes())
     assert found.keys() == {"north"}

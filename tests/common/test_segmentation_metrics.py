@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 
 from polyclinic.common.metrics.auroc import make_segmentation_metrics
 from polyclinic.common.metrics.segmentation import (
@@ -34,6 +35,25 @@ def test_hausdorff_distance_by_hand() -> None:
     assert compute_hausdorff_distance(short, long) == pytest.approx(18.85)
     assert compute_hausdorff_distance(long, short) == pytest.approx(18.85)
     assert compute_hausdorff_distance(short, long, spacing=(5.0, 0.5)) == pytest.approx(18.85 / 2)
+
+
+@pytest.mark.parametrize("corner", [(0, 0, 0), (5, 9, 2), (24, 22, 20)])
+def test_a_distance_does_not_depend_on_the_empty_image_around(corner: tuple[int, int, int]) -> None:
+    random = np.random.default_rng(sum(corner))
+    areas = np.zeros((2, 30, 30, 30), bool)
+    place = tuple(slice(first, first + side) for first, side in zip(corner, (6, 8, 10), strict=True))
+    areas[(slice(None), *place)] = random.random((2, 6, 8, 10)) < 0.4
+    # As far from the border as in the whole image, where that is less than two voxels.
+    margins = [(min(first, 2), min(30 - first - side, 2)) for first, side in zip(corner, (6, 8, 10), strict=True)]
+    in_corner = np.pad(areas[(slice(None), *place)], [(0, 0), *margins])
+    spacing = (3.0, 1.5, 0.7)
+    whole = compute_hausdorff_distance(*areas, spacing)
+    assert whole == compute_hausdorff_distance(*in_corner, spacing)
+    ours = [area & ~ndimage.binary_erosion(area) for area in areas]
+    distances = [
+        ndimage.distance_transform_edt(~other, sampling=spacing)[surface] for surface, other in (ours, ours[::-1])
+    ]
+    assert whole == max(float(np.percentile(each, 95)) for each in distances)
 
 
 def test_hausdorff_distance_is_undefined_without_one_of_the_areas() -> None:

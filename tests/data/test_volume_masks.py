@@ -21,32 +21,8 @@ from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.volume_masks import fit_volume_mask, restore_volume_mask, write_nifti_mask
 from polyclinic.data.images.volumes import read_volume
 from polyclinic.data.load import load_dataset
+from tests.data.masked_volumes import PATIENTS, SHAPE, SPACING, folder_of, label_map, voxels
 from tests.data.volume_files import write_nifti, write_series
-
-SHAPE, SPACING = (6, 10, 8), (3.0, 2.0, 1.0)
-PATIENTS = 9
-
-
-def voxels(row: int) -> np.ndarray:
-    return np.random.default_rng(row).integers(-500, 500, SHAPE, dtype=np.int16)
-
-
-def label_map(row: int) -> np.ndarray:
-    """A liver in one corner, and a spleen of two voxels in every second volume."""
-    values = np.zeros(SHAPE, np.uint8)
-    values[1:3, 2:6, 1 : 3 + row % 3] = 1
-    values[4, 7, 5:7] = 7 * (row % 2)
-    return values
-
-
-def folder_of(root: Path) -> Path:
-    lines = ["volume,mask,patient,part"]
-    for row in range(PATIENTS):
-        write_nifti(root / f"v{row}.nii.gz", voxels(row), SPACING)
-        write_nifti(root / f"m{row}.nii.gz", label_map(row), SPACING)
-        lines.append(f"v{row}.nii.gz,m{row}.nii.gz,patient {chr(65 + row)},{('train', 'val', 'test')[row % 3]}")
-    (root / "labels.csv").write_text("\n".join(lines) + "\n")
-    return root
 
 
 def read(root: Path, **more: Any) -> ImageSet:

@@ -45,6 +45,8 @@ VOLUMES = ORGANS.replace("image_size = 32\n\n[training]", "image_size = [8, 24, 
     "images = 90\nimage_size = 32", "images = 60\nimage_size = 24\ndepth = 8"
 )
 
+PATCHES = VOLUMES.replace("[training]", "patch_size = [8, 16, 16]\n\n[training]\npatches_per_volume = 2")
+
 Connected = tuple[Coordinator, Path]
 
 
@@ -102,3 +104,37 @@ def test_volumes_too_give_the_model_of_simulation(tmp_path: Path) -> None:
     network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
     assert network["model_sha256"] == simulation["model_sha256"]
     assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
+
+
+@pytest.fixture(scope="module")
+def outlining_volumes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connected]:
+    """The same hospitals with volumes, which are trained in patches."""
+    pytest.importorskip("monai", reason="the extra monai is not installed")
+    experiment = written(PATCHES, folder := tmp_path_factory.mktemp("volumes"))
+    with connected(experiment, folder / "machine") as (coordinator, _):
+        yield coordinator, experiment
+
+
+def test_killed_and_resumed_volumes_in_patches_give_the_model_of_simulation(
+    outlining_volumes: Connected, tmp_path: Path
+) -> None:
+    coordinator, experiment = outlining_volumes
+    run = coordinator.run(experiment, tmp_path / "network")
+    run.says("round 1 of 3")
+    coordinator.kill_leading(run)
+    run.succeeds()
+    undisturbed(experiment, tmp_path / "simulation")
+    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+    assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
+
+
+@pytest.mark.network
+def test_under_masks_volumes_in_patches_end_in_a_model_and_figures_of_sums_alone(
+    outlining_volumes: Connected, tmp_path: Path
+) -> None:
+    coordinator, experiment = outlining_volumes
+    coordinator.run(experiment, tmp_path / "run", "privacy.secure_aggregation=true", once=True).succeeds()
+    summary = summary_of(tmp_path / "run")
+    assert all(not site["per_class"] for site in summary["per_site"].values())
+    assert set(summary["test"]["segmentation"]["per_class"]) == {"Liver", "Pancreas"}

@@ -29,8 +29,8 @@ NOT_TRIED = {
     "data/images/pixel_cache.py _make_damaged_cache_error": f"{_DAMAGED}; tests/data/test_store.py removes the folder",
     "data/images/pixel_cache.py open_from_description": "two programs at once; the remedy is to start again",
     "data/images/store.py allocate_picture_array": _MEMORY,
-    "data/images/store.py _warn_about_cache_errors": _MEMORY,
-    "data/images/store.py _make_cache_room": _MEMORY,
+    "data/images/store.py warn_about_cache_errors": _MEMORY,
+    "data/images/store.py make_cache_room": _MEMORY,
     "data/sources/collections.py find_label_map_faults": "the remedy is a name of the list in the message, as in "
     "tests/data/test_collections.py",
     "data/sources/dicomweb.py open_dicomweb_table": "needs a PACS: tests/data/test_dicomweb.py",

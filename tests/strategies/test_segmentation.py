@@ -21,12 +21,11 @@ from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
 from polyclinic.strategies.registry import STRATEGIES, build_strategy
 from tests.federations import AT_COORDINATOR, FULL_COVERAGE, federation, finished, needs_of
-from tests.organs import ALL_OUTLINED, ORGANS, TASKS, VOLUMES
+from tests.organs import ALL_OUTLINED, ORGANS, SEGMENTING, TASKS, VOLUMES
 from tests.server.killing import Killed, kill_at
 
 OWN_ORGANS = 'server_data={kind = "organs", images = 30, image_size = 32, seed = 9}'
 SPLITS = load_drawn_organs(DrawnOrgansDatasetSpec(kind="organs", images=24, image_size=16))
-SEGMENTING = sorted(name for name, method in STRATEGIES.items() if not method.site_class.no_segmentation)
 IMAGE_METHODS = sorted(STRATEGIES.keys() - set(SEGMENTING))
 
 

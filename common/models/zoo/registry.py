@@ -82,7 +82,7 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
         BadInput: If the network does not exist, does not accept the image size, or lacks the layer ``model.head``.
     """
     source, _, inner = spec.architecture.partition(":")
-    module = _SOURCES[source](inner, spec.channels, spec.image_size)
+    module = _SOURCES[source](inner, spec.channels, spec.input_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.plugin_head is not None:
         logits, head = features, _detach_network_head(module, spec, spec.plugin_head)
@@ -328,7 +328,7 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
             features = module.eval()(image)
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
-        size = describe_image_size(spec.image_size)
+        size = describe_image_size(spec.input_size)
         problem = f"{name} does not take images of {size} and {channels} channels: {reason}."
         if fault := _find_other_channels_fault(module, spec, name):
             raise BadInput([fault]) from error
@@ -507,7 +507,7 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
         try:
             if spec.plugin_head is not None:
                 build_external_backbone(spec)
-            module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.image_size)
+            module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.input_size)
             _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
             if spec.norm == "group":
                 replace_with_group_norm(copy.deepcopy(module))
@@ -782,7 +782,7 @@ def build_backbone_for_check(spec: ModelSpec) -> Backbone:
         return build_meta_backbone(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
+        return build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
 
 
 def build_meta_backbone(spec: ModelSpec) -> Backbone:
@@ -796,8 +796,8 @@ def build_meta_backbone(spec: ModelSpec) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
+                return build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
         except BadInput:
             if not spec.architecture.startswith(PLUGIN):
                 raise
-            return build_backbone(spec.architecture, spec.channels, spec.image_size, spec.head, spec.task)
+            return build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)

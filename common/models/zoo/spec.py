@@ -3,14 +3,23 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from polyclinic.common.errors import Fault
 from polyclinic.common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
 from polyclinic.common.system.toml import SHA256_PATTERN
-from polyclinic.data.base.spec import ImageSize, VolumeSize, describe_sides
+from polyclinic.data.base.spec import ImageSize, VolumeSize, describe_sides, format_image_size
 
 Architecture = Literal[
     "densenet121",
@@ -65,6 +74,8 @@ def is_segmentation(task: str) -> bool:
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 NEW_HEAD = "new"
 """Value of ``model.head`` for a network without a head."""
+PATCH_KEYS: Final = ("patch_size", "patch_overlap", "patch_blending")
+"""Keys of a model that reads its images in patches."""
 NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
 """Keys of a model that a run sets where its experiment does not."""
 
@@ -133,7 +144,12 @@ class ModelSpec(BaseModel):
         task: Multi-label, multi-class or segmentation, see :data:`Task`.
         channels: Input channels of the backbone; images with another number of channels are converted.
         image_size: Side in pixels to which the network resizes images; for a network of volumes depth, height and
-            width in voxels.
+            width in voxels. With ``patch_size`` images are not resized, and this is the usual size of a whole image.
+        patch_size: Side of the patches, or depth, height and width of those of volumes, on which the network trains,
+            and of the window that slides over a whole image; None for whole images. Segmentation only.
+        patch_overlap: Share of a window that the next window covers again, along each axis.
+        patch_blending: Weights with which overlapping windows are averaged: ``gaussian`` gives less weight to the
+            borders of a window, ``constant`` the same to all its pixels.
         head: Name of the dense layer in a plug-in's network that the run's head replaces; ``new`` for a network that
             returns features. None means ``new``, but a network that seems to return class scores is then rejected.
         neck: Width of the dense layer between backbone and head; None for no such layer.
@@ -157,6 +173,9 @@ class ModelSpec(BaseModel):
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: ImageSize
+    patch_size: ImageSize | None = None
+    patch_overlap: Annotated[float, Field(ge=0, le=0.9)] = 0.5
+    patch_blending: Literal["gaussian", "constant"] = "gaussian"
     head: Annotated[str, Field(min_length=1)] | None = None
     neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
@@ -168,11 +187,11 @@ class ModelSpec(BaseModel):
     mean: tuple[float, ...] | None = None
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
 
-    @field_validator("image_size")
+    @field_validator("image_size", "patch_size")
     @classmethod
-    def _check_image_size(cls, size: int | VolumeSize, info: ValidationInfo) -> int | VolumeSize:
+    def _check_image_size(cls, size: int | VolumeSize | None, info: ValidationInfo) -> int | VolumeSize | None:
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
-        if not architecture:
+        if not architecture or size is None:
             return size
         traits, takes_any = get_architecture_traits(architecture), architecture.startswith(_ANY_DIMENSIONS)
         if isinstance(size, tuple) and not traits.takes_volumes and not takes_any:
@@ -244,18 +263,48 @@ class ModelSpec(BaseModel):
             raise ValueError(f"{problem}: set model.architecture to one of {', '.join(networks)}, or a plug-in")
         return self
 
+    @model_validator(mode="after")
+    def _check_patches(self) -> Self:
+        if self.patch_size is None:
+            if given := sorted(self.model_fields_set.intersection(PATCH_KEYS) - {"patch_size"}):
+                raise ValueError(f"{given[0]} goes with patch_size: without it the network sees whole images")
+            return self
+        if not is_segmentation(self.task):
+            problem = "the label of an image says nothing about one of its patches: patch_size goes with a task"
+            raise ValueError(f'{problem} such as "segmentation"')
+        if isinstance(self.patch_size, tuple) != self.takes_volumes:
+            needed = "[depth, height, width]" if self.takes_volumes else "one number"
+            raise ValueError(f"patch_size must be {needed}, as image_size is, got {format_image_size(self.patch_size)}")
+        whole = self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+        if any(side > most for side, most in zip(self.sides, whole, strict=True)):
+            size = format_image_size(self.patch_size)
+            problem = f"patch_size is {size}, larger than image_size, {format_image_size(self.image_size)}"
+            raise ValueError(f"{problem}: a patch is a part of an image")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_patches(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A model of whole images has the text that it had before there were patches, so that older releases read it.
+        table: dict[str, Any] = serialize(self)
+        return table if self.patch_size else {key: value for key, value in table.items() if key not in PATCH_KEYS}
+
+    @property
+    def input_size(self) -> int | VolumeSize:
+        """The size of what the network sees at a time, as ``image_size`` has it: a patch, or a whole image."""
+        return self.image_size if self.patch_size is None else self.patch_size
+
     @property
     def sides(self) -> tuple[int, ...]:
-        """Height and width of pictures; depth, height and width of volumes."""
-        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+        """Height and width of the network's input, an image or a patch; depth, height and width of volumes."""
+        return self.input_size if isinstance(self.input_size, tuple) else (self.input_size, self.input_size)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one image as the backbone receives it: the channels, and the sides."""
+        """Shape of one image, or patch, as the backbone receives it: the channels, and the sides."""
         return (self.channels, *self.sides)
 
     def describe_input(self, times: str = "×") -> str:
-        """Return the size of one image in words: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``.
+        """Return the size of one image, or patch, in words: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``.
 
         Args:
             times: The sign between two sides.
