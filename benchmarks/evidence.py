@@ -1,4 +1,4 @@
-"""Print the tables of docs/results.md on equal rounds and equal time, on the rule that says which method to take, and on ours.
+"""Print tables of docs/results.md: equal rounds and equal time, the rule that says which method to take, and ours.
 
 PYTHONPATH=. python benchmarks/evidence.py
 

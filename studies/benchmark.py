@@ -272,9 +272,7 @@ def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultL
             yield from plan.iterate_block_runs(data, pattern, rates)
 
 
-def list_tuning_runs(
-    plan: BenchmarkVariantPlan, data: str, lines: Mapping[str, RunResultLine]
-) -> list[PlannedRun]:
+def list_tuning_runs(plan: BenchmarkVariantPlan, data: str, lines: Mapping[str, RunResultLine]) -> list[PlannedRun]:
     """Return the runs that choose learning rates on a data set.
 
     Where the variant widens its rates, these include the next rate of each method whose best finished one lies at an
@@ -292,7 +290,7 @@ def list_tuning_runs(
         while all(run.results_key in lines for run in own):
             tried = {run.lr: lines[run.results_key].validation_auroc for run in own}
             wider = find_wider_rate({lr: auroc for lr, auroc in tried.items() if auroc is not None}, candidates)
-            if wider is None:
+            if wider is None or (data, method.label, wider) in plan.benchmark.failing_rates:
                 break
             own.append(plan.make_tuning_run(data, method, wider))
             runs.append(own[-1])

@@ -106,6 +106,7 @@ class BenchmarkFile(TomlSection):
         fewest_positives: A class with fewer positives or negatives in the test part is trained, but not scored.
         learning_rates: Candidates, of which each method and data set gets the best by validation AUROC.
         wider_learning_rates: Further candidates for variants with ``widen``.
+        failing_rates: Data set, method and further rate whose run ends without a model; they are not tried.
         tuning_seed: Seed of the runs that choose a rate; no other run has it.
     """
 
@@ -114,6 +115,7 @@ class BenchmarkFile(TomlSection):
     fewest_positives: Count = 30
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)]
     wider_learning_rates: tuple[Rate, ...] = ()
+    failing_rates: tuple[tuple[str, str, Rate], ...] = ()
     tuning_seed: Annotated[int, Field(ge=0)]
     data: Annotated[tuple[BenchmarkDataSet, ...], Field(min_length=1)]
     methods: Annotated[tuple[BenchmarkMethod, ...], Field(min_length=1)]

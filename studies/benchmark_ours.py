@@ -123,6 +123,8 @@ def describe_ours(rows: RowsOverDataSets, ours: str, others: Iterable[str]) -> s
 def format_blocks_table(result: BenchmarkResult) -> str:
     """Format each block of a variant as a column, with mean ± SD over seeds."""
     head = ["AUROC, mean ± SD over seeds", *(f"{block.data}, {block.pattern}" for block in result.blocks)]
-    labels = [method.label for method in result.methods]
-    rows = [[f"`{label}`", *(format_block_cell(block.entries.get(label)) for block in result.blocks)] for label in labels]
+    rows = [
+        [f"`{method.label}`", *(format_block_cell(block.entries.get(method.label)) for block in result.blocks)]
+        for method in result.methods
+    ]
     return format_markdown_table(head, rows)

@@ -178,6 +178,9 @@ def test_a_form_that_widens_tries_rates_until_the_best_lies_between_two_and_take
     rates = choose_learning_rates(lines.values(), "busi")
     assert (rates["surgical"], rates["partial_loss"]) == (3e-2, 3e-3)
     assert count_planned_runs(plan, lines) == count_planned_runs(plan) + 2
+    benchmark = plan.benchmark.model_copy(update={"failing_rates": (("busi", "surgical", 1e-1),)})
+    failing = replace(plan, benchmark=benchmark)
+    assert len(list_tuning_runs(failing, "busi", lines)) == len(list_tuning_runs(plan, "busi", lines)) - 1
     kept = replace(plan, form=plan.form.model_copy(update={"widen": False}))
     assert list_tuning_runs(kept, "busi", lines) == list(plan.iterate_tuning_runs("busi"))
 
