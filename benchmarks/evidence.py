@@ -1,4 +1,4 @@
-"""Print the tables of docs/results.md on equal rounds and equal time, and on the rule that says which method to take.
+"""Print tables of docs/results.md: equal rounds and equal time, the rule that says which method to take, and ours.
 
 PYTHONPATH=. python benchmarks/evidence.py
 
@@ -15,6 +15,17 @@ from polyclinic.studies.benchmark_budgets import (
     format_budget_tables,
 )
 from polyclinic.studies.benchmark_choice import choose_by_rule, format_rule_table, judge_rule, list_candidates
+from polyclinic.studies.benchmark_ours import (
+    CENTRES_FORM,
+    EQUAL_STEPS_FORM,
+    EQUAL_TIME_FORMS,
+    OURS_AT_EQUAL_STEPS,
+    OURS_IN_EQUAL_TIME,
+    collect_equal_steps,
+    collect_equal_time,
+    format_blocks_table,
+    format_rows_over_data_sets,
+)
 from polyclinic.studies.benchmark_partitions import read_partitions
 from polyclinic.studies.benchmark_results import read_result_lines
 
@@ -39,6 +50,14 @@ def main() -> None:
     rule = [f"{situation}: {choose_by_rule(of_situation)}" for situation, of_situation in candidates.items()]
     tables = format_budget_tables(equal_rounds, equal_time, budgets)
     print(*tables, "\n".join(rule), format_rule_table(judge_rule(candidates)), sep="\n\n")
+    steps, centres, *longer = (
+        read_benchmark_result(FOLDER, form, RESULTS) for form in (EQUAL_STEPS_FORM, CENTRES_FORM, *EQUAL_TIME_FORMS)
+    )
+    ours = [
+        format_rows_over_data_sets(collect_equal_steps([steps]), OURS_AT_EQUAL_STEPS),
+        format_rows_over_data_sets(collect_equal_time(steps, longer), OURS_IN_EQUAL_TIME),
+    ]
+    print("", *ours, *map(format_blocks_table, (steps, *longer, centres)), sep="\n\n")
 
 
 if __name__ == "__main__":

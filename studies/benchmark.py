@@ -31,6 +31,7 @@ from polyclinic.studies.benchmark_results import (
     append_result_line,
     choose_learning_rates,
     evaluate_benchmark,
+    find_wider_rate,
     format_runs_as_csv,
     hash_result_code,
     make_benchmark_result_line,
@@ -187,12 +188,15 @@ def _run_missing_runs(
     try:
         with start_fork_server(), remove_output_if_stopped(remove_scratch):
             for data in plan.list_data_sets():
-                tuning = list(plan.iterate_tuning_runs(data))
+                tuning = list_tuning_runs(plan, data, {})
                 run_unfinished_runs(tuning)
                 lines = options.read_finished_runs()
-                rates = choose_learning_rates(
-                    [lines[run.results_key] for run in tuning if run.results_key in lines], data
-                )
+                # A rate at an end of those tried asks for the next one, until none does.
+                while wider := list_further_runs(tuning, list_tuning_runs(plan, data, lines)):
+                    tuning += wider
+                    run_unfinished_runs(wider)
+                    lines = options.read_finished_runs()
+                rates = choose_rates_of_runs(tuning, lines, data)
                 for pattern in plan.list_patterns_for_data(data):
                     run_unfinished_runs(plan.iterate_block_runs(data, pattern, rates))
     finally:
@@ -223,8 +227,9 @@ def check_planned_runs(plan: BenchmarkVariantPlan, out: Path) -> None:
 
 def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions) -> BenchmarkResult:
     """Write the results of the finished runs as Markdown and as HTML, and the figures of each run as csv."""
-    lines = group_results_by_block(plan, options.read_finished_runs())
-    result = evaluate_benchmark(plan, options.form, lines, count_planned_runs(plan))
+    finished = options.read_finished_runs()
+    lines = group_results_by_block(plan, finished)
+    result = evaluate_benchmark(plan, options.form, lines, count_planned_runs(plan, finished))
     write_atomically(options.out / "benchmark.md", f"{benchmark_as_markdown(result)}\n".encode())
     write_atomically(options.out / "runs.csv", format_runs_as_csv(lines.values()).encode())
     write_benchmark_report(result, options.out / "report.html")
@@ -233,9 +238,9 @@ def write_benchmark_pages(plan: BenchmarkVariantPlan, options: BenchmarkOptions)
 
 def read_benchmark_result(folder: Path, form: str, results: Path) -> BenchmarkResult:
     """Evaluate the finished runs of one variant in a results file."""
-    plan = BenchmarkVariantPlan.read_benchmark_variant(folder, form)
-    lines = group_results_by_block(plan, read_result_lines(results))
-    return evaluate_benchmark(plan, form, lines, count_planned_runs(plan))
+    plan, finished = BenchmarkVariantPlan.read_benchmark_variant(folder, form), read_result_lines(results)
+    lines = group_results_by_block(plan, finished)
+    return evaluate_benchmark(plan, form, lines, count_planned_runs(plan, finished))
 
 
 def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
@@ -260,16 +265,62 @@ def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultL
         lines: The results of finished runs by their key.
     """
     for data in plan.list_data_sets():
-        tuning = list(plan.iterate_tuning_runs(data))
+        tuning = list_tuning_runs(plan, data, lines)
         yield from tuning
-        rates = choose_learning_rates([lines[run.results_key] for run in tuning if run.results_key in lines], data)
+        rates = choose_rates_of_runs(tuning, lines, data)
         for pattern in plan.list_patterns_for_data(data):
             yield from plan.iterate_block_runs(data, pattern, rates)
 
 
-def count_planned_runs(plan: BenchmarkVariantPlan) -> int:
-    """Return the number of all runs, including those whose learning rate is not chosen yet."""
-    return sum(times * len(plan.list_methods_for_data(data)) for data, times, _ in _iterate_run_counts(plan))
+def list_tuning_runs(plan: BenchmarkVariantPlan, data: str, lines: Mapping[str, RunResultLine]) -> list[PlannedRun]:
+    """Return the runs that choose learning rates on a data set.
+
+    Where the variant widens its rates, these include the next rate of each method whose best finished one lies at an
+    end of those tried.
+
+    Args:
+        lines: The results of finished runs by their key.
+    """
+    runs = list(plan.iterate_tuning_runs(data))
+    if not plan.form.widen:
+        return runs
+    candidates = (*plan.benchmark.learning_rates, *plan.benchmark.wider_learning_rates)
+    for method in plan.list_methods_for_data(data):
+        own = [run for run in runs if run.method == method.label]
+        while all(run.results_key in lines for run in own):
+            tried = {run.lr: lines[run.results_key].validation_auroc for run in own}
+            wider = find_wider_rate({lr: auroc for lr, auroc in tried.items() if auroc is not None}, candidates)
+            if wider is None or (data, method.label, wider) in plan.benchmark.failing_rates:
+                break
+            own.append(plan.make_tuning_run(data, method, wider))
+            runs.append(own[-1])
+    return runs
+
+
+def list_further_runs(runs: Iterable[PlannedRun], longer: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs of the longer list that the other one does not have."""
+    keys = {run.results_key for run in runs}
+    return [run for run in longer if run.results_key not in keys]
+
+
+def choose_rates_of_runs(
+    tuning: Iterable[PlannedRun], lines: Mapping[str, RunResultLine], data: str
+) -> dict[str, float]:
+    """Return method -> learning rate that the finished ones of the tuning runs choose on a data set."""
+    return choose_learning_rates([lines[run.results_key] for run in tuning if run.results_key in lines], data)
+
+
+def count_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine] | None = None) -> int:
+    """Return the number of all runs, including those whose learning rate is not chosen yet.
+
+    Args:
+        lines: The results of finished runs by their key, which may ask for further learning rates.
+    """
+    runs = sum(times * len(plan.list_methods_for_data(data)) for data, times, _ in _iterate_run_counts(plan))
+    if not plan.form.widen or not lines:
+        return runs
+    tuning = ((list_tuning_runs(plan, data, lines), plan.iterate_tuning_runs(data)) for data in plan.list_data_sets())
+    return runs + sum(len(wider) - len(list(given)) for wider, given in tuning)
 
 
 def _iterate_run_counts(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:

@@ -82,6 +82,7 @@ class BenchmarkVariant(TomlSection):
         blocks: Pairs of a data set and a label pattern, in the order of their runs.
         methods: Labels of the methods of this variant; empty for all methods.
         rates: Name of the variant whose runs choose the learning rates; empty for this variant.
+        widen: True to try further rates for a method whose best rate lies at an end of the candidates.
         set: Overrides for all runs.
         sizes: Data set -> overrides for the runs on it.
     """
@@ -92,6 +93,7 @@ class BenchmarkVariant(TomlSection):
     blocks: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)]
     methods: tuple[str, ...] = ()
     rates: str = ""
+    widen: bool = False
     set: tuple[str, ...] = ()
     sizes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -103,6 +105,8 @@ class BenchmarkFile(TomlSection):
         reference: Label of the method that the others are tested against.
         fewest_positives: A class with fewer positives or negatives in the test part is trained, but not scored.
         learning_rates: Candidates, of which each method and data set gets the best by validation AUROC.
+        wider_learning_rates: Further candidates for variants with ``widen``.
+        failing_rates: Data set, method and further rate whose run ends without a model; they are not tried.
         tuning_seed: Seed of the runs that choose a rate; no other run has it.
     """
 
@@ -110,6 +114,8 @@ class BenchmarkFile(TomlSection):
     reference: str
     fewest_positives: Count = 30
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)]
+    wider_learning_rates: tuple[Rate, ...] = ()
+    failing_rates: tuple[tuple[str, str, Rate], ...] = ()
     tuning_seed: Annotated[int, Field(ge=0)]
     data: Annotated[tuple[BenchmarkDataSet, ...], Field(min_length=1)]
     methods: Annotated[tuple[BenchmarkMethod, ...], Field(min_length=1)]
@@ -294,20 +300,22 @@ class BenchmarkVariantPlan:
 
     def iterate_tuning_runs(self, data: str) -> Iterator[PlannedRun]:
         """Yield the runs that choose each method's learning rate on a data set, with its first label pattern."""
-        plan = replace(self, form=self.rate_tuning_variant)
-        pattern = plan.list_patterns_for_data(data)[0]
         for method in self.list_methods_for_data(data):
             for lr in self.benchmark.learning_rates:
-                yield plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
+                yield self.make_tuning_run(data, method, lr)
+
+    def make_tuning_run(self, data: str, method: BenchmarkMethod, lr: float) -> PlannedRun:
+        """Make the run that tries one learning rate of a method on a data set, with its first label pattern."""
+        plan = replace(self, form=self.rate_tuning_variant)
+        pattern = plan.list_patterns_for_data(data)[0]
+        return plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
     def iterate_runs_of_all_settings(self) -> Iterator[PlannedRun]:
         """Yield one of the runs of every combination of overrides; the others differ in rate and seed alone."""
         rate, seed = self.benchmark.learning_rates[0], self.benchmark.tuning_seed
-        tuning = replace(self, form=self.rate_tuning_variant)
         for data in self.list_data_sets():
-            first = tuning.list_patterns_for_data(data)[0]
             for method in self.list_methods_for_data(data):
-                yield tuning.make_planned_run(data, first, method, rate, seed)
+                yield self.make_tuning_run(data, method, rate)
                 for pattern in self.list_patterns_for_data(data):
                     yield self.make_planned_run(data, pattern, method, rate, seed)
 

@@ -324,6 +324,30 @@ def choose_learning_rates(lines: Iterable[RunResultLine], data: str) -> dict[str
     return {method: min(rates)[1] for method, rates in tried.items()}
 
 
+def find_wider_rate(auroc_by_rate: Mapping[float, float], candidates: Iterable[float]) -> float | None:
+    """Return the next learning rate to try: the nearest candidate beyond the end at which the best rate lies.
+
+    A best rate lies at an end if it is the lowest or the highest that was tried, and its neighbour has less AUROC. If
+    they are equal, as where all rates reach 1.000, a further rate decides nothing.
+
+    Args:
+        auroc_by_rate: Learning rate -> validation AUROC.
+        candidates: All rates that may be tried.
+
+    Returns:
+        None if the best rate lies between others, or no candidate is left beyond it.
+    """
+    rates = sorted(auroc_by_rate)
+    if len(rates) < 2:
+        return None
+    best = min(rates, key=lambda rate: (-auroc_by_rate[rate], rate))
+    if best == rates[0] and auroc_by_rate[best] > auroc_by_rate[rates[1]]:
+        return max((rate for rate in candidates if rate < best), default=None)
+    if best == rates[-1]:  # of equal rates the lowest is the best, so its neighbour has less
+        return min((rate for rate in candidates if rate > best), default=None)
+    return None
+
+
 def evaluate_benchmark(
     plan: BenchmarkVariantPlan, form: str, by_block: Mapping[str, RunResultLine], planned: int
 ) -> BenchmarkResult:

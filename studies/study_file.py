@@ -64,16 +64,24 @@ class StudyRowOrColumn(TomlSection):
 
 
 class MeanOverClasses(TomlSection):
-    """A measure of a table: the mean AUROC over some classes."""
+    """A measure of a table: the mean AUROC over some classes.
+
+    Attributes:
+        external: True for the images of ``[external_test]`` instead of the test part.
+    """
 
     title: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    external: bool = False
 
     def read_mean_auroc_from_run(self, run: "RunFolderContent") -> float | None:
-        """Return the mean AUROC over these classes in a run."""
+        """Return the mean AUROC over these classes in a run; None if the run has none of them."""
         from polyclinic.common.metrics.auroc import compute_mean_and_sd
 
-        results = run.summary.test.per_class.items()
+        test = run.summary.external if self.external else run.summary.test
+        if test is None:
+            return None
+        results = test.per_class.items()
         return compute_mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]
 
 

@@ -26,6 +26,7 @@ from polyclinic.studies.benchmark import (
     estimate_benchmark_cost,
     group_results_by_block,
     list_planned_runs,
+    list_tuning_runs,
     run_benchmark,
 )
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
@@ -36,6 +37,7 @@ from polyclinic.studies.benchmark_results import (
     append_result_line,
     choose_learning_rates,
     evaluate_benchmark,
+    find_wider_rate,
     read_result_lines,
 )
 from polyclinic.studies.statistics import (
@@ -139,6 +141,48 @@ def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_a
         a_line(tuning=True, lr=0.5, validation_auroc=0.99, data="other"),
     ]
     assert choose_learning_rates(lines, "d") == {"m": 0.2}
+
+
+CANDIDATES = (1e-3, 3e-3, 1e-2, 1e-4, 3e-4, 3e-2, 1e-1)
+
+
+@pytest.mark.parametrize(
+    ("auroc", "wider"),
+    [
+        ({1e-3: 0.9, 3e-3: 0.8, 1e-2: 0.7}, 3e-4),
+        ({1e-3: 0.7, 3e-3: 0.8, 1e-2: 0.9}, 3e-2),
+        ({1e-3: 0.7, 3e-3: 0.9, 1e-2: 0.8}, None),
+        ({1e-3: 1.0, 3e-3: 1.0, 1e-2: 0.9}, None),  # the lowest counts, and its neighbour has as much
+        ({1e-3: 0.9, 3e-3: 0.8, 3e-4: 0.85}, None),
+        ({1e-4: 0.9, 3e-4: 0.8}, None),  # no candidate is left
+        ({3e-2: 0.8, 1e-1: 0.9}, None),
+        ({1e-3: 0.9}, None),
+    ],
+)
+def test_a_best_rate_at_an_end_asks_for_the_next_one_outward(auroc: dict[float, float], wider: float | None) -> None:
+    assert find_wider_rate(auroc, CANDIDATES) == wider
+
+
+def test_a_form_that_widens_tries_rates_until_the_best_lies_between_two_and_takes_that() -> None:
+    """Of the rates 0.001, 0.003, 0.01 the highest is the best for one method; 0.03 is better still, 0.1 is not."""
+    plan = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "ours12")
+    auroc = {1e-3: 0.5, 3e-3: 0.6, 1e-2: 0.7, 3e-2: 0.8, 1e-1: 0.75}
+    others = {1e-3: 0.5, 3e-3: 0.6, 1e-2: 0.4}
+    lines, tried = dict[str, RunResultLine](), list[float]()
+    while runs := [run for run in list_tuning_runs(plan, "busi", lines) if run.results_key not in lines]:
+        for run in runs:
+            reached = (auroc if run.method == "surgical" else others)[run.lr]
+            lines[run.results_key] = line_for(run).model_copy(update={"validation_auroc": reached})
+            tried += [run.lr] if run.method == "surgical" else []
+    assert tried == [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+    rates = choose_learning_rates(lines.values(), "busi")
+    assert (rates["surgical"], rates["partial_loss"]) == (3e-2, 3e-3)
+    assert count_planned_runs(plan, lines) == count_planned_runs(plan) + 2
+    benchmark = plan.benchmark.model_copy(update={"failing_rates": (("busi", "surgical", 1e-1),)})
+    failing = replace(plan, benchmark=benchmark)
+    assert len(list_tuning_runs(failing, "busi", lines)) == len(list_tuning_runs(plan, "busi", lines)) - 1
+    kept = replace(plan, form=plan.form.model_copy(update={"widen": False}))
+    assert list_tuning_runs(kept, "busi", lines) == list(plan.iterate_tuning_runs("busi"))
 
 
 def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
