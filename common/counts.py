@@ -36,7 +36,7 @@ MENU: Mapping[str, str] = MappingProxyType(
     }
 )
 """Name of each table -> what it counts."""
-TABLES = tuple(MENU)
+COUNT_TABLES = tuple(MENU)
 
 NOT_STATED = "not stated"
 AGE_BANDS = (*(f"{low}-{low + 9}" for low in range(0, 90, 10)), "90+", NOT_STATED)
@@ -117,7 +117,7 @@ class CountQuestion(TomlSection):
     @property
     def asked_tables(self) -> tuple[str, ...]:
         """Return the tables of the question, in the order of the menu."""
-        return tuple(table for table in TABLES if not self.tables or table in self.tables)
+        return tuple(table for table in COUNT_TABLES if not self.tables or table in self.tables)
 
 
 def check_table_names(tables: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def check_table_names(tables: tuple[str, ...]) -> tuple[str, ...]:
     """
     for name in tables:
         if name not in MENU:
-            hint = suggest_nearest_name(name, TABLES) or f"the tables are {', '.join(TABLES)}"
+            hint = suggest_nearest_name(name, COUNT_TABLES) or f"the tables are {', '.join(COUNT_TABLES)}"
             raise ValueError(f'"{name}" is no table of counts: {hint}')
     return tables
 
@@ -170,9 +170,9 @@ def parse_count_question(text: str) -> CountQuestion:
 
 # ---------------------------------------------------------------------- rows of a masked sum
 
-MASKED_TABLES = tuple(table for table in TABLES if table != COMBINATIONS and not table.endswith("device"))
+MASKED_TABLES = tuple(table for table in COUNT_TABLES if table != COMBINATIONS and not table.endswith("device"))
 """Tables that can be summed under masks: their values are the same at all hospitals."""
-_OF_CLASS = ": "
+_CLASS_SEPARATOR = ": "
 
 
 def list_row_values(table: str) -> tuple[str, ...]:
@@ -192,10 +192,10 @@ MASKED_ROW_NUMBERS = max(len(list_row_values(table)) * count_numbers_of_value(ta
 
 def make_row_name(table: str, class_name: str) -> str:
     """Return the name of a row: its table, and its class if it has one."""
-    return f"{table}{_OF_CLASS}{class_name}" if class_name else table
+    return f"{table}{_CLASS_SEPARATOR}{class_name}" if class_name else table
 
 
 def split_row_name(name: str) -> tuple[str, str]:
     """Return table and class of a row's name."""
-    table, _, class_name = name.partition(_OF_CLASS)
+    table, _, class_name = name.partition(_CLASS_SEPARATOR)
     return table, class_name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "organs_surgical.toml", "flower-quickstart")
 EXPERIMENT_NAMES = tuple(Path(name).stem for name in NAMES if name.endswith(".toml"))
-FOLDER = "experiments"
+EXAMPLES_FOLDER = "experiments"
 """Folder of the examples in the checkout, and where ``flwr-sim examples`` writes them."""
 
 
@@ -55,9 +55,9 @@ def find_experiment_file(path: Path) -> Path:
 def suggest_examples(path: Path) -> str:
     """Return what to do about a missing file that is an example, or lies in a checkout; empty for other files."""
     if path.suffix == ".toml" and path.stem in EXPERIMENT_NAMES:
-        folder = "" if str(path.parent) == FOLDER else f" {shlex.quote(str(path.parent))}"
+        folder = "" if str(path.parent) == EXAMPLES_FOLDER else f" {shlex.quote(str(path.parent))}"
         return f"It is an example. Give its name alone, {path.stem}, or write the file with: flwr-sim examples{folder}"
-    if path.parts[:1] == (FOLDER,) and not Path(FOLDER).is_dir():
+    if path.parts[:1] == (EXAMPLES_FOLDER,) and not Path(EXAMPLES_FOLDER).is_dir():
         names = ", ".join(EXPERIMENT_NAMES)
         return f"Run this in the project's checkout. Examples that need no files are {names}: give the name alone."
     return ""
@@ -76,5 +76,5 @@ def copy_examples(source: Path, goal: Path) -> None:
 def _find_examples_folder() -> Path:
     """Return the folder of the examples: inside the package if installed from a wheel, else that of the checkout."""
     package = Path(__file__).parents[1]
-    installed = package / FOLDER
-    return installed if installed.is_dir() else package.parent / FOLDER
+    installed = package / EXAMPLES_FOLDER
+    return installed if installed.is_dir() else package.parent / EXAMPLES_FOLDER

@@ -25,7 +25,7 @@ from polyclinic.data.base.spec import (
     PhantomDatasetSpec,
     PluginDatasetSpec,
 )
-from polyclinic.data.images.store import IN_MEMORY, DecodedImageStore
+from polyclinic.data.images.store import MEMORY_STORE, DecodedImageStore
 from polyclinic.data.sources.built_in import load_digits_dataset, load_phantom_dataset
 from polyclinic.data.sources.collections import find_collection_faults, load_collections
 from polyclinic.data.sources.composed import (
@@ -76,7 +76,7 @@ def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
     return []
 
 
-def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = IN_MEMORY) -> DatasetSplits:
+def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = MEMORY_STORE) -> DatasetSplits:
     """Check and load a data set, and split it into training, validation and test.
 
     Args:
@@ -161,7 +161,7 @@ def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
 
 
 def load_external_test_images(
-    spec: DataSpec | None, base: Path, store: DecodedImageStore = IN_MEMORY
+    spec: DataSpec | None, base: Path, store: DecodedImageStore = MEMORY_STORE
 ) -> ImageSet | None:
     """Load the external test set: only the test part of an npz file, or all images of any other data set.
 

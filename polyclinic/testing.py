@@ -40,7 +40,7 @@ from polyclinic.data.load import load_dataset
 from polyclinic.strategies.local.losses import adapt_plugin_loss
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
-CLASSES = ("first", "second", "third")
+TEST_CLASSES = ("first", "second", "third")
 
 
 def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int = 4) -> None:
@@ -55,7 +55,7 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
     """
     table = {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
     spec = ModelSpec.model_validate(table)
-    first, second, other = (build_network(spec, CLASSES, seed) for seed in (1, 1, 2))
+    first, second, other = (build_network(spec, TEST_CLASSES, seed) for seed in (1, 1, 2))
     same = _hash_network(first) == _hash_network(second)
     assert same, f"{name}: two networks of one seed differ; it must draw all its numbers from torch's generator"
     state = read_model_state(first)
@@ -86,8 +86,8 @@ def check_loss(name: str, images: int = 16) -> None:
         BadInput: If the plug-in is not installed.
     """
     loss, generator = adapt_plugin_loss(load_plugin_entry_point(LOSSES, name)), torch.Generator().manual_seed(1)
-    logits = torch.randn(images, len(CLASSES), generator=generator, requires_grad=True)
-    labels = (torch.rand(images, len(CLASSES), generator=generator) < 0.5).float()
+    logits = torch.randn(images, len(TEST_CLASSES), generator=generator, requires_grad=True)
+    labels = (torch.rand(images, len(TEST_CLASSES), generator=generator) < 0.5).float()
     labels[::3, 1] = float("nan")
     annotated, before = torch.tensor([True, True, False]), labels.clone()
     labels[:, 2] = before[:, 2] = float("nan")
@@ -155,7 +155,7 @@ def check_optimizer(name: str) -> None:
     """
     moved = []
     for rate in (0.01, 0.01, 0.001):
-        network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), CLASSES, 1)
+        network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), TEST_CLASSES, 1)
         before = [parameter.detach().clone() for parameter in network.parameters()]
         optimizer = make_optimizer(network, TrainingSection(optimizer=PLUGIN + name, weight_decay=0.01), rate)
         for step in range(3):

@@ -11,7 +11,7 @@ from polyclinic.common.plugins import PLUGIN, is_simulate_argument
 from polyclinic.common.system.files import find_missing_file_faults, find_missing_folder_faults, is_file
 from polyclinic.common.system.plain_text import quote_for_shell
 
-CLASSES: Mapping[str, str] = {
+METHOD_CLASS_PATHS: Mapping[str, str] = {
     "polyclinic": "polyclinic.strategies.methods.polyclinic:Polyclinic",
     "polyclinic_passing": "polyclinic.strategies.methods.polyclinic_passing:PolyclinicPassing",
     "polyclinic_parallel": "polyclinic.strategies.methods.polyclinic_parallel:PolyclinicParallel",
@@ -48,12 +48,15 @@ CLASSES: Mapping[str, str] = {
 seconds.
 """
 
-TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 
 def find_unknown_method_fault(name: str) -> Fault:
-    """Return the fault that a method's name is not in :data:`CLASSES`."""
-    remedy = suggest_nearest_name(name, CLASSES) or f"Methods: {quote_names(CLASSES, limit=len(CLASSES))}."
+    """Return the fault that a method's name is not in :data:`METHOD_CLASS_PATHS`."""
+    remedy = (
+        suggest_nearest_name(name, METHOD_CLASS_PATHS)
+        or f"Methods: {quote_names(METHOD_CLASS_PATHS, limit=len(METHOD_CLASS_PATHS))}."
+    )
     return Fault("run.method", f'"{name}" is not a method.', remedy)
 
 
@@ -76,7 +79,7 @@ def read_experiment_and_fault(path: Path, overrides: Iterable[str] = ()) -> tupl
     Raises:
         BadInput: With every fault of the file and of the overrides.
     """
-    if is_file(path) and path.name.lower().endswith(TABLES):
+    if is_file(path) and path.name.lower().endswith(TABLE_SUFFIXES):
         remedy = f"To write one for this table: flwr-sim init {quote_for_shell(path)}"
         raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
     file = read_experiment(path, overrides, find_unknown_method_faults)
@@ -124,4 +127,4 @@ def prefix_fault_with_file(file: ExperimentFile, fault: Fault) -> Fault:
 
 
 def _is_unknown_method(method: str) -> bool:
-    return method not in CLASSES and not method.startswith(PLUGIN)
+    return method not in METHOD_CLASS_PATHS and not method.startswith(PLUGIN)

@@ -18,14 +18,14 @@ from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
 from polyclinic.strategies.local.losses import find_loss_setting_faults
 from polyclinic.strategies.local.site_method import SiteMethod
-from polyclinic.strategies.method_list import CLASSES, find_unknown_method_fault
+from polyclinic.strategies.method_list import METHOD_CLASS_PATHS, find_unknown_method_fault
 from polyclinic.strategies.methods.base import Method
 from polyclinic.strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
 
-STRATEGIES: Mapping[str, type[Method]] = {name: resolve_name(place) for name, place in CLASSES.items()}
+STRATEGIES: Mapping[str, type[Method]] = {name: resolve_name(place) for name, place in METHOD_CLASS_PATHS.items()}
 """Name -> class of the method's coordinator half, whose ``site_class`` is the hospital's half."""
 
-TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMeanRule}
+PARAMETER_TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMeanRule}
 """Keys of ``[method]`` that are tables, and their schemas."""
 
 
@@ -61,7 +61,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
             key = ".".join(str(step) for step in detail["loc"])
             if detail["type"] == "extra_forbidden":
                 table, _, below = key.partition(".")
-                valid_keys = TABLES[table].model_fields if below else schema.model_fields
+                valid_keys = PARAMETER_TABLES[table].model_fields if below else schema.model_fields
                 nearest = suggest_nearest_name(key.rpartition(".")[2], valid_keys)
                 remedy = nearest or f"Known: {quote_names(valid_keys)}."
                 faults.append(Fault(f"method.{key}", "is not a parameter of this method.", remedy))

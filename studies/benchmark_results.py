@@ -21,12 +21,12 @@ from polyclinic.server.runs.reader import RunFolderContent
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
-NORMAL = 1.96
+Z_95 = 1.96
 Interval = tuple[float, float]
 _ROOT = Path(__file__).parents[1]
 DECIDE = ("data", "common/metrics", "common/models", "strategies", "client/training")
 """Folders whose code determines the result of a run."""
-MEASURES = ("auroc", "average_precision", "balanced_accuracy")
+BENCHMARK_METRICS = ("auroc", "average_precision", "balanced_accuracy")
 
 
 class BenchmarkClassResult(BaseModel):
@@ -157,7 +157,8 @@ def append_result_line(path: Path, line: RunResultLine) -> None:
 
 RUNS_HEADING = (
     "data", "pattern", "method", "learning_rate", "seed", "chooses_rate", "rounds", "best_round", "class", "positives",
-    "negatives", *MEASURES, "auroc_low", "auroc_high", "validation_auroc", "cpu_seconds", "megabytes", "code", "key",
+    "negatives", *BENCHMARK_METRICS, "auroc_low", "auroc_high", "validation_auroc", "cpu_seconds", "megabytes", "code",
+    "key",
 )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
         )
         cost = (line.validation_auroc, line.cpu_seconds, line.megabytes, line.code, line.key)
         for name, result in line.classes.items():
-            measures = [getattr(result, measure) for measure in MEASURES]
+            measures = [getattr(result, measure) for measure in BENCHMARK_METRICS]
             low, high = result.interval or (None, None)
             writer.writerow([*of_run, name, result.positives, result.negatives, *measures, low, high, *cost])
     return text.getvalue()
@@ -443,7 +444,7 @@ def _compute_block_result(
 
 def _average_method_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) -> MethodBlockResult:
     """Average a method's metrics in one block over the scored classes, then over its runs (seeds)."""
-    means: dict[str, list[float]] = {name: [] for name in MEASURES}
+    means: dict[str, list[float]] = {name: [] for name in BENCHMARK_METRICS}
     for line in lines:
         for name, of_lines in means.items():
             values = [getattr(line.classes[scored_name], name) for scored_name in scored]
@@ -471,7 +472,7 @@ def estimate_patient_standard_error(line: RunResultLine, scored: Sequence[str]) 
     """
 
     def compute_interval_error(interval: Interval) -> float:
-        return (interval[1] - interval[0]) / (2 * NORMAL)
+        return (interval[1] - interval[0]) / (2 * Z_95)
 
     def compute_independent_mean_error(errors: Sequence[float]) -> float:
         return float(np.sqrt(np.sum(np.square(errors)))) / len(errors)
@@ -502,7 +503,8 @@ def _collect_method_over_blocks(
         of_data.setdefault(data, []).append((data, entry))
     runs = [line for line in lines if line.method == label]
     means = {
-        name: float(np.mean([getattr(entry, name) for _, entry in entries])) if entries else None for name in MEASURES
+        name: float(np.mean([getattr(entry, name) for _, entry in entries])) if entries else None
+        for name in BENCHMARK_METRICS
     }
     return MethodOverallResult(
         label=label,
@@ -535,4 +537,4 @@ def compute_interval_half_width(entries: Sequence[tuple[str, MethodBlockResult]]
         by_data[data] = by_data.get(data, 0.0) + (entry.patient_error or 0.0)
     of_seeds = [(entry.seed_sd or 0.0) ** 2 / entry.seeds for _, entry in entries]
     variance = (np.sum(np.square(list(by_data.values()))) + np.sum(of_seeds)) / len(entries) ** 2
-    return float(NORMAL * np.sqrt(variance))
+    return float(Z_95 * np.sqrt(variance))

@@ -40,7 +40,7 @@ from polyclinic.server.reporting.run_claims import (
     gives_all_images_one_score,
     is_last_round_best,
 )
-from polyclinic.server.runs.reader import MEASURES, Measure, RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import SINGLE_CLASS_MEASURES, Measure, RunFolderContent, RunSummary
 from polyclinic.studies.statistics import (
     ALPHA,
     FEWEST_SEEDS,
@@ -202,7 +202,9 @@ class MethodComparison:
     @property
     def available_metrics(self) -> list[Measure]:
         """Return the multi-class metrics that at least one method has, in the order of tables."""
-        return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
+        return [
+            measure for measure in SINGLE_CLASS_MEASURES if any(measure in method.measures for method in self.methods)
+        ]
 
     @property
     def own_metrics(self) -> dict[str, str]:
@@ -439,7 +441,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members, avera
     intervals = {name: np.mean(of_class, axis=0) for name, of_class in ends.items()}
     more_names = dict.fromkeys(name for test in tests.values() for name in test.mean_more)
     measured = [run.summary.available_metrics for run in seeds.values()]
-    measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
+    measures = {name: [values[name] for values in measured if name in values] for name in SINGLE_CLASS_MEASURES}
 
     def average_classes_by_seed(
         pairs: Collection[tuple[int, str]], measure: Callable[[ClassMetrics], float | None]

@@ -44,7 +44,7 @@ from polyclinic.studies.trial import Trial
 
 RunT = TypeVar("RunT")
 EndT = TypeVar("EndT")
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 RUNS_PER_GPU = 4
 CONTEXT = multiprocessing.get_context("forkserver")
 FIRST_USED_IN_A_RUN = (
@@ -175,7 +175,7 @@ def run_in_parallel(
 
     Args:
         start: Executes one run, and returns its result.
-        look: Called at each end of a run, and at least every :data:`LOOK_S` seconds.
+        look: Called at each end of a run, and at least every :data:`POLL_INTERVAL_S` seconds.
         until: Time on the monotonic clock after which no run begins.
     """
     waiting, active = iter(runs), dict[Future[EndT], RunT]()
@@ -186,7 +186,7 @@ def run_in_parallel(
                 yield run, None
             if not active:
                 return
-            for future in wait(active, timeout=LOOK_S, return_when=FIRST_COMPLETED).done:
+            for future in wait(active, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED).done:
                 yield active.pop(future), future.result()
             look()
 

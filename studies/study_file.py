@@ -22,7 +22,7 @@ Count = Annotated[int, Field(ge=1)]
 Figure = Literal["sweep", "curves", "density"]
 Reading = Callable[["RunFolderContent"], float | None]
 
-MEASURES: Mapping[str, tuple[str, Reading]] = {
+STUDY_MEASURES: Mapping[str, tuple[str, Reading]] = {
     "auroc": ("AUROC", lambda run: run.summary.test.mean_auroc),
     "auroc_sd": ("SD of AUROC over classes", lambda run: run.summary.test.sd_auroc),
     "auroc_shared": ("AUROC, shared classes", lambda run: run.summary.test.shared_classes.mean_auroc),
@@ -90,7 +90,7 @@ class PaperTable(TomlSection):
 
     Attributes:
         experiment: Path relative to the study's folder, with ``{method}`` and ``{setting}``.
-        measures: Names of :data:`MEASURES`, or means over named classes.
+        measures: Names of :data:`STUDY_MEASURES`, or means over named classes.
         reference: Title of the method that each other method is tested against; empty for no tests.
         paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; the last ones may
             be missing.
@@ -124,9 +124,10 @@ class PaperTable(TomlSection):
         for kind, parts in (("methods", self.methods), ("settings", self.settings)):
             if len({title_to_slug(part.title) for part in parts}) < len(parts):
                 raise ValueError(f'two {kind} of "{self.title}" have one title')
-        for name in (name for name in self.measures if isinstance(name, str) and name not in MEASURES):
+        for name in (name for name in self.measures if isinstance(name, str) and name not in STUDY_MEASURES):
             raise ValueError(
-                f'"{name}" is no measure. {suggest_nearest_name(name, MEASURES) or "Known: " + quote_names(MEASURES)}'
+                f'"{name}" is no measure. '
+                f"{suggest_nearest_name(name, STUDY_MEASURES) or 'Known: ' + quote_names(STUDY_MEASURES)}"
             )
         for name in (name for name in (self.reference, *self.paper) if name and name not in names):
             raise ValueError(f'"{name}" is no method of "{self.title}". Methods: {quote_names(names)}')
@@ -141,12 +142,15 @@ class PaperTable(TomlSection):
     @property
     def measure_headings(self) -> list[str]:
         """Return the table headings of the measures."""
-        return [MEASURES[each][0] if isinstance(each, str) else each.title for each in self.measures]
+        return [STUDY_MEASURES[each][0] if isinstance(each, str) else each.title for each in self.measures]
 
     @property
     def measure_readers(self) -> list[Reading]:
         """Return the functions that read the measures from a run."""
-        return [MEASURES[each][1] if isinstance(each, str) else each.read_mean_auroc_from_run for each in self.measures]
+        return [
+            STUDY_MEASURES[each][1] if isinstance(each, str) else each.read_mean_auroc_from_run
+            for each in self.measures
+        ]
 
     def get_paper_value(self, method: str, setting: int, measure: int) -> float | None:
         """Return the paper's number as a fraction; None if the paper gives none."""

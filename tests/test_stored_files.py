@@ -20,7 +20,7 @@ from polyclinic.client.training.privacy import PrivacyBudgetLedger
 from polyclinic.common.models.saved import SavedModelDescription
 from polyclinic.common.security.audit import AuditLog, check_audit_log
 from polyclinic.common.wire.versions import OLDEST_VERSION
-from polyclinic.server.deployment.superlink.database import FILE, SuperLinkDatabase
+from polyclinic.server.deployment.superlink.database import DATABASE_FILE, SuperLinkDatabase
 from polyclinic.server.deployment.superlink.registrations import SiteConnectionState, SiteRegistry
 from polyclinic.server.federation.checkpoints import CheckpointFolder
 from polyclinic.server.runs.receipt import make_run_receipt, read_run_receipt
@@ -70,7 +70,7 @@ def test_the_description_of_a_model(stored: Path) -> None:
 
 
 def test_the_database_of_a_superlink(stored: Path) -> None:
-    path = stored / FILE
+    path = stored / DATABASE_FILE
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript((stored / "superlink.sql").read_text(encoding="utf-8"))
     database = SuperLinkDatabase(path)

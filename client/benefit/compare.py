@@ -40,7 +40,7 @@ from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGr
 from polyclinic.data.base.image_set import are_all_patients_known
 from polyclinic.strategies.local.site_method import compute_largest_epoch_count
 
-FOLDER = "alone"
+LOCAL_TRAINING_FOLDER = "alone"
 """Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
 PAGE, FIGURES = "does-it-help.txt", "does-it-help.json"
 ABOUT_THE_MODELS = (
@@ -179,7 +179,7 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
         federated, _, held = score_data_part(task, "test")
     model = read_model_state(task.network)  # a copy: the networks that are trained next share its tensors
     tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
-    home = site.copy_site_for_local_training(site.folder / FOLDER, plan, figures_leave=figures_leave)
+    home = site.copy_site_for_local_training(site.folder / LOCAL_TRAINING_FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
     whole = make_local_only_plan(plan, method, rounds, warm_up=True)
@@ -224,7 +224,7 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
             rows.append((WORDS[model], format_number(mean.value), format_interval(mean.interval), *over, *aurocs))
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    folder = site.folder / FOLDER
+    folder = site.folder / LOCAL_TRAINING_FOLDER
     about = f"Run {run}. Trained alone for {format_count_with_noun(epochs, 'local epoch')}, as many as in the run."
     text = "\n".join([sentence, "", about, "", *table, *ABOUT_THE_MODELS])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}

@@ -31,7 +31,7 @@ from polyclinic.data.images.reading import (
     open_png_or_jpeg,
     read_first_bytes,
 )
-from polyclinic.data.images.store import IN_MEMORY
+from polyclinic.data.images.store import MEMORY_STORE
 from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volume_notes import describe_grids
 
@@ -115,7 +115,7 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
         except Exception as error:  # of any decoder on a broken file, as when a run reads the images
             return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
 
-    with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
+    with ThreadPoolExecutor(MEMORY_STORE.workers) as pool, source.opened():
         pictures = enumerate(pool.map(read_facts, map(int, rows)))
         return [facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in pictures]
 

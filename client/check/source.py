@@ -35,7 +35,7 @@ from polyclinic.data.base.splits import Names
 from polyclinic.data.connections import list_dataset_connections
 from polyclinic.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
 from polyclinic.data.images.reading import DecodedImageFormat
-from polyclinic.data.images.store import IN_MEMORY
+from polyclinic.data.images.store import MEMORY_STORE
 from polyclinic.data.load import load_dataset, open_label_table
 from polyclinic.data.sources.dicomweb import open_dicomweb_table
 from polyclinic.data.tables.files import describe_outside_pictures
@@ -178,7 +178,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         has_masks = table.masks is not None
         if table.masks is not None:
             form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
-            table = replace(table, labels=read_table_masks(table.masks, table.files, form, IN_MEMORY)[1])
+            table = replace(table, labels=read_table_masks(table.masks, table.files, form, MEMORY_STORE)[1])
         if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"

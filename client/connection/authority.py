@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
-from polyclinic.client.site.authority_record import FILE, AuthorityRecord, read_authority_record
+from polyclinic.client.site.authority_record import AUTHORITY_FILE, AuthorityRecord, read_authority_record
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.security.identity import SiteConnectionKit
 from polyclinic.common.security.phrase import (
@@ -118,4 +118,4 @@ def _make_authority_record(kit: SiteConnectionKit) -> AuthorityRecord:
 
 
 def _write_authority_record(state: Path, record: AuthorityRecord) -> None:
-    write_atomically(state / FILE, record.model_dump_json().encode())
+    write_atomically(state / AUTHORITY_FILE, record.model_dump_json().encode())

@@ -18,7 +18,7 @@ from polyclinic.common.system.preflight import (
     find_folder_write_faults,
 )
 
-LOOK_S = 0.5
+CERTIFICATE_TIMEOUT_S = 0.5
 """Time for the coordinator to show its certificate; after that, the connection itself reports a fault."""
 
 
@@ -50,7 +50,7 @@ def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
     raise_faults([*faults, *find_folder_write_faults(settings.state_folder), *find_flower_release_faults()])
     refuse_other_authority(settings, kit)
     with contextlib.suppress(CoordinatorUnreachable):
-        check_coordinator_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
+        check_coordinator_certificate(kit.address, kit.ca_certificate, timeout_s=CERTIFICATE_TIMEOUT_S)
 
 
 def is_client_running(state: Path) -> bool:

@@ -26,8 +26,8 @@ from polyclinic.common.wire.versions import WIRE_VERSION
 
 STALE_S = 300.0
 """Time without an answer of the coordinator after which a site that is not training is unhealthy."""
-FILE = "status.json"
-LOOK_S, SIGN_S = 0.5, 10.0
+STATUS_FILE = "status.json"
+POLL_INTERVAL_S, WRITE_INTERVAL_S = 0.5, 10.0
 """Pause between two checks for a changed status, and longest time between two writes of the file."""
 SILENT_S = 60.0
 """Age of the status file after which the program counts as hanging, or the disk as full."""
@@ -105,14 +105,14 @@ def is_client_healthy(status: Mapping[str, Any], now: float) -> bool:
 @contextlib.contextmanager
 def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date from a thread while the program runs; remove it at the end."""
-    path, stop = state / FILE, threading.Event()
+    path, stop = state / STATUS_FILE, threading.Event()
     _write_status_file(asdict(status), path)
 
     def write_changed_status() -> None:
         last, written = asdict(status), time.monotonic()
-        while not stop.wait(LOOK_S):
+        while not stop.wait(POLL_INTERVAL_S):
             present = asdict(status)
-            if (present != last or time.monotonic() - written > SIGN_S) and _write_status_file(present, path):
+            if (present != last or time.monotonic() - written > WRITE_INTERVAL_S) and _write_status_file(present, path):
                 last, written = present, time.monotonic()
 
     thread = threading.Thread(target=write_changed_status, name="status", daemon=True)
@@ -152,13 +152,13 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
         remedy = "Its log says whether it waits after a refusal; else start it with flwr-client start."
         raise BadInput([Fault(str(state.parent), "no flwr-client runs on this folder.", remedy)])
     try:
-        present = dict(json.loads((state / FILE).read_bytes()))
+        present = dict(json.loads((state / STATUS_FILE).read_bytes()))
         age_s = time.time() - present.pop("written")
         present = asdict(ClientStatus(**present))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         age_s = float("inf")
-    if not abs(age_s) <= SILENT_S:  # a clock that was set back is followed by a new file within SIGN_S
-        problem = f"flwr-client runs on this folder and has not written {FILE} for {SILENT_S:.0f} s."
+    if not abs(age_s) <= SILENT_S:  # a clock that was set back is followed by a new file within WRITE_INTERVAL_S
+        problem = f"flwr-client runs on this folder and has not written {STATUS_FILE} for {SILENT_S:.0f} s."
         remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
         raise BadInput([Fault(str(state.parent), problem, remedy)])
     record = read_authority_record(state)

@@ -24,7 +24,7 @@ from polyclinic.client.counts.feasible import FeasibleCounts, Indices
 from polyclinic.client.counts.units import STATE_NUMBERS, Column, CountedData, CountedUnits, name_combinations
 from polyclinic.common.counts import ABSENT, ALL, CLASS, COMBINATIONS, CROSSED, PRESENT, STATES
 
-OF_PATIENTS = (PRESENT, ABSENT)
+PATIENT_STATES = (PRESENT, ABSENT)
 """States of a class that say something about a patient."""
 UNITS = ("patients", "images")
 MOVING_ROWS = (12, 32)
@@ -205,7 +205,7 @@ def _choose_rows(tally: Tally, names: Sequence[str], name: str, most: int) -> In
         by_state = {state: tally.states[:, place] == number for state, number in STATE_NUMBERS.items()}
         pairs = list[tuple[int, int]]()
         for group in np.unique(groups).tolist():
-            both = [int(sizes[(groups == group) & by_state[state]].sum()) for state in OF_PATIENTS]
+            both = [int(sizes[(groups == group) & by_state[state]].sum()) for state in PATIENT_STATES]
             if min(both):
                 pairs.append((-min(both), group))
         for _, group in sorted(pairs):
@@ -285,7 +285,7 @@ class _ValueSearch:
                 truth[unit] = int(tally.numbers[showing, place].sum())
                 if column in self._audit.told:
                     self._system.add_known_sum(sums[unit])
-                elif not name or state in OF_PATIENTS:
+                elif not name or state in PATIENT_STATES:
                     if unit == "patients":
                         self._audit.add_rule(self._system, sums[unit], truth[unit])
                     if column in self._hidden:
@@ -346,7 +346,7 @@ class _HiddenClassSearch:
 
     def _add_class(self, name: str) -> None:
         width = len(self._values)
-        for state in OF_PATIENTS:
+        for state in PATIENT_STATES:
             sums, truth = dict[str, list[Indices]](), dict[str, list[int]]()
             for unit, chosen in self._rows.items():
                 tally = self._tallies[unit]
@@ -436,5 +436,5 @@ class _CombinationSearch:
             unknowns = self._starts[attribute] + np.flatnonzero(showing[self._rows]) * len(values) + position
             if column in self._audit.told:
                 self._system.add_known_sum(unknowns)
-            elif self._unit == "patients" and (not name or state in OF_PATIENTS):
+            elif self._unit == "patients" and (not name or state in PATIENT_STATES):
                 self._audit.add_rule(self._system, unknowns, int(tally.numbers[showing, values[position]].sum()))

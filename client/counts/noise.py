@@ -23,7 +23,7 @@ from polyclinic.client.training.privacy import (
     open_privacy_ledger,
     refuse_cost_over_budget,
 )
-from polyclinic.common.counts import CLASS, COMBINATIONS, TABLES
+from polyclinic.common.counts import CLASS, COMBINATIONS, COUNT_TABLES
 from polyclinic.strategies.privacy.mechanism import NoisySteps, find_noise_multiplier
 from polyclinic.strategies.privacy.noise import (
     SCALE_BITS,
@@ -58,7 +58,7 @@ class NoisySheetPrice:
             return None
         tables = tuple(
             table
-            for table in TABLES
+            for table in COUNT_TABLES
             if table in policy.counts and table not in UNNOISED and table not in data.missing_tables
         )
         by_class = sum(table == CLASS or table.startswith("class_by_") for table in tables)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from polyclinic.client.counts.audit import OF_PATIENTS, SheetAudit
+from polyclinic.client.counts.audit import PATIENT_STATES, SheetAudit
 from polyclinic.client.counts.units import CellKey, Column, CountedData, count_cells, name_combinations
 from polyclinic.common.counts import ALL, CLASS, COMBINATIONS, CROSSED, NO_CLASS, NOT_STATED, TOGETHER
 
@@ -95,7 +95,7 @@ class SheetProtection:
         table, name, value = column
         if value == NOT_STATED and not self._has_unstated(table.removeprefix("class_by_")):
             return True
-        states = OF_PATIENTS if name else (ALL,)
+        states = PATIENT_STATES if name else (ALL,)
         return all(self._counts[table, name, state, value] >= self.smallest for state in states)
 
     def _has_unstated(self, attribute: str) -> bool:

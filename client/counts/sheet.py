@@ -20,13 +20,13 @@ from polyclinic.client.counts.noise import NoisySheetPrice, add_noise_to_counts
 from polyclinic.client.counts.protection import choose_told_columns
 from polyclinic.client.counts.units import CellKey, CountedData, count_cells, count_data_of_images
 from polyclinic.client.site.site import Site
-from polyclinic.common.counts import TABLES
+from polyclinic.common.counts import COUNT_TABLES
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.picture_header import PictureHeader, read_picture_headers
 
-FOLDER, FILE, FORMAT = "counts", "sheet.json", 1
+COUNTS_FOLDER, SHEET_FILE, SHEET_FORMAT = "counts", "sheet.json", 1
 HEADER_TABLES = frozenset({"size", "device", "class_by_device"})
 """Tables for which the headers of files are read."""
 KEY_BYTES, FINGERPRINT_CHARACTERS = 32, 24
@@ -60,7 +60,7 @@ class CountSheet:
 
     def to_json(self) -> str:
         cells = [[*key, *numbers] for key, numbers in sorted(self.cells.items())]
-        facts = {"format": FORMAT, "made": self.made, "settings": dict(self.settings), "key": self.key}
+        facts = {"format": SHEET_FORMAT, "made": self.made, "settings": dict(self.settings), "key": self.key}
         facts |= {"patients": sorted(self.patients), "cells": cells, "missing": list(self.missing)}
         return json.dumps({**facts, "noise": self.noise}, sort_keys=True)
 
@@ -69,7 +69,7 @@ def parse_sheet(text: str) -> CountSheet | None:
     """Return a stored sheet; None for a sheet of another release, or a damaged file."""
     try:
         facts = json.loads(text)
-        if facts["format"] != FORMAT:
+        if facts["format"] != SHEET_FORMAT:
             return None
         cells = {tuple(cell[:4]): (int(cell[4]), int(cell[5])) for cell in facts["cells"]}
         patients, missing = frozenset(facts["patients"]), tuple(facts["missing"])
@@ -89,7 +89,7 @@ def get_count_sheet(site: Site, run: str) -> CountSheet:
     Raises:
         BadInput: If there are too few patients, or the privacy budget does not suffice.
     """
-    path = site.folder / FOLDER / FILE
+    path = site.folder / COUNTS_FOLDER / SHEET_FILE
     data = _get_counted_data(site)
     least = site.policy.smallest_count
     if len(data.patients) < least:
@@ -141,7 +141,7 @@ def _read_headers(site: Site, parts: Sequence[ImageSet]) -> list[PictureHeader]:
 def _list_settings(site: Site, data: CountedData, price: NoisySheetPrice | None) -> dict[str, Any]:
     policy = site.policy
     settings: dict[str, Any] = {
-        "menu": list(TABLES),
+        "menu": list(COUNT_TABLES),
         "classes": list(data.class_names),
         "attributes": sorted(data.values),
         "smallest_count": policy.smallest_count,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from polyclinic.common.security.delivery import MANIFEST, DeliveryManifest
 
-FOLDER = "delivered"
+DELIVERED_FOLDER = "delivered"
 DELIVERED = "delivered"
 """The event of the audit log with title, coordinator and model of a package that came over the connection."""
 
 
 def get_delivered_folder(state: Path) -> Path:
     """Return the folder of all packages that this site has received."""
-    return state / FOLDER
+    return state / DELIVERED_FOLDER
 
 
 def read_stored_manifests(state: Path) -> list[DeliveryManifest]:

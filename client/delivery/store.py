@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from polyclinic.client.delivery.manifests import DELIVERED, FOLDER, get_delivered_folder, list_run_folders
+from polyclinic.client.delivery.manifests import DELIVERED, DELIVERED_FOLDER, get_delivered_folder, list_run_folders
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.delivery import (
@@ -69,7 +69,7 @@ def receive_delivery_request(site: "Site", request: DeliveryRequest) -> RefusalN
         if is_new and folder.is_dir() and len(list_run_folders(folder)) >= MOST_STORED_BY_NETWORK:
             raise DeliveryFault(f"{MOST_STORED_BY_NETWORK} packages are stored here, and this one comes unasked")
     except DeliveryFault as fault:
-        remedy = f"A person can store it here: flwr-client receive, or make room in {FOLDER}."
+        remedy = f"A person can store it here: flwr-client receive, or make room in {DELIVERED_FOLDER}."
         raise BadInput([Fault("the package", f"is not stored: {fault}.", remedy)]) from None
     stored = store_delivery(site.folder, delivery)
     manifest = delivery.manifest

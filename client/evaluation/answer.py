@@ -32,7 +32,7 @@ from polyclinic.common.evaluation.foreign import ModelFile
 from polyclinic.common.evaluation.models import ModelToScore, open_model
 from polyclinic.common.evaluation.question import GROUPINGS, EvaluationQuestion, parse_evaluation_question
 from polyclinic.common.metrics.bootstrap import Interval
-from polyclinic.common.metrics.score_histograms import TENTHS, compute_score_histogram
+from polyclinic.common.metrics.score_histograms import TENTH_EDGES, compute_score_histogram
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import format_count_with_noun
@@ -41,7 +41,7 @@ from polyclinic.data.base.image_set import ImageSet, are_all_patients_known
 from polyclinic.data.base.pixel_form import KEYS, PixelForm
 from polyclinic.data.base.splits import Names
 
-FOLDER = "scoring"
+SCORING_FOLDER = "scoring"
 UNDEFINED = float("nan")
 NO_INTERVAL = (UNDEFINED, UNDEFINED)
 
@@ -61,7 +61,7 @@ def answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
         raise BadInput([Fault("the test part", problem)])
     if site.durable:
         store_request_text(site, RequestText(EVALUATION, request.question))
-    folder = site.folder / FOLDER
+    folder = site.folder / SCORING_FOLDER
     try:
         models = _open_sent_models(question, request.content, folder, site.device)
         site.tell(f"scores {format_count_with_noun(len(models), 'model')} that the coordinator sent")
@@ -225,8 +225,8 @@ class _Columns:
         self.positive_scores.append(histogram.positives)
         self.negative_scores.append(histogram.negatives)
         exact = scores.astype(np.float64)
-        tenth = np.searchsorted(TENTHS, exact, side="left")
-        self.lists["score_sums"] += np.bincount(tenth, exact, minlength=len(TENTHS) + 1).tolist()
+        tenth = np.searchsorted(TENTH_EDGES, exact, side="left")
+        self.lists["score_sums"] += np.bincount(tenth, exact, minlength=len(TENTH_EDGES) + 1).tolist()
         for point in row.figures.points:
             ends = (point.sensitivity_interval or NO_INTERVAL), (point.specificity_interval or NO_INTERVAL)
             decided = (point.decisions.true_positives, point.decisions.false_positives)

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from polyclinic.client.site.statements import has_accepted_replies, read_accepted_reply_count
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.security.audit import FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
+from polyclinic.common.security.audit import AUDIT_FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
 from polyclinic.common.security.authorship import (
     AuthorshipCheckResult,
     OwnReplyRecord,
@@ -50,7 +50,7 @@ def make_audit_report(
     findings = check_audit_log(state)
     faults, notes = [str(fault) for fault in findings.faults], [*findings.notes]
     if not findings.entries and not faults and has_accepted_replies(state):
-        faults.append(f"{FILE}: is not there, and this site has replied to a run: removed.")
+        faults.append(f"{AUDIT_FILE}: is not there, and this site has replied to a run: removed.")
     if authority is not None:
         requests = _check_request_signatures(state, authority)
         notes += requests.notes

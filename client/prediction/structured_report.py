@@ -19,7 +19,7 @@ from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 
-FOLDER = "sr"
+REPORTS_FOLDER = "sr"
 SERIES_NUMBER = 9900
 
 
@@ -41,7 +41,7 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
     from io import BytesIO
 
     written, without = list[Path](), dict[str, str]()
-    folder = out / FOLDER
+    folder = out / REPORTS_FOLDER
     make_private_folder(folder)
     for row, name in enumerate(predictions.names):
         if predictions.find_file(name).is_dir():

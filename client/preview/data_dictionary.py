@@ -30,7 +30,7 @@ SENT = (
 )
 """The record classes that a site sends; it also sends errors, each a reason in words."""
 
-OF_EACH = {
+COMMON_FIELDS = {
     "run": "the run's identifier, as the coordinator gave it",
     "round": "the round's number, as the coordinator gave it",
     "site": "this site's name",
@@ -47,7 +47,7 @@ def read_field_meanings(record: type[Record]) -> dict[str, str]:
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
     own = {name: text[0].lower() + text[1:] for name, text in texts.items()}
-    return {name: OF_EACH.get(name) or own[name] for name in list_record_field_names(record)}
+    return {name: COMMON_FIELDS.get(name) or own[name] for name in list_record_field_names(record)}
 
 
 MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: read_field_meanings(record) for record in SENT}

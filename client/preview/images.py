@@ -30,7 +30,7 @@ from polyclinic.data.images.reading import encode_png_thumbnail
 SIDE = 160
 VIEWS = 2
 """Number of augmented views of each image."""
-OF_A_CLASS = 4
+IMAGES_PER_CLASS = 4
 NOTHING = "none of these classes"
 
 
@@ -62,7 +62,9 @@ class LabelCountsRow:
     counts: tuple[tuple[int, int, int], ...]
 
 
-def write_class_samples_page(folder: Path, out: Path, experiment: Experiment | None, each: int = OF_A_CLASS) -> Path:
+def write_class_samples_page(
+    folder: Path, out: Path, experiment: Experiment | None, each: int = IMAGES_PER_CLASS
+) -> Path:
     """Write the page with at most ``each`` images of each class; only its owner may read the file.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from polyclinic.common.security.audit import list_audit_files, parse_audit_entry
 from polyclinic.common.system.files import is_disk_full, write_atomically
 
-FILE = "queue.json"
+QUEUE_FILE = "queue.json"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SubmittedJob:
     def store(self, state: Path) -> None:
         """Write the job to a state folder, for the next program that watches; a full disk stores nothing."""
         try:
-            write_atomically(state / FILE, json.dumps(asdict(self)).encode(), private=True)
+            write_atomically(state / QUEUE_FILE, json.dumps(asdict(self)).encode(), private=True)
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -50,7 +50,7 @@ class SubmittedJob:
 def read_submitted_job(state: Path) -> SubmittedJob | None:
     """Return the stored job; None if none is stored, or the file is damaged."""
     try:
-        fields = json.loads((state / FILE).read_bytes())
+        fields = json.loads((state / QUEUE_FILE).read_bytes())
         job = SubmittedJob(**fields)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
@@ -61,7 +61,7 @@ def read_submitted_job(state: Path) -> SubmittedJob | None:
 
 def remove_submitted_job(state: Path) -> None:
     """Remove the stored job."""
-    (state / FILE).unlink(missing_ok=True)
+    (state / QUEUE_FILE).unlink(missing_ok=True)
 
 
 def hash_message_id(message_id: str) -> str:

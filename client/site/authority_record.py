@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-FILE = "authority.json"
+AUTHORITY_FILE = "authority.json"
 
 
 class AuthorityRecord(BaseModel):
@@ -30,6 +30,6 @@ class AuthorityRecord(BaseModel):
 def read_authority_record(state: Path) -> AuthorityRecord | None:
     """Return the authority that this site knows from before; None if it knows none, or the file is damaged."""
     try:
-        return AuthorityRecord.model_validate_json((state / FILE).read_bytes())
+        return AuthorityRecord.model_validate_json((state / AUTHORITY_FILE).read_bytes())
     except (OSError, ValidationError):
         return None

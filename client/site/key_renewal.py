@@ -31,7 +31,7 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.data.images.store import remove_image_store
 
-OF_OLD_NODE = ("node-id", "in-hand")
+OLD_NODE_FILES = ("node-id", "in-hand")
 """Files in the state folder that belong to the old key's connection."""
 
 
@@ -119,7 +119,7 @@ def _remove_files_of_old_key(state: Path) -> bool:
     Returns:
         True if there were decoded images.
     """
-    for name in OF_OLD_NODE:
+    for name in OLD_NODE_FILES:
         (state / name).unlink(missing_ok=True)
     shutil.rmtree(state / "features", ignore_errors=True)
     try:

@@ -39,7 +39,7 @@ from polyclinic.common.system.files import PRIVATE, flush_folder, is_disk_full
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.mechanism import NoisySteps
 
-FILE = "ledger.sqlite"
+LEDGER_FILE = "ledger.sqlite"
 FORMAT = 1
 LOCK_PATIENCE_S = 120.0
 """Longest wait for another folder's process that decides about a cost."""
@@ -192,7 +192,7 @@ class PatientLedger:
     @property
     def path(self) -> Path:
         """The ledger's file."""
-        return self.folder / FILE
+        return self.folder / LEDGER_FILE
 
     @property
     def is_writable(self) -> bool:

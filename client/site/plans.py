@@ -28,7 +28,7 @@ from polyclinic.common.system.plain_text import format_utc_now, make_printable_l
 if TYPE_CHECKING:
     from polyclinic.client.site.site import Site
 
-FOLDER = "plans"
+PLANS_FOLDER = "plans"
 MOST_TEXTS = 1000
 """Texts without a decision that are kept, the newest ones."""
 MOST_TEXT_BYTES = 128_000
@@ -142,7 +142,7 @@ class PlanStore:
     """
 
     def __init__(self, state: Path) -> None:
-        self.folder = state / FOLDER
+        self.folder = state / PLANS_FOLDER
 
     def has_text(self, sha256: HashName) -> bool:
         return (join_plain_name(self.folder, sha256) / _TEXT).exists()

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_validator
 
-from polyclinic.common.counts import TABLES, check_table_names
+from polyclinic.common.counts import COUNT_TABLES, check_table_names
 from polyclinic.common.errors import quote_names, suggest_nearest_name
 from polyclinic.common.models.zoo.spec import Sha256
 from polyclinic.common.plugins import PLUGIN
 from polyclinic.common.system.toml import TomlSection
-from polyclinic.strategies.method_list import CLASSES
+from polyclinic.strategies.method_list import METHOD_CLASS_PATHS
 
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
@@ -46,18 +46,18 @@ TRUST: Mapping[Level, str] = {
 """Sentence for each level about who is trusted, for all pages and messages."""
 _FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
-    "trusted": {"label_counts": True, "score_histograms": True, "train_hidden_classes": True, "counts": TABLES},
+    "trusted": {"label_counts": True, "score_histograms": True, "train_hidden_classes": True, "counts": COUNT_TABLES},
     "masked": {
         **_FIGURES_STAY,
         "masked_only": True,
         "score_histograms": True,
         "smallest_cohort": 3,
-        "counts": TABLES,
+        "counts": COUNT_TABLES,
     },
     "private": {**_FIGURES_STAY, "epsilon": 8.0, "privacy_unit": "patient", "round_counts_to": 10},
 }
 """Defaults of keys that each level changes; a key in the file takes precedence."""
-NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
+CONFLICTING_KEYS = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
 """Key -> other key: a level does not set the key if the file sets the other one, because they might conflict."""
 
 
@@ -127,7 +127,7 @@ class SitePolicy(TomlSection):
     def _fill_level_defaults(cls, tree: Any) -> Any:
         if not isinstance(tree, dict) or (level := tree.get("level", "trusted")) not in list(LEVELS):
             return tree  # pydantic says what is wrong; a list cannot be looked up in a mapping
-        unfit = {key for key, other in NOT_BESIDE.items() if other in tree}
+        unfit = {key for key, other in CONFLICTING_KEYS.items() if other in tree}
         return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
 
     @property
@@ -149,7 +149,7 @@ class SitePolicy(TomlSection):
     @classmethod
     def _check_known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         built_in = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
-        _refuse_unknown_names(built_in, CLASSES, "methods")
+        _refuse_unknown_names(built_in, METHOD_CLASS_PATHS, "methods")
         return names
 
     @field_validator("statistics")
@@ -185,7 +185,7 @@ def _refuse_unknown_names(names: tuple[str, ...] | None, options: Iterable[str],
 UNLIMITED = SitePolicy(
     label_counts=True,
     score_histograms=True,
-    counts=TABLES,
+    counts=COUNT_TABLES,
     evaluate=True,
     smallest_count=0,
     metrics_outside_privacy=True,

@@ -29,7 +29,7 @@ from polyclinic.common.system.plain_names import HashName, RunName, join_plain_n
 from polyclinic.common.wire.canonical_bytes import hash_record
 
 REPLIES, REQUESTS = "replies", "requests"
-FILE = "statements.json"
+STATEMENTS_FILE = "statements.json"
 """File in which an earlier release kept what is now in the folder :data:`REPLIES`."""
 
 
@@ -144,8 +144,8 @@ def read_accepted_reply_count(state: Path, run: str) -> AcceptedReplyCount:
 
 def has_accepted_replies(state: Path) -> bool:
     """Return True if the coordinator has accepted a reply of this site, to any run."""
-    return (state / FILE).exists() or any((state / REPLIES).glob("*.json"))
+    return (state / STATEMENTS_FILE).exists() or any((state / REPLIES).glob("*.json"))
 
 
 def _open_accepted_counts(state: Path) -> RunEntryFolder:
-    return RunEntryFolder(state / REPLIES, state / FILE)
+    return RunEntryFolder(state / REPLIES, state / STATEMENTS_FILE)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import quote_for_shell
 
-FILE = "withdrawn.json"
+WITHDRAWN_FILE = "withdrawn.json"
 
 
 class WithdrawnMark(BaseModel):
@@ -22,7 +22,7 @@ class WithdrawnMark(BaseModel):
 def read_withdrawn_mark(state: Path) -> WithdrawnMark | None:
     """Return when this site left; None if it takes part. A damaged file counts: somebody wrote it."""
     try:
-        return WithdrawnMark.model_validate_json((state / FILE).read_bytes())
+        return WithdrawnMark.model_validate_json((state / WITHDRAWN_FILE).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError):

@@ -62,7 +62,7 @@ from polyclinic.strategies.privacy.mechanism import (
 )
 from polyclinic.strategies.privacy.noise import NoiseSource, make_secret_noise_source, make_seeded_noise_source
 
-FOLDER = "privacy"
+PRIVACY_FOLDER = "privacy"
 
 
 def hash_train_request(request: TrainRequest) -> str:
@@ -95,7 +95,7 @@ class PrivacyBudgetLedger:
     """The file with the privacy costs of a folder's own replies, with the last reply beside it."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
-        self._folder, self._durable = site / FOLDER, durable
+        self._folder, self._durable = site / PRIVACY_FOLDER, durable
 
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:

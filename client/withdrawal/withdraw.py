@@ -8,7 +8,7 @@ from pathlib import Path
 from polyclinic.client.approval.record import RunRecord, read_hospital_record
 from polyclinic.client.connection.preflight import make_already_running_fault
 from polyclinic.client.site.site_file import SiteSettings, read_and_check_connection_kit
-from polyclinic.client.site.withdrawn import FILE, WithdrawnMark, read_withdrawn_mark
+from polyclinic.client.site.withdrawn import WITHDRAWN_FILE, WithdrawnMark, read_withdrawn_mark
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import read_private_key
@@ -102,7 +102,9 @@ def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *
         )
         write_atomically(path, sign_withdrawal(statement, key))
         AuditLog(state).append(event="withdrawn", reason=statement.reason)
-        write_atomically(state / FILE, WithdrawnMark(time=time, reason=statement.reason).model_dump_json().encode())
+        write_atomically(
+            state / WITHDRAWN_FILE, WithdrawnMark(time=time, reason=statement.reason).model_dump_json().encode()
+        )
         if delete:
             _delete_folders(state)
     return path
@@ -118,7 +120,7 @@ def undo_withdrawal(settings: SiteSettings) -> None:
     if read_withdrawn_mark(state) is None:
         raise BadInput([Fault(str(settings.folder), "has not left its federation.", "Leave --undo out.")])
     AuditLog(state).append(event="withdrawal_undone")
-    (state / FILE).unlink()
+    (state / WITHDRAWN_FILE).unlink()
     join_plain_name(settings.folder, PlainName(settings.file.name), ENDING).unlink(missing_ok=True)
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from polyclinic.common.metrics.multi_class import compute_confusion_matrix, mask_single_class_images
 from polyclinic.common.metrics.score_histograms import (
-    DECIDED,
+    BIN_CENTRES,
+    BIN_HALF_WIDTHS,
     EDGES,
-    HALF_WIDTHS,
-    MIDDLES,
-    TENTHS,
+    FIRST_POSITIVE_BIN,
+    TENTH_EDGES,
     THRESHOLD,
     Counts,
     Floats,
@@ -92,7 +92,7 @@ def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
 def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
     """Compute the calibration from a score histogram, with the middle of a bin as its score; None without images."""
     positives, negatives = histogram.positives, histogram.negatives
-    return _compute_calibration_from_counts(MIDDLES, positives, negatives, HALF_WIDTHS)
+    return _compute_calibration_from_counts(BIN_CENTRES, positives, negatives, BIN_HALF_WIDTHS)
 
 
 def _compute_calibration_from_counts(
@@ -109,9 +109,9 @@ def _compute_calibration_from_counts(
     total = int(images.sum())
     if not total:
         return None
-    tenth = np.searchsorted(TENTHS, scores, side="left")
+    tenth = np.searchsorted(TENTH_EDGES, scores, side="left")
     columns = (images, positives, np.where(images > 0, images * scores, 0.0))
-    sums = np.stack([np.bincount(tenth, column, minlength=len(TENTHS) + 1) for column in columns], axis=1)
+    sums = np.stack([np.bincount(tenth, column, minlength=len(TENTH_EDGES) + 1) for column in columns], axis=1)
     errors = np.where(positives > 0, positives * (1 - scores) ** 2, 0) + np.where(
         negatives > 0, negatives * scores**2, 0
     )
@@ -133,7 +133,7 @@ def count_decisions(scores: Floats, labels: Floats) -> DecisionCounts:
     return DecisionCounts(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
-def count_pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> DecisionCounts:
+def count_pooled_decisions(histogram: ScoreHistogram, border: int = FIRST_POSITIVE_BIN) -> DecisionCounts:
     """Count the decisions from a score histogram; exact, because the threshold is the border of a bin.
 
     Args:

@@ -19,19 +19,19 @@ ScoreCounts = NDArray[np.int64]
 
 THRESHOLD = 0.5
 BINS = 1024
-TENTHS = np.arange(1, 10) / 10
-SPREAD = 3.0
-_EVEN = np.arange(1, BINS - len(TENTHS)) / (BINS - len(TENTHS))
-_INNER = _EVEN**SPREAD / (_EVEN**SPREAD + (1 - _EVEN) ** SPREAD)
-EDGES = np.concatenate([[0.0], np.sort(np.concatenate([_INNER, TENTHS])), [1.0]])
+TENTH_EDGES = np.arange(1, 10) / 10
+LOGIT_DIVISOR = 3.0
+_EVEN = np.arange(1, BINS - len(TENTH_EDGES)) / (BINS - len(TENTH_EDGES))
+_INNER = _EVEN**LOGIT_DIVISOR / (_EVEN**LOGIT_DIVISOR + (1 - _EVEN) ** LOGIT_DIVISOR)
+EDGES = np.concatenate([[0.0], np.sort(np.concatenate([_INNER, TENTH_EDGES])), [1.0]])
 """Borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
 
 A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins even in probability would put them into a
 handful; bins even in the logit would be wide in the middle and need an end. This transform has about 85 bins a unit of
 the logit at 0.5, 49 at 0.01 and 14 at 0.0001. The tenths make decisions at 0.5 and calibration by tenths exact.
 """
-MIDDLES, HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
-DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
+BIN_CENTRES, BIN_HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
+FIRST_POSITIVE_BIN = int(np.searchsorted(EDGES, THRESHOLD))
 """First bin of the scores above :data:`THRESHOLD`."""
 
 

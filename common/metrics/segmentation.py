@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.metrics.bootstrap import LEVEL, RESAMPLES, Interval
-from polyclinic.common.metrics.score_histograms import BINS, MIDDLES, Counts, ScoreHistogram, find_score_bins
+from polyclinic.common.metrics.score_histograms import BIN_CENTRES, BINS, Counts, ScoreHistogram, find_score_bins
 
 Floats = NDArray[np.float64]
 Areas = NDArray[np.bool_]
@@ -229,14 +229,14 @@ def summarise_patient_histograms(
     Args:
         generator: Random generator of the bootstrap; None for no intervals, where a patient may count twice.
     """
-    distances_of_bins = MIDDLE_DISTANCE * (1 / MIDDLES - 1)
+    distances_of_bins = MIDDLE_DISTANCE * (1 / BIN_CENTRES - 1)
     values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
     for name, histogram in histograms.items():
         # Nothing is predicted in patients at an infinite distance, which fall into the first bin.
         missed = int(histogram.negatives[0])
         predicted = histogram.negatives.copy()
         predicted[0] = 0
-        dice = _CountedValues(MIDDLES, histogram.positives)
+        dice = _CountedValues(BIN_CENTRES, histogram.positives)
         values[name] = dice, _CountedValues(distances_of_bins, predicted), missed
     return _summarise(values, generator)
 

@@ -26,7 +26,7 @@ from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet
 from polyclinic.data.base.splits import Names, divide_splits_again, name_unknown_patients
 
-FILE = "patient-parts"
+PATIENT_PARTS_FILE = "patient-parts"
 TEST = PARTS.index("test")
 
 
@@ -87,7 +87,7 @@ class PatientPartMemory:
 
     @property
     def path(self) -> Path:
-        return self.state / FILE
+        return self.state / PATIENT_PARTS_FILE
 
     def keep_known_parts(
         self, splits: DatasetSplits, *, given_by: str = "", store: bool = False

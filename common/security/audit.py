@@ -34,7 +34,7 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_as_json_text
 
-FILE, HEAD = "audit.jsonl", "audit.head"
+AUDIT_FILE, AUDIT_HEAD_FILE = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
 _HEAD_BYTES = 128
 FULL_DISK_MARK = b"(no room on the disk)"
@@ -92,20 +92,20 @@ class AuditLog:
         # Overwriting is cheaper than an atomic replacement, which must also flush the folder; the content is shorter
         # than a disk sector, so a crash cannot leave half of it.
         overwritten = False
-        with suppress(FileNotFoundError), open_own_file(self.folder / HEAD, "rb+", buffering=0) as file:
+        with suppress(FileNotFoundError), open_own_file(self.folder / AUDIT_HEAD_FILE, "rb+", buffering=0) as file:
             if os.fstat(file.fileno()).st_size == len(head):
                 overwritten = file.write(head) == len(head)
                 if self.durable:
                     os.fdatasync(file.fileno())
         if not overwritten:
-            write_atomically(self.folder / HEAD, head, durable=self.durable)
+            write_atomically(self.folder / AUDIT_HEAD_FILE, head, durable=self.durable)
         self._written = written, now
         return end.torn
 
     def read_file_state(self) -> tuple[int, ...]:
         """Return what changes with each entry: identity, size and time of the current file; empty without a file."""
         try:
-            return _read_file_state((self.folder / FILE).stat())
+            return _read_file_state((self.folder / AUDIT_FILE).stat())
         except FileNotFoundError:
             return ()
 
@@ -125,7 +125,7 @@ class AuditLog:
         return None
 
     def _write_audit_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
-        path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
+        path, flags = self.folder / AUDIT_FILE, os.O_WRONLY | os.O_APPEND
         try:
             descriptor, new = open_own_descriptor(path, flags), False
         except FileNotFoundError:
@@ -157,7 +157,7 @@ class AuditLog:
 
     def _find_audit_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
-        active, debris, cut = self.folder / FILE, b"", False
+        active, debris, cut = self.folder / AUDIT_FILE, b"", False
         with suppress(FileNotFoundError):
             status = active.stat()
             is_full = status.st_size >= ROTATED_AT_BYTES
@@ -253,7 +253,7 @@ def describe_torn_audit_line(debris: bytes) -> TornAuditLine | None:
 
 def list_audit_files(folder: Path) -> list[Path]:
     """Return the existing files of the audit log in a folder, oldest first."""
-    active = folder / FILE
+    active = folder / AUDIT_FILE
     return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
 
 
@@ -362,30 +362,30 @@ def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, 
 
 def _check_audit_head(findings: AuditCheckResult, folder: Path, last: str) -> None:
     try:
-        head = json.loads((folder / HEAD).read_bytes())
+        head = json.loads((folder / AUDIT_HEAD_FILE).read_bytes())
         entries, sha256 = int(head["entries"]), str(head["sha256"])
     except FileNotFoundError:
         if findings.entries:
             problem = "is missing: entries that were cut off at the end could not be told."
-            findings.faults.append(Fault(HEAD, problem))
+            findings.faults.append(Fault(AUDIT_HEAD_FILE, problem))
         return
     except (ValueError, TypeError, KeyError):
-        findings.faults.append(Fault(HEAD, "cannot be read: changed."))
+        findings.faults.append(Fault(AUDIT_HEAD_FILE, "cannot be read: changed."))
         return
     if entries > findings.entries:
         gone = entries - findings.entries
-        problem = (
-            f"ends with entry {findings.entries}; {HEAD} counts {entries}: the last {gone} were removed or spoiled."
-        )
-        findings.faults.append(Fault(last or FILE, problem))
+        counted = f"ends with entry {findings.entries}; {AUDIT_HEAD_FILE} counts {entries}"
+        problem = f"{counted}: the last {gone} were removed or spoiled."
+        findings.faults.append(Fault(last or AUDIT_FILE, problem))
     elif (entries, sha256) == (findings.entries, findings.sha256):
         return
     elif entries == findings.entries:
-        findings.faults.append(Fault(last, f"(entry {entries}) is not what {HEAD} says it was: changed."))
+        findings.faults.append(Fault(last, f"(entry {entries}) is not what {AUDIT_HEAD_FILE} says it was: changed."))
     elif entries == findings.entries - 1 and findings.before == sha256:
-        findings.notes.append(f"{HEAD} is one entry behind: a kill or a full disk came between the two files.")
-    else:
-        problem = (
-            f"counts {entries} entries, there are {findings.entries}: appended by other hands, or {HEAD} was changed."
+        findings.notes.append(
+            f"{AUDIT_HEAD_FILE} is one entry behind: a kill or a full disk came between the two files."
         )
-        findings.faults.append(Fault(HEAD, problem))
+    else:
+        counted = f"counts {entries} entries, there are {findings.entries}"
+        problem = f"{counted}: appended by other hands, or {AUDIT_HEAD_FILE} was changed."
+        findings.faults.append(Fault(AUDIT_HEAD_FILE, problem))

@@ -22,7 +22,7 @@ from polyclinic.common.security.signatures import (
 )
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
-FILE = "receipt.json"
+RECEIPT_FILE = "receipt.json"
 TRAINED = "TrainReply"
 MOST_NUMBERS = 10
 """Most replies that a fault names one by one."""
@@ -91,18 +91,18 @@ def check_receipt_authorship(
             key = " ".join(line.split()[:2])
             if key and names.get(key, site) != site:
                 sites = f"{make_printable_line(names[key])} and {make_printable_line(site)}"
-                findings.faults.append(Fault(f"{FILE}: sites", f"{sites} have the same public key: forged."))
+                findings.faults.append(Fault(f"{RECEIPT_FILE}: sites", f"{sites} have the same public key: forged."))
             names[key] = site
     for site in receipt["sites"]:
         _check_site_signatures(findings, receipt, site, keys.get(site, ()), own)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
         findings.faults.append(
-            Fault(f"{FILE}: replies", f"names {make_printable_line(site)}, which does not take part: forged.")
+            Fault(f"{RECEIPT_FILE}: replies", f"names {make_printable_line(site)}, which does not take part: forged.")
         )
     for entry in receipt["rounds"]:
         for site in sorted(entry["sites"].keys() - receipt["sites"].keys()):
             problem = f"round {entry['round']} counts {make_printable_line(site)}, which does not take part: forged."
-            findings.faults.append(Fault(f"{FILE}: rounds", problem))
+            findings.faults.append(Fault(f"{RECEIPT_FILE}: rounds", problem))
     if not findings.faults:
         replies = format_count_with_noun(len(receipt["replies"]), "reply", "replies")
         findings.right.append(f"signatures: {replies}, each signed by its site")
@@ -142,7 +142,7 @@ def _check_site_signatures(
     own: OwnReplyRecord,
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
-    where, keys = f"{FILE}: {site}", _list_site_keys(receipt, site)
+    where, keys = f"{RECEIPT_FILE}: {site}", _list_site_keys(receipt, site)
     if problem := _explain_untrusted_keys(keys, trusted_keys):
         findings.faults.append(Fault(where, problem))
         return
@@ -173,10 +173,10 @@ def _check_site_signatures(
         sha256 = entry["sites"].get(site)
         if sha256 is not None and site in entry.get("left_out", {}):
             problem = f"round {entry['round']} counts {site} and leaves it out: changed."
-            findings.faults.append(Fault(f"{FILE}: rounds", problem))
+            findings.faults.append(Fault(f"{RECEIPT_FILE}: rounds", problem))
         if sha256 is not None and (entry["round"], sha256) not in counting:
             problem = f"round {entry['round']} counts {sha256[:12]}... of {site}, no reply of that round: swapped."
-            findings.faults.append(Fault(f"{FILE}: rounds", problem))
+            findings.faults.append(Fault(f"{RECEIPT_FILE}: rounds", problem))
 
 
 def _verify_reply_signature(run: str, reply: Reply, keys: Sequence[str]) -> tuple[ReplyStatement, int]:
@@ -243,7 +243,7 @@ def _check_reply_gaps(
                 reasons.append(f"the run was resumed {format_count_with_noun(receipt['resumed'], 'time')}")
             stated = "; ".join(reasons) or "no reason"  # by the coordinator, without a signature
             stated = f"The coordinator states{':' if reasons else ''} {stated}."
-            findings.faults.append(Fault(f"{FILE}: {site}", problem, stated, site=site))
+            findings.faults.append(Fault(f"{RECEIPT_FILE}: {site}", problem, stated, site=site))
 
 
 def _describe_reply_gap(

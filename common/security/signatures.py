@@ -26,7 +26,7 @@ from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_recor
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). These prefixes keep
 # a signature of one kind from being shown as another.
-OF_A_REPLY, OF_A_REQUEST = b"polyclinic reply\n", b"polyclinic request\n"
+REPLY_PREFIX, REQUEST_PREFIX = b"polyclinic reply\n", b"polyclinic request\n"
 CHAINED = ("RollCallAnswer", "TrainReply", "EvaluateReply", "BenefitReply")
 """The records that a site numbers, from 1 in each run; a gap shows that a record is missing."""
 
@@ -116,7 +116,10 @@ def sign_record(
     content: RecordDict, statement: _SignableStatement, key: ec.EllipticCurvePrivateKey, **more: bytes
 ) -> RecordDict:
     """Sign a record: return a copy with the statement, its signature, and ``more`` (a certificate) as fields."""
-    text, prefix = statement.model_dump_json(), OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
+    text, prefix = (
+        statement.model_dump_json(),
+        REPLY_PREFIX if isinstance(statement, ReplyStatement) else REQUEST_PREFIX,
+    )
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
     fields: dict[str, Any] = {
         name: value for name, value in read_small_fields(content).items() if not name.startswith(SIGNATURE)
@@ -173,7 +176,7 @@ def verify_reply_signature(signed: SignedStatement, public_key: str) -> ReplySta
         raise SignatureFault("the site's public key cannot be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SignatureFault("the site's public key is of another kind")
-    _verify_signature(key, OF_A_REPLY, signed)
+    _verify_signature(key, REPLY_PREFIX, signed)
     return ReplyStatement.parse_statement(signed.statement)
 
 
@@ -189,7 +192,7 @@ def verify_request_signature(
     Raises:
         SignatureFault: If the certificate or the signature is wrong, or the text is not a valid statement.
     """
-    _verify_signature(verify_signing_certificate(certificate, authority), OF_A_REQUEST, signed)
+    _verify_signature(verify_signing_certificate(certificate, authority), REQUEST_PREFIX, signed)
     return RequestStatement.parse_statement(signed.statement)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
 """Names of sites, tasks and federations, which fit into files, folders and messages."""
-MOST_WORDS = 500
+MAX_REASON_CHARACTERS = 500
 """Most characters of a reason, with the note of a cut: two or three sentences."""
 MOST_LINES = 40
 """Most lines of a text."""
@@ -59,7 +59,7 @@ def escape_unplain_characters(text: str) -> str:
     return "".join(letter if _is_plain_character(letter) else escape for letter, escape in pairs)
 
 
-def make_printable_line(text: str, most: int = MOST_WORDS) -> str:
+def make_printable_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
     """Make untrusted text safe to print as one line: escape it, and cut it to ``most`` characters with a note.
 
     A second application does not change the result.
@@ -83,7 +83,7 @@ def make_printable_lines(text: str) -> str:
 
     Text after :data:`MOST_LINES` lines is cut, with a note of the number of characters.
     """
-    lines = text[: MOST_LINES * 2 * MOST_WORDS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
+    lines = text[: MOST_LINES * 2 * MAX_REASON_CHARACTERS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
     lines = lines[: MOST_LINES - 1] if len(lines) > MOST_LINES else lines
     left = len(text) - len("\n".join(lines))
     note = [_make_cut_note(left).strip()] if left else []

@@ -25,7 +25,7 @@ LEAST_FREE = 16 * 2**20
 """Fewest free bytes with which a program can write its first files."""
 FLOWER = (1, 39)
 """The first release that we support, as in pyproject.toml. There is no last: a minor one comes every two weeks."""
-HELD_S, LOOK_S = 900.0, 2.0
+LONGEST_HOLD_S, POLL_INTERVAL_S = 900.0, 2.0
 """Longest wait after a refusal of a program that would be restarted at once; pause between looks at its folder."""
 
 
@@ -51,10 +51,10 @@ def delay_failure_until_change(
     except refusals as error:
         if held:
             tell(f"refused: {error}")
-            tell(f"starts again when a file in {folder} changes; ends in {HELD_S / 60:.0f} min if none does")
-            before, until = _read_file_modification_times(folder), time.monotonic() + HELD_S
+            tell(f"starts again when a file in {folder} changes; ends in {LONGEST_HOLD_S / 60:.0f} min if none does")
+            before, until = _read_file_modification_times(folder), time.monotonic() + LONGEST_HOLD_S
             while time.monotonic() < until:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
                 if _read_file_modification_times(folder) != before:
                     _execute_program_again()
         raise

@@ -30,14 +30,14 @@ LONGEST_QUESTION = 2**17
 """Characters of a question as JSON."""
 MOST_ROWS = 20_000
 """Most rows of an answer: twenty models with some hundred classes and a few groups each."""
-TENTHS = 10
+CALIBRATION_BINS = 10
 
 RowTexts = Annotated[tuple[str, ...], ListBound(MOST_ROWS, PlainLineBound(300))]
 RowCounts = Annotated[tuple[int, ...], ListBound(MOST_ROWS, COUNT)]
 RowShares = Annotated[tuple[float, ...], ListBound(MOST_ROWS, SHARE)]
 RowNumbers = Annotated[tuple[int, ...], ListBound(MOST_ROWS, NumberRangeBound(0, MOST_ROWS))]
 RowDifferences = Annotated[tuple[float, ...], ListBound(MOST_ROWS, NumberRangeBound(-1.001, 1.001))]
-ScoreSums = Annotated[tuple[float, ...], ListBound(TENTHS * MOST_ROWS, NumberRangeBound(0.0, MOST_IMAGES))]
+ScoreSums = Annotated[tuple[float, ...], ListBound(CALIBRATION_BINS * MOST_ROWS, NumberRangeBound(0.0, MOST_IMAGES))]
 GroupNames = Annotated[tuple[str, ...], ListBound(10, NAME)]
 
 
@@ -193,7 +193,7 @@ class ScoringReply:
             if len(counts) not in (0, BINS * rows):
                 raise WireError(f"scores must be {BINS} counts for each row.")
         lengths = len(self.positive_scores), len(self.negative_scores), len(self.score_sums)
-        if lengths[0] != lengths[1] or lengths[0] * TENTHS != lengths[2] * BINS:
+        if lengths[0] != lengths[1] or lengths[0] * CALIBRATION_BINS != lengths[2] * BINS:
             raise WireError("each row must have its scores and their sums.")
         if self.has_histograms:
             by_row = (counts.reshape(rows, BINS).sum(axis=1) for counts in (self.positive_scores, self.negative_scores))

@@ -158,11 +158,13 @@ def apply_affine_transforms(images: Tensor, transforms: Tensor, mode: Interpolat
     return functional.grid_sample(images, grid, mode=mode, padding_mode="reflection", align_corners=False)
 
 
-TIMES = 2
-HOLE = 0.5
+CHANGES_PER_IMAGE = 2
+HOLE_SHARE = 0.5
 GREY = 127.0
 
-_DRAWS = 2 * TIMES + 2  # operation and strength for each change, then the square's position
+_RANDOM_NUMBERS_PER_IMAGE = (
+    2 * CHANGES_PER_IMAGE + 2
+)  # operation and strength for each change, then the square's position
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -172,7 +174,7 @@ def augment_images_strongly(images: Tensor, generator: torch.Generator) -> Tenso
     Args:
         generator: A CPU generator even for images on a GPU.
     """
-    return apply_strong_augmentation(images, torch.rand(_DRAWS, len(images), generator=generator))
+    return apply_strong_augmentation(images, torch.rand(_RANDOM_NUMBERS_PER_IMAGE, len(images), generator=generator))
 
 
 def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
@@ -183,16 +185,16 @@ def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
             and the vertical and horizontal centre of the Cutout square.
     """
     images = images.clamp(0, 255)
-    for which, strengths in zip((draws[:-2:2] * len(CHANGES)).long(), draws[1:-2:2], strict=True):
+    for which, strengths in zip((draws[:-2:2] * len(RANDOM_CHANGES)).long(), draws[1:-2:2], strict=True):
         before = images
         images = before.clone()
-        for number, change in enumerate(CHANGES.values()):
+        for number, change in enumerate(RANDOM_CHANGES.values()):
             chosen = (which == number).nonzero().flatten()
             if len(chosen):
                 rows = chosen.to(images.device)
                 images[rows] = change(before[rows], strengths[chosen].to(images))
     height, width = images.shape[2:]
-    half = HOLE * min(height, width) / 2
+    half = HOLE_SHARE * min(height, width) / 2
     rows = torch.arange(height, device=images.device) + 0.5
     columns = torch.arange(width, device=images.device) + 0.5
     inside_y = (rows - draws[-2].to(images)[:, None] * height).abs() < half  # (batch, height)
@@ -261,7 +263,7 @@ def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, 
     return apply_affine_transforms(images, transforms)
 
 
-CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+RANDOM_CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": _stretch_channel_contrast,
     "brightness": lambda images, strengths: _blend_two_pictures(torch.zeros_like(images), images, strengths),
     "colour": _change_image_saturation,

@@ -100,7 +100,7 @@ _PALETTE, _RGB = "PALETTE COLOR", ("Red", "Green", "Blue")
 _PIXELS = Tag("PixelData")
 _ANY_WINDOW = (0.0, 1.0)
 """Stands for the window of a volume, which is applied later, so that the file's own is not read."""
-_BYTES_OF_A_FLOAT = 8
+_BYTES_PER_FLOAT = 8
 """Bytes per pixel while floats are converted."""
 _RLE_PADDING = 16
 """A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
@@ -212,7 +212,7 @@ def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRendering
     frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
     index = choose_frame_index(rendering.frame, frames, f"the DICOM file has {frames} frames")
     apply_frame_functional_groups(dataset, index)
-    refuse_oversized_file(rows * columns * _BYTES_OF_A_FLOAT, rendering.largest_mb << 20)
+    refuse_oversized_file(rows * columns * _BYTES_PER_FLOAT, rendering.largest_mb << 20)
     numbers = read_float_frame(dataset, keyword, (rows, columns), frames, index)
     grey = render_floats_as_8_bit_grey(numbers, dataset, keyword, rendering.window)
     is_blank = bool(grey.min() == grey.max() and np.nanmin(numbers) < np.nanmax(numbers))

@@ -27,19 +27,19 @@ from polyclinic.data.base.image_set import fill_missing_patients_by_study
 from polyclinic.data.base.names import is_anonymous_patient
 from polyclinic.data.images.jpeg import iterate_jpeg_segments
 from polyclinic.data.images.reading import is_dicom_file
-from polyclinic.data.images.store import IN_MEMORY
+from polyclinic.data.images.store import MEMORY_STORE
 
 # pydicom's warnings are meant for programmers; our own checks report what matters to users.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 
-_OF_A_READ = 512
+_BYTES_PER_READ = 512
 """Estimated memory in bytes per read by pydicom: an element takes one or two reads, a sequence item four."""
-_OF_AN_ITEM = 1280
+_BYTES_PER_ITEM = 1280
 _DEFLATED = DeflatedExplicitVRLittleEndian.encode()
 _PIECE = 1 << 12
-_OF_A_BYTE = {"SQ": 40}
+_BYTES_PER_SEQUENCE_BYTE = {"SQ": 40}
 """Estimated memory per byte of a sequence, besides its items."""
-_OF_A_VALUES_BYTE = 300
+_BYTES_PER_VALUE_BYTE = 300
 """Estimated memory per byte of other elements, whose short values each become an object."""
 _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 """The tag of a sequence item in both byte orders."""
@@ -55,7 +55,7 @@ class _ReadCountLimitedFile:
 
     def read(self, size: int = -1) -> bytes:
         """Read up to ``size`` bytes; raise a ``ValueError`` after too many reads."""
-        self._claimed += _OF_A_READ
+        self._claimed += _BYTES_PER_READ
         refuse_oversized_file(self._claimed, self._limit)
         return self._read(size)
 
@@ -112,9 +112,9 @@ def refuse_large_dicom_elements(dataset: Any, tags: Iterable[BaseTag], largest_m
         element = dataset.get_item(tag)
         if not isinstance(element, RawDataElement) or not isinstance(element.value, bytes):
             continue
-        claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
+        claimed += len(element.value) * _BYTES_PER_SEQUENCE_BYTE.get(element.VR or "", _BYTES_PER_VALUE_BYTE)
         if element.VR == "SQ":
-            claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
+            claimed += sum(map(element.value.count, _ITEMS)) * _BYTES_PER_ITEM
     refuse_oversized_file(claimed, largest_mb << 20)
 
 
@@ -122,7 +122,7 @@ _SIZ, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
 _TABLES = {0xC4, 0xC8, 0xCC}
 _JPEG_LS = 0xF7
 _CODING_STYLE, _COMPONENT_STYLE, _TILE_PART, _DATA = 0xFF52, 0xFF53, 0xFF90, 0xFF93
-_OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
+_BYTES_PER_TILE, _BYTES_PER_BLOCK = 9 << 10, 768
 """Bytes that OpenJPEG allocates per tile, and per code block with its precinct (measured with version 2.5)."""
 
 
@@ -174,7 +174,7 @@ def estimate_jpeg_2000_decoder_memory(frame: bytes) -> int:
         styles: list[tuple[int, bytes]] = list(_parse_jpeg_2000_coding_styles(frame, place + 4, wide=samples > 256))
         blocks = max((_count_jpeg_2000_code_blocks(*sides, style) for _, style in styles), default=0)
         visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
-        return int(tiles * _OF_A_TILE + samples * blocks * (tiles * _OF_A_BLOCK + visits))
+        return int(tiles * _BYTES_PER_TILE + samples * blocks * (tiles * _BYTES_PER_BLOCK + visits))
     except (struct.error, IndexError, ValueError):
         raise ValueError("its packed pixels are damaged or cut off") from None
 
@@ -300,7 +300,7 @@ NO_DICOM = DicomHeader()
 
 def read_dicom_headers(files: Sequence[Path]) -> list[DicomHeader]:
     """Read the headers of several files in parallel; the results are in the order of the files."""
-    with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
+    with ThreadPoolExecutor(MEMORY_STORE.workers) as pool:
         return list(pool.map(read_dicom_header, files))
 
 

@@ -31,7 +31,7 @@ from polyclinic.data.images.rendered import RenderedPicture, compute_pixel_aspec
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
 """Index of the world axis (RAS+: right, front, head) at right angles to the slices."""
-_OF_A_PIXEL = np.dtype(np.float64).itemsize
+_BYTES_PER_PIXEL = np.dtype(np.float64).itemsize
 _PIECE = 1 << 16
 _UNIT_OF_SPACE = 0b111
 _OTHER_UNITS = {1: "metres", 3: "micrometres"}
@@ -105,7 +105,7 @@ def render_nifti_slice(file: Path, rendering: PictureRenderingOptions) -> Render
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
         limit = max(packed, compute_decoded_file_size_limit(packed, rendering.largest_mb))
         refuse_oversized_file(volume.end, limit)
-        refuse_oversized_file(max(volume.plane_byte_size, _OF_A_PIXEL * pixels), rendering.largest_mb << 20)
+        refuse_oversized_file(max(volume.plane_byte_size, _BYTES_PER_PIXEL * pixels), rendering.largest_mb << 20)
         count = volume.shape[axis]
         number = choose_frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number

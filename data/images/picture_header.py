@@ -13,7 +13,7 @@ from polyclinic.data.images.headers import (
     refuse_large_dicom_elements,
 )
 from polyclinic.data.images.reading import is_dicom_file, open_png_or_jpeg, read_first_bytes
-from polyclinic.data.images.store import IN_MEMORY
+from polyclinic.data.images.store import MEMORY_STORE
 
 LONGEST_DEVICE = 64
 """Most characters of a device's name."""
@@ -38,7 +38,7 @@ UNKNOWN_HEADER = PictureHeader()
 
 def read_picture_headers(files: Sequence[Path | None]) -> list[PictureHeader]:
     """Read the headers of several files in parallel, in the order of the files; None is a picture without a file."""
-    with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
+    with ThreadPoolExecutor(MEMORY_STORE.workers) as pool:
         return list(pool.map(read_picture_header, files))
 
 

@@ -99,7 +99,7 @@ class DecodedImageStore:
     tell: Callable[[str], object] = field(default=lambda line: None, compare=False)
 
 
-IN_MEMORY = DecodedImageStore()
+MEMORY_STORE = DecodedImageStore()
 
 
 def open_user_image_store(
@@ -191,7 +191,7 @@ def decode_pictures(
     names: Sequence[str],
     read: Read,
     form: DecodedImageFormat,
-    store: DecodedImageStore = IN_MEMORY,
+    store: DecodedImageStore = MEMORY_STORE,
     connection: AbstractContextManager[object] | None = None,
     identify: Callable[[int], FileIdentity | None] = lambda row: None,
 ) -> DecodedPictures:

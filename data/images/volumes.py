@@ -31,7 +31,7 @@ _WORLD = ((2, 1), (1, -1), (0, -1))
 """For each axis of a volume the axis of the patient (RAS+: right, front, head), and its direction along it."""
 _MOST_SHEAR = 0.01
 """Largest cosine between two axes of a grid that counts as rectangular; files round their numbers."""
-_BYTES_OF_A_VOXEL = np.dtype(np.float32).itemsize
+_BYTES_PER_VOXEL = np.dtype(np.float32).itemsize
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _open_volume(content: Path | bytes, largest_mb: int) -> Iterator[_VolumeSour
             )
         return
     series = open_dicom_series(content, largest_mb)
-    _refuse_large_volume(series.shape, _BYTES_OF_A_VOXEL, series.packed_bytes, largest_mb)
+    _refuse_large_volume(series.shape, _BYTES_PER_VOXEL, series.packed_bytes, largest_mb)
     yield _VolumeSource(series.shape, series.affine, series.kind, series.read_voxels)
 
 
@@ -150,7 +150,7 @@ def _refuse_large_volume(shape: VolumeSize, itemsize: int, packed: int, largest_
         sides = " × ".join(map(str, shape))
         raise ValueError(f"its shape is {sides}: {ONE_SLICE}")
     limit = max(packed, compute_decoded_file_size_limit(packed, largest_mb))
-    refuse_oversized_file(math.prod(shape) * max(itemsize, _BYTES_OF_A_VOXEL), limit)
+    refuse_oversized_file(math.prod(shape) * max(itemsize, _BYTES_PER_VOXEL), limit)
     return limit
 
 

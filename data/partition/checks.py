@@ -8,7 +8,7 @@ from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 from polyclinic.data.partition.division import Rows
-from polyclinic.data.partition.paper_tables import TABLES
+from polyclinic.data.partition.paper_tables import PAPER_TABLES
 from polyclinic.data.partition.spec import (
     ClassListsPartitionSpec,
     ClassPartitionSpec,
@@ -120,7 +120,7 @@ def _suggest_fewer_columns(class_names: Sequence[str], listed: Sequence[str]) ->
 
 def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartitionSpec) -> list[Fault]:
     faults = []
-    rows = TABLES[spec.table]
+    rows = PAPER_TABLES[spec.table]
     if spec.row not in rows:
         numbers = ", ".join(map(str, rows))
         faults.append(Fault("partition.row", f'table "{spec.table}" has no row {spec.row}; its rows are {numbers}.'))
@@ -165,7 +165,7 @@ def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, 
             remedy = "List the classes that are looked for there. Without training images it becomes no site."
             return [Fault(where, problem, remedy)]
     else:
-        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
+        count = len(PAPER_TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
         where, agree = "partition.sites", count in (None, len(sites))
     if not agree:
         problem = f"{count} sites, but the train part has {len(sites)} sources: {quote_names(sites)}."

@@ -37,7 +37,7 @@ _SHARED = {
 }
 """The classes that all four sites share, besides those in ``_UNSHARED``, by the number of the experiment."""
 
-TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
+PAPER_TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
     "clients": {sites: _parse_class_lists(text) for sites, text in _BY_SITES.items()},
     "shared": {
         run: tuple(tuple(sorted({*unshared, *shared})) for unshared in _UNSHARED) for run, shared in _SHARED.items()
@@ -53,4 +53,4 @@ def read_paper_class_lists(table: Literal["clients", "shared"], row: int) -> tup
             classes.
         row: For "clients" the number of sites, for "shared" the number of the experiment.
     """
-    return tuple(tuple(NIH_CLASSES[place] for place in places) for places in TABLES[table][row])
+    return tuple(tuple(NIH_CLASSES[place] for place in places) for places in PAPER_TABLES[table][row])

@@ -28,7 +28,7 @@ from polyclinic.data.partition.checks import (
     find_unannotated_class_faults,
 )
 from polyclinic.data.partition.division import PartitionedDataset, SitePartition, make_numbered_site_names
-from polyclinic.data.partition.paper_tables import TABLES, read_paper_class_lists
+from polyclinic.data.partition.paper_tables import PAPER_TABLES, read_paper_class_lists
 from polyclinic.data.partition.spec import (
     ClassListsPartitionSpec,
     ClassPartitionSpec,
@@ -115,7 +115,7 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
     elif isinstance(spec, ClassListsPartitionSpec):
         sites = tuple(sorted(spec.lists))
     else:
-        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
+        count = len(PAPER_TABLES[spec.table][spec.row]) if isinstance(spec, PaperTablePartitionSpec) else spec.sites
         assert count is not None, "find_partition_faults has seen to it"
         sites = make_numbered_site_names("site", count)
     raise_faults(find_partition_data_faults(splits, spec, sites))

@@ -49,11 +49,11 @@ from polyclinic.data.tables.class_names import (
 from polyclinic.data.tables.copies import check_picture_copies
 
 _PREFIXES = ("train", "val", "test")
-_MOST_OF_A_VALUE = 16
+_BYTES_PER_VALUE_BYTE = 16
 """Memory per byte of an array of labels or names, while it is checked and converted to text."""
-_OF_A_ROW = 256
+_BYTES_PER_ROW = 256
 """Bytes per image for the patient's and centre's names and an index, if the file has no such arrays."""
-_OF_A_LABEL = 8
+_BYTES_PER_LABEL = 8
 KEPT_BYTES = 256 << 20
 """Total size of a part's images above which they go to the cache on the disk instead of memory."""
 _DIVIDE = (
@@ -180,9 +180,9 @@ def find_npz_memory_faults(
     """
     memory, disk = 0, 0
     for prefix in prefixes:
-        memory += _count_npz_images(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
+        memory += _count_npz_images(headers, prefix) * (_BYTES_PER_ROW + _BYTES_PER_LABEL * classes)
         for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
-            memory += _MOST_OF_A_VALUE * headers[name].byte_size if (name := f"{prefix}_{kind}") in headers else 0
+            memory += _BYTES_PER_VALUE_BYTE * headers[name].byte_size if (name := f"{prefix}_{kind}") in headers else 0
         images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].byte_size
         if in_memory or _has_jpeg_arrays(headers) or images <= KEPT_BYTES:
             memory += images

@@ -50,7 +50,7 @@ _BLOCK = 1 << 20
 """Number of characters that are held as Python objects before they become columns."""
 _FEWEST_ROWS_BELOW_A_TITLE = 5
 """Number of rows from which a first row with fewer cells may be a title."""
-_OF_A_COLUMN, _OF_A_CELL = 1024, 150
+_BYTES_PER_COLUMN, _BYTES_PER_CELL = 1024, 150
 """Memory in bytes per column, and per distinct cell besides its characters."""
 _HEAD = 132
 """Number of first bytes that identify a file that is no table."""
@@ -59,7 +59,7 @@ _PIECE = 1 << 16
 _JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{])')
 _LINE_END = re.compile("\r\n|\r|\n")
 _FALLBACK = "windows-1252-where-not-utf-8"
-_OF_MAC_ROMAN = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
+_MAC_ROMAN_LETTERS = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
 """Letters that stand like this nowhere in Windows-1252, and are ä, å, é, ü and ß of old Macs."""
 
 
@@ -72,7 +72,7 @@ def _decode_as_windows_1252(error: UnicodeError) -> tuple[str, int]:
     except UnicodeDecodeError:
         raise error from None
     before, after = data[max(start - 1, 0) : start], data[end : end + 1]
-    if _OF_MAC_ROMAN.search(before.decode("latin-1") + text + after.decode("latin-1")):
+    if _MAC_ROMAN_LETTERS.search(before.decode("latin-1") + text + after.decode("latin-1")):
         raise error
     return text, end
 
@@ -401,11 +401,11 @@ class _DistinctCellIndex(dict[str, int]):
     """
 
     def __init__(self) -> None:
-        self.distinct, self.longest, self.size = list[str](), 1, _OF_A_COLUMN
+        self.distinct, self.longest, self.size = list[str](), 1, _BYTES_PER_COLUMN
 
     def __missing__(self, cell: str) -> int:
         name = normalize_names_in_text(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalize_name(cell)
-        self.size += _OF_A_CELL + len(cell)
+        self.size += _BYTES_PER_CELL + len(cell)
         if name == cell:
             place = len(self.distinct)
             self.distinct.append(cell)
@@ -428,7 +428,7 @@ class _CsvTableBuilder:
     def __init__(
         self, header: Sequence[str], separator: str, first_line: int, check_memory_limit: Callable[[int], None]
     ) -> None:
-        check_memory_limit(_OF_A_COLUMN * len(header))
+        check_memory_limit(_BYTES_PER_COLUMN * len(header))
         self.header = [normalize_name(name) for name in header]
         self.rows, self.count, self.ragged = list[list[str]](), 0, (0, 0)
         self._separator, self._line, self._check_memory_limit = separator, first_line, check_memory_limit

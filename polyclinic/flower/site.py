@@ -18,7 +18,7 @@ from polyclinic.strategies.local.training import MiniBatch
 from polyclinic.strategies.methods import fedmlp
 from polyclinic.strategies.registry import STRATEGIES
 
-CLASSES, ANNOTATED, TASK = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
+CLASSES_KEY, ANNOTATED_KEY, TASK_KEY = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
 METHOD, PARAMETERS = "polyclinic-method", "polyclinic-parameters"
 HEAD, START = "polyclinic-head", "polyclinic-start"
 """Keys of the ``ConfigRecord`` that a strategy sends; the last marks a start, for tags of another one are not used."""
@@ -43,13 +43,13 @@ class Site:
 
     def __init__(self, message: Message) -> None:
         records = message.content.config_records
-        self._config: dict[str, Any] = next((dict(record) for record in records.values() if CLASSES in record), {})
+        self._config: dict[str, Any] = next((dict(record) for record in records.values() if CLASSES_KEY in record), {})
         if not self._config:
             raise ValueError("the message has no labels: a strategy of polyclinic.flower did not send it")
-        self.classes: tuple[str, ...] = tuple(self._config[CLASSES])
-        self.annotated = torch.tensor(self._config[ANNOTATED], dtype=torch.bool)
+        self.classes: tuple[str, ...] = tuple(self._config[CLASSES_KEY])
+        self.annotated = torch.tensor(self._config[ANNOTATED_KEY], dtype=torch.bool)
         site_class = STRATEGIES[self._config[METHOD]].site_class
-        self.method = site_class(json.loads(self._config[PARAMETERS]), self._config[TASK])
+        self.method = site_class(json.loads(self._config[PARAMETERS]), self._config[TASK_KEY])
         self._statistics: Arrays = unpack_arrays(records[STATISTICS]) if STATISTICS in records else {}
 
     def targets(self, targets: Tensor) -> Tensor:

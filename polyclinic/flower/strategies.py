@@ -24,7 +24,7 @@ from polyclinic.flower.labels import (
     format_node_as_site_name,
     shorten_error,
 )
-from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
+from polyclinic.flower.site import ANNOTATED_KEY, CLASSES_KEY, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK_KEY
 from polyclinic.strategies.aggregation.means import WholeHeadMean
 from polyclinic.strategies.local.site_method import Parameters
 from polyclinic.strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
@@ -287,13 +287,13 @@ class LabelledSites(FedAvg):
         if self._unowned != before:
             log.warning("no site labels %s", self._unowned)
         statistics_for, method = self.method.statistics_for(context), self.method.site
-        shared = {CLASSES: list(self.classes), TASK: method.task, HEAD: self.head, START: self._start}
+        shared = {CLASSES_KEY: list(self.classes), TASK_KEY: method.task, HEAD: self.head, START: self._start}
         shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
         for message in messages:
             node, content = message.metadata.dst_node_id, RecordDict(dict(message.content))
             if (site := format_node_as_site_name(node)) not in context.answers:
                 continue
-            own = {**shared, ANNOTATED: context.contract.annotated_class_mask(site).tolist()}
+            own = {**shared, ANNOTATED_KEY: context.contract.annotated_class_mask(site).tolist()}
             content[self.configrecord_key] = ConfigRecord({**content.config_records[self.configrecord_key], **own})
             if statistics := statistics_for(site):
                 content[STATISTICS] = records.pack_arrays(statistics)

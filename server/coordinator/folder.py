@@ -34,7 +34,7 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.toml import TomlSection, read_toml, to_toml_text, validate_tables
 from polyclinic.server.runs.live_status import describe_runs_at_work
 
-FILE = "coordinator.toml"
+COORDINATOR_FILE = "coordinator.toml"
 _HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*"
 )
@@ -152,10 +152,12 @@ def read_coordinator_folder(folder: Path) -> CoordinatorFolder:
     Raises:
         BadInput: With every fault of the file.
     """
-    if not (folder / FILE).is_file():
-        problem = f"is no coordinator's folder: it holds no {FILE}."
+    if not (folder / COORDINATOR_FILE).is_file():
+        problem = f"is no coordinator's folder: it holds no {COORDINATOR_FILE}."
         raise BadInput([Fault(str(folder), problem, "Make one with flwr-server init.")])
-    return CoordinatorFolder(folder, validate_tables(CoordinatorTomlContent, read_toml(folder / FILE), FILE))
+    return CoordinatorFolder(
+        folder, validate_tables(CoordinatorTomlContent, read_toml(folder / COORDINATOR_FILE), COORDINATOR_FILE)
+    )
 
 
 def restrict_folder_to_owner(coordinator: CoordinatorFolder, tell: Callable[[str], None]) -> None:
@@ -174,7 +176,7 @@ def write_coordinator_toml(folder: Path, file: CoordinatorTomlContent) -> Coordi
     lines += [f"{key} = {to_toml_text(value)}" for key, value in file.model_dump(exclude={"retention"}).items()]
     if (days := file.retention.working_files_days) is not None:
         lines += ["", "[retention]", f"working_files_days = {days}"]
-    write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
+    write_atomically(folder / COORDINATOR_FILE, ("\n".join(lines) + "\n").encode())
     return CoordinatorFolder(folder, file)
 
 

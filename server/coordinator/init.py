@@ -18,7 +18,7 @@ from polyclinic.server.coordinator.authority import (
     read_authority_certificate,
 )
 from polyclinic.server.coordinator.folder import (
-    FILE,
+    COORDINATOR_FILE,
     CoordinatorFolder,
     CoordinatorTomlContent,
     normalize_host,
@@ -35,12 +35,14 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
             certificates.
     """
     faults = []
-    if (folder / FILE).exists():
+    if (folder / COORDINATOR_FILE).exists():
         remedy = "For a new certificate: --renew."
         faults.append(Fault(str(folder), "is a coordinator's folder already, and nothing is written over.", remedy))
     elif (folder / "authority").exists():
-        problem = f"holds an authority and no {FILE}: this command was killed here, or the file is lost."
-        remedy = f"If {FILE} was never there, remove {folder / 'authority'} and try again. Else put a copy back."
+        problem = f"holds an authority and no {COORDINATOR_FILE}: this command was killed here, or the file is lost."
+        remedy = (
+            f"If {COORDINATOR_FILE} was never there, remove {folder / 'authority'} and try again. Else put a copy back."
+        )
         faults.append(Fault(str(folder), problem, remedy))
     if not name:
         faults.append(Fault("--name", "is missing: the federation's name."))
@@ -51,14 +53,14 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
     raise_faults([*faults, *_find_option_value_faults("--host", normalize_host, hosts)])
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = CoordinatorFolder(folder, validate_tables(CoordinatorTomlContent, tree, "flwr-server init"))
-    with remove_outputs_on_failure(folder, coordinator.authority_path, folder / FILE):
+    with remove_outputs_on_failure(folder, coordinator.authority_path, folder / COORDINATOR_FILE):
         make_private_folder(folder)
         make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
         write_coordinator_toml(folder, coordinator.file)
     word = quote_for_shell(folder)
     return [
-        f"{folder / FILE}: name, hosts and port.",
+        f"{folder / COORDINATOR_FILE}: name, hosts and port.",
         f"{coordinator.authority_path}: the certificate authority of this federation and the server's certificate, for"
         f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
         "The phrase of this authority, which you read out to each hospital by telephone:",

@@ -8,11 +8,11 @@ from functools import cached_property
 from polyclinic.common.counts import (
     CLASS,
     COMBINATIONS,
+    COUNT_TABLES,
     FIXED_VALUES,
     NO_CLASS,
     PRESENT,
     STATES,
-    TABLES,
     TOGETHER,
     CountQuestion,
     count_numbers_of_value,
@@ -207,7 +207,7 @@ class CountResult:
     def tables(self) -> tuple[str, ...]:
         """The tables that at least one hospital answers."""
         told = {table for site in self.sites.values() for table in site.reply.allowed}
-        return tuple(table for table in TABLES if table in told)
+        return tuple(table for table in COUNT_TABLES if table in told)
 
     def list_values(self, table: str) -> tuple[str, ...]:
         """Return the values of a table with at least one told count, in order."""

@@ -26,7 +26,7 @@ from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 from polyclinic.server.deployment.superlink.network_grid import open_network_grid
 from polyclinic.server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
-from polyclinic.server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
+from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_FILE as REFUSED_CALLS
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.deployment.timers import find_timer_order_faults, list_timer_settings
 from polyclinic.server.federation.evaluation import RunContext

@@ -36,7 +36,7 @@ from polyclinic.common.metrics.bootstrap import EstimateWithInterval, Interval, 
 from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, ReliabilityBin
 from polyclinic.common.metrics.delong import compute_two_sided_p_value
 from polyclinic.common.metrics.score_histograms import (
-    TENTHS,
+    TENTH_EDGES,
     ScoreHistogram,
     compute_pooled_auroc,
     compute_pooled_average_precision,
@@ -161,7 +161,7 @@ def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, RowOfSite]]:
         points.setdefault(row, []).append(_read_point(reply, place))
     for row, key in enumerate(zip(reply.models, reply.classes, reply.columns, reply.groups, strict=True)):
         histogram = reply.histograms.get(row)
-        sums = reply.score_sums[row * (len(TENTHS) + 1) : (row + 1) * (len(TENTHS) + 1)]
+        sums = reply.score_sums[row * (len(TENTH_EDGES) + 1) : (row + 1) * (len(TENTH_EDGES) + 1)]
         brier, error = reply.brier[row], reply.calibration_error[row]
         bins = () if histogram is None else _make_bins(histogram, sums)
         figures = ClassFigures(
@@ -203,7 +203,7 @@ def _read_interval(low: float, high: float) -> Interval | None:
 
 def _make_bins(histogram: ScoreHistogram, score_sums: Sequence[float]) -> tuple[ReliabilityBin, ...]:
     """Return the tenths of a reliability diagram; exact, because each tenth is the border of a step."""
-    borders = find_score_bins(TENTHS) + 1
+    borders = find_score_bins(TENTH_EDGES) + 1
     images = [int(part.sum()) for part in np.split(histogram.positives + histogram.negatives, borders)]
     positives = [int(part.sum()) for part in np.split(histogram.positives, borders)]
     return tuple(

@@ -43,7 +43,7 @@ from polyclinic.server.runs.unlearned import (
     is_shown,
     select_rounds_of_model,
 )
-from polyclinic.strategies.engine.aggregator import IN_MEMORY_OVER_NETWORK, UpdateStorage
+from polyclinic.strategies.engine.aggregator import MAX_UPDATE_BYTES_IN_MEMORY_OVER_NETWORK, UpdateStorage
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import RunStopped
 from polyclinic.strategies.engine.run_member import RunMember
@@ -80,7 +80,9 @@ def run_federation(
         registered=setting.registered,
         claims=setting.claims,
         processes=setting.processes,
-        storage=UpdateStorage(setting.folder.path, IN_MEMORY_OVER_NETWORK if setting.backend == "network" else None),
+        storage=UpdateStorage(
+            setting.folder.path, MAX_UPDATE_BYTES_IN_MEMORY_OVER_NETWORK if setting.backend == "network" else None
+        ),
         frozen=frozen,
     )
     begun_classes = setting.resumed.state.model.head.class_names if setting.resumed else ()

@@ -8,11 +8,11 @@ from typing import Any
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.saved import SavedModelDescription, read_model_description
-from polyclinic.common.security.audit import FILE as AUDIT
+from polyclinic.common.security.audit import AUDIT_FILE as AUDIT
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_rounds_in_words
-from polyclinic.server.runs.receipt import FILE as RECEIPT
+from polyclinic.server.runs.receipt import RECEIPT_FILE as RECEIPT
 from polyclinic.server.runs.receipt import ReceiptDraft, read_run_receipt
 
 

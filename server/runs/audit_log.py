@@ -13,11 +13,11 @@ from typing import Any
 from flwr.app import RecordDict
 
 from polyclinic.common.models.state import ModelStateLayout, hash_model_state
-from polyclinic.common.security.audit import FILE, AuditLog
+from polyclinic.common.security.audit import AUDIT_FILE, AuditLog
 from polyclinic.common.security.signatures import SignedStatement, read_signature_or_none
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
-from polyclinic.common.system.plain_text import MOST_WORDS, make_printable_line
+from polyclinic.common.system.plain_text import MAX_REASON_CHARACTERS, make_printable_line
 from polyclinic.common.wire.canonical_bytes import hash_record, iterate_canonical_bytes
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import TrainReply
@@ -100,8 +100,10 @@ class RunAuditWriter:
             except (AssertionError, ValueError):  # not of this layout
                 sha256 = ""
             if not lost and hashes.get(number) != sha256:
-                problem = f"the checkpoint's model after round {number} is not the one that {FILE} has noted:"
-                remedy = f"one of them was changed. Put copies of {FILE} and checkpoints/ back, or take a new --out."
+                problem = f"the checkpoint's model after round {number} is not the one that {AUDIT_FILE} has noted:"
+                remedy = (
+                    f"one of them was changed. Put copies of {AUDIT_FILE} and checkpoints/ back, or take a new --out."
+                )
                 raise RunStopped(f"resume: {problem} {remedy}")
         if isinstance(began_with, list) and (changed := [plugin for plugin in plugins if plugin not in began_with]):
             names = ", ".join(f'{plugin["group"]} "{plugin["name"]}"' for plugin in changed)
@@ -192,7 +194,7 @@ def _make_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
 
 def shorten_absence_reasons(absent: Mapping[str, str]) -> dict[str, str]:
     """Shorten the reasons of all sites to fit into one audit line; the complete reasons have lines of their own."""
-    most = max(SHORTEST_REASON, min(MOST_WORDS, ALL_REASONS // max(len(absent), 1)))
+    most = max(SHORTEST_REASON, min(MAX_REASON_CHARACTERS, ALL_REASONS // max(len(absent), 1)))
     return {site: make_printable_line(reason, most) for site, reason in absent.items()}
 
 

@@ -13,7 +13,7 @@ import psutil
 
 from polyclinic.common.system.files import open_own_file
 
-FILE = "present.json"
+PRESENT_FILE = "present.json"
 SIGNED_OFF = "signed off"
 HISTORY = "runs.jsonl"
 """File with a line for each start and each end of a run."""
@@ -75,7 +75,7 @@ class CurrentRun:
     def find_status_path(self, state: Path) -> Path:
         """Return the path of this run's status; a run of named members has a file of its own."""
         if not self.members:
-            return state / FILE
+            return state / PRESENT_FILE
         mark = hashlib.sha256(self.run_folder.encode()).hexdigest()[:12]
         return state / f"present-{mark}.json"
 

@@ -24,7 +24,7 @@ SAMPLES = "samples.json"
 Measure = Literal[
     "accuracy", "sensitivity", "specificity", "f1", "best_mean_client_test_accuracy", "best_test_accuracy"
 ]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+SINGLE_CLASS_MEASURES: tuple[Measure, ...] = get_args(Measure)
 """Figures of tasks in which each image shows exactly one class."""
 
 
@@ -289,7 +289,9 @@ class RunSummary(_LenientRunFileModel):
     def available_metrics(self) -> dict[Measure, float]:
         """Return the metrics that this run has."""
         parts = (self.test.multi_class, self.client_accuracy)
-        measures = {name: getattr(part, name, None) for part in parts for name in MEASURES if hasattr(part, name)}
+        measures = {
+            name: getattr(part, name, None) for part in parts for name in SINGLE_CLASS_MEASURES if hasattr(part, name)
+        }
         return {name: value for name, value in measures.items() if value is not None}
 
 

@@ -30,7 +30,7 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.wire.records import RollCallAnswer, TrainReply
 
-FILE = "receipt.json"
+RECEIPT_FILE = "receipt.json"
 
 
 class _StrictReceiptModel(BaseModel):
@@ -261,7 +261,7 @@ def write_run_receipt(audit: AuditLog) -> str:
     except (ValidationError, KeyError) as error:
         return f"the audit does not describe a whole run ({type(error).__name__})"
     content = (receipt.model_dump_json(indent=1) + "\n").encode()
-    write_atomically(audit.folder / FILE, content, durable=audit.durable)
+    write_atomically(audit.folder / RECEIPT_FILE, content, durable=audit.durable)
     audit.append(event="receipt", sha256=hashlib.sha256(content).hexdigest())
     return ""
 

@@ -21,7 +21,7 @@ from polyclinic.server.runs.live_status import (
 )
 from polyclinic.server.runs.progress import SilentRunProgress, format_round_facts
 from polyclinic.strategies.engine.events import MissingReplyStatus, RoundRecord
-from polyclinic.strategies.engine.exchange import NOT_REGISTERED
+from polyclinic.strategies.engine.exchange import REVOKED_ERROR_MESSAGE
 from polyclinic.strategies.engine.state import FederationState
 
 
@@ -163,7 +163,7 @@ class RunReporter(SilentRunProgress):
             self._lost.remove(site)
             present.stopped.pop(site, None)
             lines.append(f"{site} is back: it took part in round {record.round}")
-        revoked = {site for site, reason in record.absent.items() if reason == NOT_REGISTERED}
+        revoked = {site for site, reason in record.absent.items() if reason == REVOKED_ERROR_MESSAGE}
         self._lost -= revoked
         present.lost = tuple(sorted(self._lost))
         for site, reason in record.absent.items():

@@ -42,11 +42,11 @@ Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WITHOUT_PATIENTS = ("digits", "phantom", "organs")
 """Kinds of data whose images belong to no patient."""
-OF_A_KIND = 2
-CLASSES = 12
+SAMPLES_PER_KIND = 2
+MAX_CLASSES = 12
 EXAMINED = 2000
 EXAMINED_OUTLINES = 200
-OUTLINES_OF_A_CLASS = 3
+OUTLINES_PER_CLASS = 3
 SIDES = (96, 64, 48, 32, 24, 16)
 BUDGET = 300_000
 """Most bytes of all pictures together, which are reduced until they fit."""
@@ -76,7 +76,7 @@ def write_sample_images(
     predicted = scores > THRESHOLD  # (n, classes)
     if network.spec.task == "multi_class":
         predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
-    names = network.class_names[:CLASSES]
+    names = network.class_names[:MAX_CLASSES]
     chosen = dict[str, list[tuple[Kind, int]]]()
     for column, name in enumerate(names):
         # The most confident predictions come first; ties are broken by the order of images.
@@ -86,7 +86,7 @@ def write_sample_images(
         chosen[name] = [
             (kind, int(place))
             for kind, (members, places) in zip(KINDS, ranked, strict=True)
-            for place in places[members[places]][:OF_A_KIND]
+            for place in places[members[places]][:SAMPLES_PER_KIND]
         ]
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
     images = list(test.select_rows(np.array(rows, np.intp)).images)
@@ -121,12 +121,12 @@ def write_sample_outlines(
     """
     test = test.select_rows(np.arange(min(len(test), EXAMINED_OUTLINES)))
     move_network_to_device(network, device)
-    compared, names = compare_test_images(network, test, device, precision), network.class_names[:CLASSES]
+    compared, names = compare_test_images(network, test, device, precision), network.class_names[:MAX_CLASSES]
     chosen = dict[str, list[tuple[int, float]]]()
     for column, name in enumerate(names):
         rows, dice = rank_images(compared, column)
         chosen[name] = [
-            (int(rows[place]), float(dice[place])) for place in spread_places(len(rows), OUTLINES_OF_A_CLASS)
+            (int(rows[place]), float(dice[place])) for place in spread_places(len(rows), OUTLINES_PER_CLASS)
         ]
     drawn = draw_chosen_images(network, test, chosen, device, precision)
     outlines = [

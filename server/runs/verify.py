@@ -28,7 +28,7 @@ from polyclinic.common.models.state import (
 )
 from polyclinic.common.models.zoo.spec import DESCRIPTION
 from polyclinic.common.plugins import identify_plugin
-from polyclinic.common.security.audit import FILE as AUDIT
+from polyclinic.common.security.audit import AUDIT_FILE as AUDIT
 from polyclinic.common.security.audit import AuditLog, check_audit_log
 from polyclinic.common.security.authorship import TrustedKeys, check_receipt_authorship
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
@@ -39,7 +39,7 @@ from polyclinic.common.wire.records import Arrays, RollCallAnswer, TrainReply, m
 from polyclinic.server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, name_round_updates_folder
 from polyclinic.server.runs.folder import UPDATES
 from polyclinic.server.runs.receipt import (
-    FILE,
+    RECEIPT_FILE,
     ReceiptRound,
     RunReceipt,
     hash_experiment_settings,
@@ -77,7 +77,7 @@ def verify_run(path: Path, keys: TrustedKeys = MappingProxyType({})) -> Verifica
         path: The receipt, or the folder of the run.
         keys: The sites' public keys, from a source other than the run.
     """
-    path = path / FILE if path.is_dir() else path
+    path = path / RECEIPT_FILE if path.is_dir() else path
     report = VerificationReport()
     audit = check_audit_log(path.parent)
     report.faults += audit.faults
@@ -97,7 +97,9 @@ def verify_run(path: Path, keys: TrustedKeys = MappingProxyType({})) -> Verifica
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged summary is reported below
             summary = json.loads((path.parent / "summary.json").read_text(encoding="utf-8"))
             if summary["backend"] == "network":  # only a simulation has no signatures
-                report.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
+                report.faults.append(
+                    Fault(RECEIPT_FILE, "has no signatures, and the run was over the network: removed.")
+                )
     _check_metrics_files(report, path.parent)
     same_code = _are_plugins_unchanged(report, receipt)
     if same_code:

@@ -260,9 +260,9 @@ def add_sequential_site_update(
     return SequentialSiteResult(trained, lengths, done)
 
 
-IN_MEMORY = 2**29
+MAX_UPDATE_BYTES_IN_MEMORY = 2**29
 """Largest number of bytes of updates in memory in a simulation, where a file would cost time and save little."""
-IN_MEMORY_OVER_NETWORK = 2**25
+MAX_UPDATE_BYTES_IN_MEMORY_OVER_NETWORK = 2**25
 """The same over the network: so the coordinator's memory does not grow with the number of hospitals."""
 MOST_OPEN_FILES = 128
 """Most updates that are each mapped from a file of its own, which takes two descriptors; 1,024 are a common limit."""
@@ -275,7 +275,7 @@ class UpdateStorage:
     Attributes:
         folder: Folder of the file with updates for which there is no room in memory; None for the system's temporary
             folder. The file has no name, so that a killed process leaves nothing.
-        in_memory: Largest number of bytes of updates in memory; None for :data:`IN_MEMORY`.
+        in_memory: Largest number of bytes of updates in memory; None for :data:`MAX_UPDATE_BYTES_IN_MEMORY`.
     """
 
     folder: Path | None = None
@@ -287,7 +287,7 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
 
     def __init__(self, storage: UpdateStorage) -> None:
         self._folder, self._updates, self._bytes = storage.folder, dict[str, ModelGroups](), 0
-        self._in_memory = IN_MEMORY if storage.in_memory is None else storage.in_memory
+        self._in_memory = MAX_UPDATE_BYTES_IN_MEMORY if storage.in_memory is None else storage.in_memory
         self._file, self._places = TrunkSpillFile(storage.folder), dict[str, slice]()
 
     def store_update(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:

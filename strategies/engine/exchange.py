@@ -56,17 +56,17 @@ NODE_UNAVAILABLE = 5
 """Flower's error code for a site without a sign of life; the site may come back."""
 MOST_MISSING_REPORTED_EACH_TIME, REPORT_INTERVAL_S = 100, 1.0
 """Up to so many missing sites are reported at each change; more are reported after this time at the earliest."""
-REVOKED, NOT_REGISTERED = 204, "its key is not admitted any more"
+REVOKED_ERROR_CODE, REVOKED_ERROR_MESSAGE = 204, "its key is not admitted any more"
 """Our error code and message for a site that is no longer registered; the site gets no more work."""
 REFUSED_REPLY = 203
 """Our error code for a reply that was rejected unread: not signed by its site, or far too large."""
 MESSAGE_GONE = (3, 4)
 """Flower's error codes for a message or reply that the SuperLink deleted: it expired, or its site was removed."""
-COORDINATOR_CODES = frozenset({*MESSAGE_GONE, NODE_UNAVAILABLE, REVOKED, REFUSED_REPLY})
+COORDINATOR_CODES = frozenset({*MESSAGE_GONE, NODE_UNAVAILABLE, REVOKED_ERROR_CODE, REFUSED_REPLY})
 """Error codes that only the coordinator's own programs set; a site that writes one gets :data:`SITE_FAILED`."""
 SITE_FAILED = 2
 """Flower's error code for a site whose app failed."""
-FLOWERS_WORDS = "Node Unavailable"
+UNAVAILABLE_NODE_MESSAGE = "Node Unavailable"
 """Part of the error text of Flower's SuperLink for a site without a sign of life."""
 NOT_CONNECTED = "it is not connected: stopped, or cut off"
 SLACK, SLACK_S = 1.1, 60.0
@@ -323,7 +323,9 @@ class UnansweredMessages:
                 self._record_unregistered_site(message)
 
     def _record_unregistered_site(self, message: Message) -> None:
-        self.errors[message.metadata.dst_node_id] = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
+        self.errors[message.metadata.dst_node_id] = Message(
+            Error(REVOKED_ERROR_CODE, REVOKED_ERROR_MESSAGE), reply_to=message
+        )
 
     def pull_replies(self) -> Iterator[Message]:
         """Yield all replies that have arrived since the last call, and store errors for the end of the exchange."""
@@ -428,7 +430,7 @@ def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
         reason = message.error.reason or ""
         if message.error.code in MESSAGE_GONE:
             return None, "the site left the federation before it replied"
-        if message.error.code == NODE_UNAVAILABLE and FLOWERS_WORDS in reason:
+        if message.error.code == NODE_UNAVAILABLE and UNAVAILABLE_NODE_MESSAGE in reason:
             return None, NOT_CONNECTED
         # Flower's simulation wraps the site's own words: <class 'X'>:<'its words'>.
         wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)

@@ -215,7 +215,7 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
 
 COLLAPSE = 3.0
 """Ratio of a model's loss to the previous model's, above which it has collapsed."""
-SITES = range(3, 17)
+TRIAL_SITE_COUNTS = range(3, 17)
 """Numbers of sites for which leave-one-site-out models are evaluated."""
 PAUSE_OF_IMPROVING_MODEL = 3
 """While the loss falls, a long update in which a trial found no harm in round r is tried again from round 3 r on."""
@@ -290,8 +290,8 @@ class RollbackLayer(CoordinatorRoundLayer):
     fall.
 
     The layer is off under secure aggregation, with noise, and in sequential training, because no model without one
-    site's update can be made there. It does nothing if the number of sites is outside :data:`SITES`. With two sites,
-    each would be the only judge of the other; with very many sites, one bounded update has little influence.
+    site's update can be made there. It does nothing if the number of sites is outside :data:`TRIAL_SITE_COUNTS`. With
+    two sites, each would be the only judge of the other; with very many sites, one bounded update has little influence.
 
     Args:
         bound: The layer that bounds the length of updates; a trial may follow if it shortens an update.
@@ -313,7 +313,7 @@ class RollbackLayer(CoordinatorRoundLayer):
             relative_lengths: Site -> length of its accepted update, in median lengths of the round.
         """
         server_round = state.round + 1
-        if len(relative_lengths) not in SITES or len(losses) < FEWEST_JUDGES:
+        if len(relative_lengths) not in TRIAL_SITE_COUNTS or len(losses) < FEWEST_JUDGES:
             return TrialSuspects()
         if state.repeated == server_round:
             return TrialSuspects(tuple(relative_lengths), are_all=True)
@@ -340,7 +340,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         """
         state = self._coordinator.state
         counting = self._coordinator.sites.members.keys() - state.uncounted.keys()
-        if len(counting) not in SITES or state.round <= state.repeated:
+        if len(counting) not in TRIAL_SITE_COUNTS or state.round <= state.repeated:
             return
         if because := describe_model_collapse(validation.loss, absent, state.sound_losses):
             earlier = self._coordinator.callbacks.on_rollback(RollbackEvent(state.round, state.round - 1, because))

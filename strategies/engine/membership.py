@@ -48,7 +48,7 @@ from polyclinic.strategies.engine.exchange import (
     MOST_MISSING_REPORTED_EACH_TIME,
     NODE_UNAVAILABLE,
     REPORT_INTERVAL_S,
-    REVOKED,
+    REVOKED_ERROR_CODE,
     decode_reply,
     push_flower_messages,
     send_and_receive,
@@ -223,7 +223,7 @@ class RollCaller:
         for reply in self.grid.pull_messages(self._asked.keys()) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
-            if reply.has_error() and reply.error.code in (NODE_UNAVAILABLE, REVOKED):
+            if reply.has_error() and reply.error.code in (NODE_UNAVAILABLE, REVOKED_ERROR_CODE):
                 continue  # it is asked again when it is connected, if it is registered then
             answer, reason = decode_reply(reply, RollCallAnswer)
             if answer is None:

@@ -31,7 +31,7 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.strategies.local.training import make_training_reproducible
 
 Request = TypeVar("Request", HospitalPlan, Experiment)
-FILE = "arithmetic.json"
+ARITHMETIC_FILE = "arithmetic.json"
 STEPS = 2
 """Number of timed steps for each arithmetic, after one step that is not timed."""
 MOST_IMAGES = 64
@@ -82,7 +82,7 @@ def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durab
     facts = spec, training.batch_size, training.threads, *machine  # all that a choice depends on
     about = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     try:
-        choices = json.loads((folder / FILE).read_bytes())
+        choices = json.loads((folder / ARITHMETIC_FILE).read_bytes())
         stored = {key: TrainingNumberFormat(**fields) for key, fields in choices.items()}
     except (OSError, ValueError, TypeError, AttributeError):  # a damaged file: the choices can be measured again
         stored = {}
@@ -90,7 +90,7 @@ def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durab
         stored[about] = find_fastest_number_format(time_training_steps(plan, list_cpu_number_formats()))
         newest = dict(list(stored.items())[-MOST_KEPT:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
-        write_atomically(folder / FILE, text.encode(), durable=durable)
+        write_atomically(folder / ARITHMETIC_FILE, text.encode(), durable=durable)
     return stored[about]
 
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from polyclinic.client.app import make_client_app
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
-from polyclinic.common.counts import MASKED_TABLES, TABLES, CountQuestion
+from polyclinic.common.counts import COUNT_TABLES, MASKED_TABLES, CountQuestion
 from polyclinic.common.security.identity import format_public_key_line
 from polyclinic.server.counts.ask import ask_for_counts
 from polyclinic.server.counts.pool import CountResult
@@ -66,7 +66,7 @@ def test_no_hidden_count_follows_from_500_questions_to_a_trusting_hospital(
     site, random = counting_site(tmp_path, images), np.random.default_rng(seed)
     told = dict[Cell, tuple[int, int]]()
     for number in range(QUESTIONS):
-        reply = asked(site, random_question(random, TABLES, CLASSES), f"count-{number}")
+        reply = asked(site, random_question(random, COUNT_TABLES, CLASSES), f"count-{number}")
         for key, place in reply.cells.items():
             numbers = reply.patients[place], reply.images[place]
             assert told.setdefault(key, numbers) == numbers

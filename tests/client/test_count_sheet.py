@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyclinic.client.counts.noise import add_noise_to_counts
-from polyclinic.client.counts.sheet import FILE, FOLDER
+from polyclinic.client.counts.sheet import COUNTS_FOLDER, SHEET_FILE
 from polyclinic.client.preview.dry_run import answer_question_for_all_counts
 from polyclinic.client.training.privacy import open_privacy_ledger
 from polyclinic.common.counts import CountQuestion
@@ -84,7 +84,7 @@ def test_a_question_gets_tables_and_classes_that_it_asks_for_and_the_policy_allo
 def test_a_repeated_question_and_a_new_process_get_the_same_numbers_from_a_private_file(tmp_path: Path) -> None:
     images = made_images(3, 120, named=("sex",))
     first = asked(counting_site(tmp_path, images))
-    path = tmp_path / FOLDER / FILE
+    path = tmp_path / COUNTS_FOLDER / SHEET_FILE
     content = path.read_bytes()
     assert asked(counting_site(tmp_path, images)) == first
     assert path.read_bytes() == content
@@ -136,13 +136,13 @@ def test_a_sheet_beyond_the_budget_is_not_made_and_costs_nothing(tmp_path: Path)
     with pytest.raises(Exception, match="epsilon"):
         asked(site)
     assert open_privacy_ledger(site).entries == ()
-    assert not (tmp_path / FOLDER / FILE).exists()
+    assert not (tmp_path / COUNTS_FOLDER / SHEET_FILE).exists()
 
 
 def test_a_hospital_that_is_never_asked_makes_no_sheet_and_pays_nothing(tmp_path: Path) -> None:
     site = counting_site(tmp_path, made_images(3, 120), level="private", counts=("class",))
     assert open_privacy_ledger(site).entries == ()
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / COUNTS_FOLDER).exists()
 
 
 @pytest.mark.parametrize("level", ["trusted", "private"])

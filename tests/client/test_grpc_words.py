@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
 from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
 from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
-from polyclinic.common.system.plain_text import MOST_WORDS, is_plain_text
+from polyclinic.common.system.plain_text import MAX_REASON_CHARACTERS, is_plain_text
 from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from tests.client.handshakes import answers, coordinator_in, grpc_server, listening, tls_of
@@ -86,7 +86,7 @@ def test_words_of_the_other_end_come_as_one_plain_line_without_a_trace(
     words = str(caught.value)
     assert is_plain_text(words)
     assert "Source Location" not in words
-    assert len(words) < 2 * MOST_WORDS
+    assert len(words) < 2 * MAX_REASON_CHARACTERS
 
 
 def test_an_answer_that_cannot_be_read_logs_no_traceback(

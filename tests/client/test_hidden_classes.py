@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polyclinic.client.app import count_training_images_per_class
-from polyclinic.client.benefit.compare import FOLDER, compare_with_local_only_training
+from polyclinic.client.benefit.compare import LOCAL_TRAINING_FOLDER, compare_with_local_only_training
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.layers import evaluate_with_privacy_layers
 from polyclinic.client.training.task import prepare_local_task
@@ -129,7 +129,7 @@ def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labe
         at = hospital(tmp_path / str(shown), CLASSES, labels, **policy)
         assert at.hidden_classes("train") == {"c", "d"}
         compare_with_local_only_training(at, benefit_request(of, first, first, 4, 4))
-        folders = [at.folder / FOLDER / name for name in ("model", "fine-tuned")]
+        folders = [at.folder / LOCAL_TRAINING_FOLDER / name for name in ("model", "fine-tuned")]
         models.append([path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.safetensors"))])
     assert len(models[0]) == 2
     assert (models[0] == models[1]) == same

@@ -15,7 +15,7 @@ from polyclinic.client.site.settings import SiteData, load_site, load_site_data,
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.errors import BadInput
 from polyclinic.common.patients.opt_out import OptOutSource, OptOutsUnknown
-from polyclinic.common.patients.parts import FILE, PatientChanges
+from polyclinic.common.patients.parts import PATIENT_PARTS_FILE, PatientChanges
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.data.base.image_set import PARTS, DatasetSplits
 from polyclinic.data.base.splits import PatientSplit, split_patients
@@ -56,7 +56,7 @@ class Hospital:
 
     @property
     def memory(self) -> Path:
-        return self.folder / "state" / FILE
+        return self.folder / "state" / PATIENT_PARTS_FILE
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_after_a_restored_backup_no_test_patient_is_trained_on(
     elif restored == "the table alone":
         shutil.copy(backup / "labels.csv", hospital.folder / "labels.csv")
     else:
-        shutil.copy(backup / "state" / FILE, hospital.memory)
+        shutil.copy(backup / "state" / PATIENT_PARTS_FILE, hospital.memory)
     for patients in (range(PATIENTS), [*range(5, PATIENTS), 40, 41, 42, 43, 44]):
         hospital.write_table(patients)
         now = parts_of(hospital.start().splits)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from polyclinic.client.app import answer_roll_call
 from polyclinic.client.gate.gate import ANSWERS
-from polyclinic.client.preview.data_dictionary import MEANING, OF_EACH, SENT, STATISTICS
+from polyclinic.client.preview.data_dictionary import COMMON_FIELDS, MEANING, SENT, STATISTICS
 from polyclinic.client.site.policy import LEVELS, TRUST, Level, SitePolicy
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.config import HospitalPlan
@@ -110,7 +110,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
 def test_the_page_says_the_same() -> None:
     lines = list[str]()
     for record in SENT:
-        own = [name for name in list_record_field_names(record) if name not in OF_EACH]
+        own = [name for name in list_record_field_names(record) if name not in COMMON_FIELDS]
         explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
         lines += [
             f"### {record.__name__}",

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from polyclinic.client.approval.record import COLUMNS, read_hospital_record
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
-from polyclinic.common.security.audit import FILE, AuditLog
+from polyclinic.common.security.audit import AUDIT_FILE, AuditLog
 from polyclinic.common.security.delivery import FILES, MANIFEST, DeliveryManifest, describe_files
 from polyclinic.common.security.plan_decisions import PlanDecision, sign_decision
 from tests.client.rounds import changed_plan, plan
@@ -124,7 +124,7 @@ def test_the_text_of_a_plan_is_printed_as_it_came(folder: Path) -> None:
 
 
 def test_a_changed_audit_log_is_said_first_and_by_the_exit_code(folder: Path) -> None:
-    path = folder / "state" / FILE
+    path = folder / "state" / AUDIT_FILE
     path.write_bytes(path.read_bytes().replace(b'"epsilon": 0.75', b'"epsilon": 0.25'))
     shown = flwr_client("record", folder)
     assert shown.code == 1

@@ -13,9 +13,9 @@ import pytest
 
 from polyclinic.client.connection.service import lock_site_folder
 from polyclinic.client.connection.status import (
-    FILE,
     SILENT_S,
     STALE_S,
+    STATUS_FILE,
     ClientStatus,
     format_client_status,
     is_client_healthy,
@@ -111,11 +111,11 @@ def test_the_file_has_the_present_and_the_last_error_and_only_its_owner_reads_it
     status = ClientStatus("north", coordinator="trial")
     with running(status, tmp_path) as state:
         assert (read_client_status(state)["state"], read_client_status(state)["last_error"]) == ("starting", "")
-        assert (state / FILE).stat().st_mode & 0o777 == 0o600
+        assert (state / STATUS_FILE).stat().st_mode & 0o777 == 0o600
         fields = "site state coordinator run round rounds phase finished rounds_done written seconds_left privacy"
         fields += " certificate_days last_contact last_error last_error_time coordinator_release authority_phrase"
         fields += " coordinator_wire wire"
-        assert json.loads((state / FILE).read_bytes()).keys() == set(fields.split())
+        assert json.loads((state / STATUS_FILE).read_bytes()).keys() == set(fields.split())
         status.record_last_error("no route")
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
         present = read_when(state, lambda present: present["round"] == 3)
@@ -147,13 +147,13 @@ def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
 def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path}: {NOBODY}")  # nor before it
     with running(ClientStatus("north"), tmp_path) as state:
-        content = (state / FILE).read_bytes()
+        content = (state / STATUS_FILE).read_bytes()
     assert NOBODY in refusal(tmp_path)
     with pytest.raises(ZeroDivisionError), running(ClientStatus("north"), tmp_path):
         raise ZeroDivisionError
     assert NOBODY in refusal(tmp_path)
     assert [path.name for path in state.iterdir()] == ["lock"]
-    (state / FILE).write_bytes(content)  # as a killed program leaves it
+    (state / STATUS_FILE).write_bytes(content)  # as a killed program leaves it
     assert NOBODY in refusal(tmp_path)
 
 
@@ -165,9 +165,9 @@ NO_STATUS = ("", "{", "[]", "{}", '{"written": "now"}', '{"written": 1e999, "sit
 def test_a_program_that_writes_no_status_or_none_that_can_be_read_is_not_well(content: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with lock_site_folder(state):
-        (state / FILE).write_text(content, encoding="utf-8")
+        (state / STATUS_FILE).write_text(content, encoding="utf-8")
         assert SILENT in refusal(tmp_path)
-        (state / FILE).unlink()
+        (state / STATUS_FILE).unlink()
         assert SILENT in refusal(tmp_path)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from polyclinic.client.queue.slurm import JobState
 from polyclinic.client.queue.submitted_job import (
-    FILE,
+    QUEUE_FILE,
     SubmittedJob,
     find_last_reply,
     read_submitted_job,
@@ -38,7 +38,7 @@ def test_a_stored_job_is_read_by_the_next_program_for_the_owner_only(tmp_path: P
     assert read_submitted_job(tmp_path) is None
     JOB.store(tmp_path)
     assert read_submitted_job(tmp_path) == JOB
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / QUEUE_FILE).stat().st_mode & 0o777 == 0o600
     remove_submitted_job(tmp_path)
     remove_submitted_job(tmp_path)
     assert read_submitted_job(tmp_path) is None
@@ -46,7 +46,7 @@ def test_a_stored_job_is_read_by_the_next_program_for_the_owner_only(tmp_path: P
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"number": "17"}', str(asdict(JOB)), "[" * 100_000])
 def test_a_damaged_file_is_no_job(content: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(content, encoding="utf-8")
+    (tmp_path / QUEUE_FILE).write_text(content, encoding="utf-8")
     assert read_submitted_job(tmp_path) is None
 
 

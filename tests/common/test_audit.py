@@ -25,7 +25,7 @@ def written(folder: Path, entries: int = ENTRIES, text: str = "") -> Path:
     facts = {"text": text} if text else {}
     for number in range(entries):
         trail.append(record="TrainReply", bytes=100 + number, **facts)
-    return folder / audit.FILE
+    return folder / audit.AUDIT_FILE
 
 
 def lines(path: Path) -> list[bytes]:
@@ -57,7 +57,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def replaced(folder: Path, content: bytes) -> Iterator[None]:
     """An audit of other bytes for a while."""
-    path = folder / audit.FILE
+    path = folder / audit.AUDIT_FILE
     before = path.read_bytes()
     try:
         path.write_bytes(content)
@@ -69,7 +69,7 @@ def replaced(folder: Path, content: bytes) -> Iterator[None]:
 @given(data=st.data())
 @settings(max_examples=50)
 def test_any_changed_byte_is_found(original: Path, data: st.DataObject) -> None:
-    before = (original / audit.FILE).read_bytes()
+    before = (original / audit.AUDIT_FILE).read_bytes()
     at = data.draw(st.integers(0, len(before) - 1))
     byte = data.draw(st.integers(0, 255).filter(lambda value: value != before[at]))
     lost_newline = at == len(before) - 1  # nothing of any entry: the next one begins on a line of its own
@@ -80,7 +80,7 @@ def test_any_changed_byte_is_found(original: Path, data: st.DataObject) -> None:
 @given(order=st.permutations(range(ENTRIES)))
 @settings(max_examples=50)
 def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
-    before = lines(original / audit.FILE)
+    before = lines(original / audit.AUDIT_FILE)
     with replaced(original, b"".join(before[place] for place in order)):
         assert bool(faults(original)) == (list(order) != sorted(order))
 
@@ -88,7 +88,7 @@ def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
 @given(gone=st.sets(st.integers(0, ENTRIES - 1), min_size=1))
 @settings(max_examples=50)
 def test_any_removed_lines_are_found_those_at_the_end_too(original: Path, gone: set[int]) -> None:
-    before = lines(original / audit.FILE)
+    before = lines(original / audit.AUDIT_FILE)
     with replaced(original, b"".join(line for place, line in enumerate(before) if place not in gone)):
         assert faults(original)
 
@@ -137,16 +137,16 @@ def test_a_line_torn_by_a_kill_is_closed_off_named_and_cannot_be_taken_out(torn:
     whole = lines(path)
     path.write_bytes(b"".join([*whole[:3], whole[4]]))
     assert "says that a torn line stands before it, and there is none" in faults(tmp_path)[0]
-    (tmp_path / audit.HEAD).unlink()
+    (tmp_path / audit.AUDIT_HEAD_FILE).unlink()
     assert faults(tmp_path)[-1].startswith("audit.head: is missing")
 
 
 @pytest.mark.parametrize("ending", [b"\n", b""], ids=["line and no head", "line and no newline"])
 def test_a_kill_between_line_and_head_is_no_fault(ending: bytes, tmp_path: Path) -> None:
     path = written(tmp_path, 3)
-    head = (tmp_path / audit.HEAD).read_bytes()
+    head = (tmp_path / audit.AUDIT_HEAD_FILE).read_bytes()
     AuditLog(tmp_path, durable=False).append(record="TrainReply")
-    (tmp_path / audit.HEAD).write_bytes(head)
+    (tmp_path / audit.AUDIT_HEAD_FILE).write_bytes(head)
     path.write_bytes(path.read_bytes().removesuffix(b"\n") + ending)
     assert faults(tmp_path) == []
     AuditLog(tmp_path, durable=False).append(record="TrainReply")
@@ -164,8 +164,8 @@ def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch
 
 def test_each_entry_is_one_line_of_json_that_only_the_owner_may_read(tmp_path: Path, lax_umask: None) -> None:
     AuditLog(tmp_path, durable=False).append(reason="a\nb\u2028c")
-    assert [json.loads(line)["reason"] for line in lines(tmp_path / audit.FILE)] == ["a\nb\u2028c"]
-    assert os.stat(tmp_path / audit.FILE).st_mode & 0o077 == 0
+    assert [json.loads(line)["reason"] for line in lines(tmp_path / audit.AUDIT_FILE)] == ["a\nb\u2028c"]
+    assert os.stat(tmp_path / audit.AUDIT_FILE).st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("size", [2**18 - 200, 2**18, 2**18 + 1, 14_000_000])
@@ -188,7 +188,7 @@ def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Pat
     with path.open("ab") as file:
         file.write(line := json.dumps(raw, ensure_ascii=False).encode())
         file.write(b"\n")
-    (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.hash_audit_line(line)}))
+    (tmp_path / audit.AUDIT_HEAD_FILE).write_text(json.dumps({"entries": 4, "sha256": audit.hash_audit_line(line)}))
     AuditLog(tmp_path, durable=False).append(record="start")
     assert [path.name for path in list_audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
     assert is_sound(tmp_path, 5)
@@ -206,12 +206,12 @@ def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_se
     trail = AuditLog(tmp_path, durable=False)
     trail.append(record="TrainReply")
     trail.append(record="TrainReply")
-    with (tmp_path / audit.FILE).open("ab") as file:
+    with (tmp_path / audit.AUDIT_FILE).open("ab") as file:
         file.write(b'{"n": 3, "ti')
     left = trail.append(record="start")
     assert left.bytes == 12
     assert faults(tmp_path) == []
-    (tmp_path / audit.FILE).unlink()
+    (tmp_path / audit.AUDIT_FILE).unlink()
     trail.append(record="start")
     assert is_sound(tmp_path, 1)
 
@@ -244,7 +244,7 @@ def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path
 def full_after(folder: Path, room: int) -> Iterator[None]:
     """Within it, files of this process end so many bytes behind the end of the audit, as on a disk that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / audit.FILE).stat().st_size + room, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / audit.AUDIT_FILE).stat().st_size + room, before[1]))
     try:
         yield
     finally:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.augmentation import (
-    CHANGES,
     GREY,
+    RANDOM_CHANGES,
     apply_strong_augmentation,
     apply_weak_augmentation,
     augment_images_strongly,
@@ -133,7 +133,7 @@ def test_moving_pixels_about_makes_no_new_extremes(seed: int) -> None:
 
 # ---------------------------------------------------------------------- RandAugment and Cutout by batch
 
-NAMES = list(CHANGES)
+NAMES = list(RANDOM_CHANGES)
 
 
 def drawn(name: str, strength: float, images: int = 1) -> Tensor:
@@ -241,7 +241,7 @@ def test_equalized_images_are_those_of_torchvision(shape: tuple[int, int, int, i
     few_values = torch.randint(0, 3, shape, generator=generator).float() * 100
     mostly_black = (torch.rand(shape, generator=generator) < 0.05) * 255.0
     for pixels in (evenly, few_values, mostly_black, torch.full(shape, 9.0)):
-        ours = CHANGES["equalized"](pixels, torch.zeros(len(pixels)))
+        ours = RANDOM_CHANGES["equalized"](pixels, torch.zeros(len(pixels)))
         assert torch.equal(ours, equalize(pixels.round().to(torch.uint8)).to(pixels))
 
 

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.system.plain_text import MOST_LINES, MOST_WORDS, make_printable_line
+from polyclinic.common.system.plain_text import MAX_REASON_CHARACTERS, MOST_LINES, make_printable_line
 from polyclinic.common.wire.bounds import (
     BOUNDS,
     MOST_LOSS,
@@ -130,7 +130,7 @@ def harmless(value: object, bound: object) -> bool:
         return len(str(value)) <= bound.longest
     free = isinstance(bound, EscapedFreeText)
     texts = [value] if isinstance(value, str) else list(typing.cast(Any, value))
-    most = MOST_LINES * (MOST_WORDS + 4) if free else 1_000
+    most = MOST_LINES * (MAX_REASON_CHARACTERS + 4) if free else 1_000
     return all(raw_in(text, "\n" if free else "") == set() and len(text) <= most for text in texts)
 
 
@@ -140,7 +140,7 @@ def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str) -> None:
     for what, text in HOSTILE_TEXTS.items():
         reason, accepted = refusal_of(record, name, text)
         assert raw_in(reason, "") == set(), what
-        assert len(reason) <= MOST_WORDS, what
+        assert len(reason) <= MAX_REASON_CHARACTERS, what
         assert reason or harmless(getattr(accepted, name), bound), what
         assert reason or isinstance(bound, EscapedFreeText | LongTextBound), what
 
@@ -165,7 +165,7 @@ def test_hostile_names_of_head_rows_statistics_and_fields_are_refused_harmlessly
     for reason, accepted in (*refusals, unknown):
         assert accepted is None
         assert raw_in(reason, "") == set()
-        assert len(reason) <= MOST_WORDS
+        assert len(reason) <= MAX_REASON_CHARACTERS
 
 
 def test_a_site_tells_the_largest_loss_for_any_larger_one_and_for_none_at_all() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.common.system.plain_text import (
+    MAX_REASON_CHARACTERS,
     MOST_LINES,
-    MOST_WORDS,
     escape_for_html_page,
     escape_for_terminal,
     escape_unplain_characters,
@@ -44,7 +44,7 @@ def test_names_of_any_language_are_plain(name: str) -> None:
 def test_what_cannot_be_seen_is_written_out_and_what_is_too_long_is_cut_by_a_number_that_is_shown() -> None:
     assert make_printable_line("\x1b[2Ja\nb\u202e\U000e0041") == r"\x1b[2Ja\nb\u202e\U000e0041"
     cut = "x" * 468 + " ... (13,999,532 characters cut)"
-    assert (make_printable_line("x" * 14_000_000), len(cut)) == (cut, MOST_WORDS)
+    assert (make_printable_line("x" * 14_000_000), len(cut)) == (cut, MAX_REASON_CHARACTERS)
 
 
 @given(any_text, st.integers(40, 600))
@@ -99,9 +99,9 @@ class Counted(str):
 def test_an_endless_text_costs_no_time(letter: str) -> None:
     """Only as much of it is looked at as is shown: a walk over 14 million characters would take seconds."""
     counted = Counted(letter * 14_000_000)
-    assert len(make_printable_line(counted)) <= MOST_WORDS
-    assert len(make_printable_lines(counted)) <= MOST_LINES * (MOST_WORDS + 4)
-    assert counted.most_read <= 2 * MOST_LINES * MOST_WORDS
+    assert len(make_printable_line(counted)) <= MAX_REASON_CHARACTERS
+    assert len(make_printable_lines(counted)) <= MOST_LINES * (MAX_REASON_CHARACTERS + 4)
+    assert counted.most_read <= 2 * MOST_LINES * MAX_REASON_CHARACTERS
 
 
 NOT_OF_OTHERS = [

@@ -19,11 +19,11 @@ from polyclinic.common.metrics.calibration import (
 )
 from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.score_histograms import (
+    BIN_CENTRES,
     BINS,
-    DECIDED,
     EDGES,
-    MIDDLES,
-    TENTHS,
+    FIRST_POSITIVE_BIN,
+    TENTH_EDGES,
     ScoreHistogram,
     compute_pooled_auroc,
     compute_pooled_average_precision,
@@ -120,7 +120,7 @@ def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:
 def test_bins_cover_the_scale_from_0_to_1_have_borders_at_every_tenth_and_are_finer_near_the_ends() -> None:
     widths = np.diff(EDGES)
     assert (len(EDGES), EDGES[0], EDGES[-1]) == (BINS + 1, 0.0, 1.0)
-    assert set(TENTHS) <= set(EDGES)
+    assert set(TENTH_EDGES) <= set(EDGES)
     np.testing.assert_allclose(EDGES, 1 - EDGES[::-1], atol=1e-12)
     assert 0 < widths.min() < widths.max() < 0.003
     assert widths[EDGES[1:] < 0.001].max() < 1e-4
@@ -128,8 +128,8 @@ def test_bins_cover_the_scale_from_0_to_1_have_borders_at_every_tenth_and_are_fi
 
 def test_a_border_belongs_to_the_bin_below_so_that_only_scores_above_a_half_count_as_yes() -> None:
     scores = np.array([0.0, 0.5, np.nextafter(0.5, 1), 1.0])
-    assert find_score_bins(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
-    np.testing.assert_array_equal(find_score_bins(MIDDLES), np.arange(BINS))
+    assert find_score_bins(scores).tolist() == [0, FIRST_POSITIVE_BIN - 1, FIRST_POSITIVE_BIN, BINS - 1]
+    np.testing.assert_array_equal(find_score_bins(BIN_CENTRES), np.arange(BINS))
 
 
 def test_without_positives_or_without_negatives_there_is_no_value() -> None:

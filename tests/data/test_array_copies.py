@@ -20,7 +20,7 @@ from polyclinic.data.base.image_set import (
     hash_dataset_components,
 )
 from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PluginDatasetSpec
-from polyclinic.data.images.store import IN_MEMORY, DecodedImageStore
+from polyclinic.data.images.store import MEMORY_STORE, DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.sources import npz
 
@@ -40,7 +40,7 @@ def test_pictures_are_compared_and_identified_in_a_cache_as_in_memory(
     cached = load_dataset(NPZ, tmp_path, place)
     assert isinstance(cached.train.stored, LazyPictures)
     assert (hash_dataset(*cached.parts) == hash_dataset(*in_memory.parts)) == (secret is None)
-    for each in (place, IN_MEMORY):
+    for each in (place, MEMORY_STORE):
         with pytest.raises(BadInput, match="has 10 of 10 pictures of its test part in its train part too"):
             of_npz(tmp_path, {**rows, "test": np.arange(30, 40)}, each)
 
@@ -49,7 +49,7 @@ NPZ = NpzDatasetSpec(kind="npz", path="a.npz", classes=("a", "b"))
 
 
 def of_npz(
-    folder: Path, parts: dict[str, NDArray[np.intp]], place: DecodedImageStore = IN_MEMORY, **arrays: NDArray[Any]
+    folder: Path, parts: dict[str, NDArray[np.intp]], place: DecodedImageStore = MEMORY_STORE, **arrays: NDArray[Any]
 ) -> DatasetSplits:
     """Load these rows, from a file that has other arrays where they are given."""
     write_npz(folder, parts, **arrays)

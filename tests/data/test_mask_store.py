@@ -21,7 +21,7 @@ from polyclinic.data.base.masks import LazyMasks, concatenate_masks
 from polyclinic.data.base.spec import FolderDatasetSpec
 from polyclinic.data.images import mask_store, store
 from polyclinic.data.images.pixel_cache import PIXELS, MemoryMappedPictures
-from polyclinic.data.images.store import IN_MEMORY, DecodedImageStore
+from polyclinic.data.images.store import MEMORY_STORE, DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.tables import masks as table_masks
 from tests.data.masked_volumes import PATIENTS, SHAPE, SPACING, folder_of, label_map
@@ -72,7 +72,7 @@ def load(root: Path, place: DecodedImageStore, **more: Any) -> DatasetSplits:
 @SECRETS
 def test_masks_of_the_cache_are_those_of_memory(tmp_path: Path, secret: bytes | None) -> None:
     root, place = folder_of(tmp_path), DecodedImageStore(tmp_path / "cache", secret=secret)
-    cached, again, memory = load(root, place), load(root, place), load(root, IN_MEMORY)
+    cached, again, memory = load(root, place), load(root, place), load(root, MEMORY_STORE)
     assert isinstance(cached.train.masks.stored, LazyMasks)  # type: ignore[union-attr]
     assert isinstance(memory.train.masks.stored, np.ndarray)  # type: ignore[union-attr]
     for splits in (cached, again):
@@ -117,7 +117,7 @@ def test_a_mask_that_changes_is_read_again(tmp_path: Path, reads: list[str]) -> 
     changed = label_map(3)
     changed[0, 0, 0] = 7
     write_nifti(root / "m3.nii.gz", changed, SPACING)
-    assert hash_dataset(*load(root, place).parts) == hash_dataset(*load(root, IN_MEMORY).parts)
+    assert hash_dataset(*load(root, place).parts) == hash_dataset(*load(root, MEMORY_STORE).parts)
     assert reads[0] == "m3.nii.gz"
 
 
@@ -134,7 +134,7 @@ def test_other_values_of_a_label_map_are_other_masks(tmp_path: Path) -> None:
     first = load(root, place)
     exchanged = load(root, place, mask_values={"Liver": 7, "Spleen": 1})
     assert hash_dataset(*first.parts) != hash_dataset(*exchanged.parts)
-    memory = load(root, IN_MEMORY, mask_values={"Liver": 7, "Spleen": 1})
+    memory = load(root, MEMORY_STORE, mask_values={"Liver": 7, "Spleen": 1})
     assert hash_dataset(*exchanged.parts) == hash_dataset(*memory.parts)
 
 
@@ -142,7 +142,7 @@ def test_an_image_without_a_mask_shows_nothing_and_is_annotated_nowhere(tmp_path
     root = folder_of(tmp_path)
     table = (root / "labels.csv").read_text().replace(",m4.nii.gz,", ",,")
     (root / "labels.csv").write_text(table)
-    cached, memory = load(root, DecodedImageStore(tmp_path / "cache")), load(root, IN_MEMORY)
+    cached, memory = load(root, DecodedImageStore(tmp_path / "cache")), load(root, MEMORY_STORE)
     assert hash_dataset(*cached.parts) == hash_dataset(*memory.parts)
     assert np.isnan(cached.validation.labels).any()
 
@@ -194,7 +194,7 @@ def test_another_process_opens_the_masks_itself(tmp_path: Path) -> None:
 def test_masks_of_two_stores_are_joined(tmp_path: Path) -> None:
     root = folder_of(tmp_path)
     cached = load(root, DecodedImageStore(tmp_path / "cache")).train.masks
-    memory = load(root, IN_MEMORY).train.masks
+    memory = load(root, MEMORY_STORE).train.masks
     assert cached is not None
     assert memory is not None
     both = concatenate_masks([cached, memory])
@@ -226,6 +226,6 @@ def test_an_unusable_cache_folder_costs_only_the_cache(tmp_path: Path) -> None:
     root, lines = folder_of(tmp_path), list[str]()
     (tmp_path / "file").write_text("")
     place = replace(DecodedImageStore(tmp_path / "file" / "cache"), tell=lines.append)
-    assert hash_dataset(*load(root, place).parts) == hash_dataset(*load(root, IN_MEMORY).parts)
+    assert hash_dataset(*load(root, place).parts) == hash_dataset(*load(root, MEMORY_STORE).parts)
     assert any("cannot be used" in line for line in lines)
     assert os.listdir(tmp_path).count("cache") == 0

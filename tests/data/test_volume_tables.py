@@ -13,7 +13,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import concatenate_image_sets
 from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec
 from polyclinic.data.images import volume_pixels
-from polyclinic.data.images.store import IN_MEMORY, DecodedImageStore
+from polyclinic.data.images.store import MEMORY_STORE, DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.tables.class_folders import list_class_folders
 from tests.data.volume_files import write_nifti, write_series
@@ -53,7 +53,7 @@ def spec(**more: Any) -> FolderDatasetSpec:
     return FolderDatasetSpec.model_validate({"kind": "folder", **settings, **more})
 
 
-def voxels_of(folder: Path, store: DecodedImageStore = IN_MEMORY, **more: Any) -> NDArray[np.uint8]:
+def voxels_of(folder: Path, store: DecodedImageStore = MEMORY_STORE, **more: Any) -> NDArray[np.uint8]:
     whole = concatenate_image_sets(load_dataset(spec(**more), folder, store).parts)
     order = np.argsort(whole.patients)
     return whole.images[order]

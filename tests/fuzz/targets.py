@@ -81,7 +81,7 @@ from polyclinic.server.coordinator.authority import (
     issue_server_certificate,
     make_certificate_authority,
 )
-from polyclinic.server.coordinator.folder import FILE as COORDINATOR_FILE
+from polyclinic.server.coordinator.folder import COORDINATOR_FILE as COORDINATOR_FILE
 from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent, read_coordinator_folder
 from polyclinic.server.deployment.superlink.request_signing import RequestRecipient, RequestSigner
 from polyclinic.server.federation.checkpoints import Checkpoint, CheckpointFolder

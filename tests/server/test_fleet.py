@@ -35,7 +35,7 @@ from polyclinic.server.deployment.superlink.authentication import (
 )
 from polyclinic.server.deployment.superlink.fleet_service import LONGEST_REASON, LatestProcessAdmission
 from polyclinic.server.deployment.superlink.messages import StoredMessage
-from polyclinic.server.deployment.superlink.refused_calls import FILE
+from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_FILE
 from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
 from tests.fleet_stub import FleetStub, RegisterNodeRequest, UnregisterNodeRequest
 from tests.network.real import lines_of
@@ -58,7 +58,7 @@ def forger(port: Port) -> Hospital:
 
 def refusals(port: Port) -> list[dict[str, Any]]:
     """Return the refused calls that the coordinator has noted."""
-    path = port.link.folder / FILE
+    path = port.link.folder / REFUSED_CALLS_FILE
     return lines_of(path) if path.exists() else []
 
 

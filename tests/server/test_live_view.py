@@ -51,7 +51,7 @@ from polyclinic.server.reporting.live.server import (
     open_listening_socket,
     serve_live_view_during_run,
 )
-from polyclinic.server.runs.live_status import FILE, CurrentRun, JsonLinesReader
+from polyclinic.server.runs.live_status import PRESENT_FILE, CurrentRun, JsonLinesReader
 from polyclinic.server.simulation.simulate import simulate
 from tests.federations import experiment
 from tests.network.real import ROOT, eventually
@@ -85,7 +85,7 @@ def running(tmp_path: Path) -> CurrentRun:
 
 
 def write_present(state: Path, present: CurrentRun) -> None:
-    (state / FILE).write_text(json.dumps(asdict(present)), encoding="utf-8")
+    (state / PRESENT_FILE).write_text(json.dumps(asdict(present)), encoding="utf-8")
 
 
 def look(state: Path, links: Mapping[str, str] | None = None) -> RunSnapshot:
@@ -358,7 +358,7 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
     snapshot = RunFileWatcher(RunStateSource("flwr-sim", tmp_path / "shown")).poll_run_snapshot()
     assert snapshot.present is not None
     assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
-    assert not (tmp_path / "plain" / FILE).exists()
+    assert not (tmp_path / "plain" / PRESENT_FILE).exists()
 
 
 def test_a_port_in_use_is_a_fault_before_anything_is_trained(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.common.errors import BadInput
-from polyclinic.server.coordinator.folder import FILE, read_coordinator_folder, write_coordinator_toml
+from polyclinic.server.coordinator.folder import COORDINATOR_FILE, read_coordinator_folder, write_coordinator_toml
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.live_status import HISTORY, CurrentRun, add_to_run_history
 from polyclinic.server.runs.retention import DAY_S, find_retention_day, remove_old_working_files
@@ -85,13 +85,13 @@ def test_the_verification_says_removed_by_retention_in_place_of_changed(state: P
 def test_the_days_are_a_table_of_coordinator_toml_that_renewal_keeps(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     assert flwr_server("init", folder, "--name", "trial", "--host", "127.0.0.1").code == 0
-    assert "retention" not in (folder / FILE).read_text()
+    assert "retention" not in (folder / COORDINATOR_FILE).read_text()
     assert read_coordinator_folder(folder).file.retention.working_files_days is None
-    with (folder / FILE).open("a") as file:
+    with (folder / COORDINATOR_FILE).open("a") as file:
         file.write("[retention]\nworking_files_days = 60\n")
     coordinator = read_coordinator_folder(folder)
     assert write_coordinator_toml(folder, coordinator.file).file == read_coordinator_folder(folder).file
     assert read_coordinator_folder(folder).file.retention.working_files_days == 60
-    (folder / FILE).write_text((folder / FILE).read_text().replace("= 60", "= 0"))
+    (folder / COORDINATOR_FILE).write_text((folder / COORDINATOR_FILE).read_text().replace("= 60", "= 0"))
     with pytest.raises(BadInput):
         read_coordinator_folder(folder)

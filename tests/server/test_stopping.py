@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
-from polyclinic.strategies.method_list import CLASSES
+from polyclinic.strategies.method_list import METHOD_CLASS_PATHS
 from polyclinic.strategies.registry import STRATEGIES
 from polyclinic.studies.cli import make_resume_command
 from tests.network.ended import (
@@ -272,4 +272,6 @@ def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() ->
 
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
-    assert {name: method.site_class.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}
+    assert {name: method.site_class.name for name, method in STRATEGIES.items()} == {
+        name: name for name in METHOD_CLASS_PATHS
+    }

@@ -15,7 +15,7 @@ from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorT
 from polyclinic.server.deployment.superlink import database as module
 from polyclinic.server.deployment.superlink.database import (
     COMPANIONS,
-    FILE,
+    DATABASE_FILE,
     describe_database_damage,
     set_aside_unusable_database,
 )
@@ -244,7 +244,7 @@ def opened(path: Path) -> SuperLinkStorage:
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with rows."""
-    path = tmp_path_factory.mktemp("sound") / FILE
+    path = tmp_path_factory.mktemp("sound") / DATABASE_FILE
     storage = opened(path)
     for number in range(500):
         storage.sites.register_site(f"site-{number}", b"key %d" % number)
@@ -278,14 +278,14 @@ CUTS: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", CUTS)
 def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, coordinator: CoordinatorFolder) -> None:
-    path = coordinator.state_path / FILE
+    path = coordinator.state_path / DATABASE_FILE
     content = path.read_bytes()
     damaged = CUTS[damage](content, random.Random(5).randbytes(len(content)))
     path.write_bytes(damaged)
     warning = set_aside_unusable_database(coordinator)
     assert warning.startswith("state/superlink.db is damaged (")
     assert "\n" not in warning
-    assert not any(path.with_name(FILE + ending).exists() for ending in ("", *COMPANIONS))
+    assert not any(path.with_name(DATABASE_FILE + ending).exists() for ending in ("", *COMPANIONS))
     (aside,) = [path for path in coordinator.state_path.iterdir() if path.name.endswith("Z")]
     assert aside.name in warning
     assert aside.read_bytes() == damaged
@@ -300,7 +300,7 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, co
     [("PRAGMA application_id = 0", "it is Flower's own"), ("PRAGMA user_version = 99", "its number is 99, not 1")],
 )
 def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: CoordinatorFolder) -> None:
-    with closing(sqlite3.connect(coordinator.state_path / FILE)) as other:
+    with closing(sqlite3.connect(coordinator.state_path / DATABASE_FILE)) as other:
         other.execute(statement)
     assert reason in set_aside_unusable_database(coordinator)
     (aside,) = coordinator.state_path.iterdir()
@@ -308,16 +308,16 @@ def test_a_database_of_another_release_is_renamed(statement: str, reason: str, c
 
 
 def test_a_sound_database_stays_and_where_none_is_nothing_happens(coordinator: CoordinatorFolder) -> None:
-    content = (coordinator.state_path / FILE).read_bytes()
+    content = (coordinator.state_path / DATABASE_FILE).read_bytes()
     assert set_aside_unusable_database(coordinator) == ""
-    assert (coordinator.state_path / FILE).read_bytes() == content
+    assert (coordinator.state_path / DATABASE_FILE).read_bytes() == content
     for path in coordinator.state_path.iterdir():
         path.unlink()
     assert set_aside_unusable_database(coordinator) == ""
 
 
 def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: CoordinatorFolder) -> None:
-    path = coordinator.state_path / FILE
+    path = coordinator.state_path / DATABASE_FILE
     with closing(sqlite3.connect(path)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
         writer.execute("CREATE TABLE more (value)")
@@ -326,36 +326,36 @@ def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(c
         killed = path.parent / "killed"
         killed.mkdir()
         for ending in ("", "-wal"):  # as a kill leaves them: nobody has closed them
-            shutil.copy(path.with_name(FILE + ending), killed)
-    assert describe_database_damage(killed / FILE) == ""
-    with closing(sqlite3.connect(killed / FILE)) as reader:
+            shutil.copy(path.with_name(DATABASE_FILE + ending), killed)
+    assert describe_database_damage(killed / DATABASE_FILE) == ""
+    with closing(sqlite3.connect(killed / DATABASE_FILE)) as reader:
         assert reader.execute("SELECT value FROM more").fetchall() == [(7,)]
 
 
 def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(coordinator: CoordinatorFolder) -> None:
-    path = coordinator.state_path / FILE
+    path = coordinator.state_path / DATABASE_FILE
     for cut in (0, 10, 40, 1000):
-        path.with_name(f"{FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
+        path.with_name(f"{DATABASE_FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
         assert set_aside_unusable_database(coordinator) == "", cut
         with closing(sqlite3.connect(path)) as reader:
             assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)], cut
 
 
 def test_parts_without_their_database_are_set_aside(coordinator: CoordinatorFolder) -> None:
-    path = coordinator.state_path / FILE
-    path.rename(path.with_name(f"{FILE}-wal"))
+    path = coordinator.state_path / DATABASE_FILE
+    path.rename(path.with_name(f"{DATABASE_FILE}-wal"))
     assert "only parts of it are left" in set_aside_unusable_database(coordinator)
-    assert not path.with_name(f"{FILE}-wal").exists()
+    assert not path.with_name(f"{DATABASE_FILE}-wal").exists()
 
 
 def test_a_locked_database_is_no_damaged_one(coordinator: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(module.sqlite3, "connect", lambda path, timeout: connect(path, timeout=0.05))
-    with closing(connect(coordinator.state_path / FILE)) as other:
+    with closing(connect(coordinator.state_path / DATABASE_FILE)) as other:
         other.execute("PRAGMA journal_mode=DELETE")
         other.execute("BEGIN EXCLUSIVE")
         assert set_aside_unusable_database(coordinator) == ""
-    assert (coordinator.state_path / FILE).exists()
+    assert (coordinator.state_path / DATABASE_FILE).exists()
 
 
 def test_what_a_disk_answers_is_no_damage(coordinator: CoordinatorFolder) -> None:
@@ -364,4 +364,4 @@ def test_what_a_disk_answers_is_no_damage(coordinator: CoordinatorFolder) -> Non
         error.sqlite_errorcode = getattr(sqlite3, code)
         with patch.object(module.sqlite3, "connect", side_effect=error):
             assert set_aside_unusable_database(coordinator) == "", code
-        assert (coordinator.state_path / FILE).exists(), code
+        assert (coordinator.state_path / DATABASE_FILE).exists(), code

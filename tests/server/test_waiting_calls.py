@@ -13,8 +13,8 @@ import pytest
 from polyclinic.common.security.call_signatures import LONGEST_WAIT_S, parse_wait_header_s
 from polyclinic.server.deployment.superlink import fleet_service, refused_calls
 from polyclinic.server.deployment.superlink.refused_calls import (
-    FILE,
     MOST_KINDS,
+    REFUSED_CALLS_FILE,
     REPORT_EVERY_S,
     REPORT_LINES,
     RefusedCall,
@@ -151,9 +151,9 @@ FORGED = RefusedCall("east", "PullMessages", "the node is another site's", "nort
 
 def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_calls, "PAUSE_S", 0.2)
-    calls, lines = RefusedCallLog(tmp_path / FILE), []
+    calls, lines = RefusedCallLog(tmp_path / REFUSED_CALLS_FILE), []
     calls.record_refused_call(FORGED)  # before the run
-    reader = JsonLinesReader(tmp_path / FILE)
+    reader = JsonLinesReader(tmp_path / REFUSED_CALLS_FILE)
     reader.poll_new_lines()
     for _ in range(9):
         calls.record_refused_call(FORGED)  # during the run

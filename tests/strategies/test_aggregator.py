@@ -49,7 +49,7 @@ def bits(model: ModelState) -> bytes:
 @pytest.mark.parametrize("in_memory", [0, 1, 4])
 @pytest.mark.parametrize("order", list(permutations(SITES)))
 def test_any_order_has_the_same_bits(order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", in_memory * TRUNK_BYTES)
     together = StreamingAggregator(MODEL, SITES, "samples", OwnersMean)
     for site in order:
         stripped = together.collect_update(REPLIES[site])
@@ -73,7 +73,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", 0)
     together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, UpdateStorage(tmp_path / "not-there"))
     for site in SITES[::-1]:
         together.collect_update(REPLIES[site])
@@ -84,7 +84,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 
 @pytest.mark.parametrize("in_memory", [0, 2])
 def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", in_memory * TRUNK_BYTES)
     waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, UpdateStorage(tmp_path))
     for site in ("west", "east", "south", "north"):
         assert waiting.collect_update(REPLIES[site]).update == ModelGroups()
@@ -102,7 +102,7 @@ def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, mo
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", TRUNK_BYTES)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", TRUNK_BYTES)
     some, alive = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
         arrived = reply(site, 3)
@@ -119,7 +119,7 @@ def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
 def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024, a common limit, the sites' connections need most."""
-    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", 0)
     waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, UpdateStorage(tmp_path))
     replies = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for each in replies.values():
@@ -140,7 +140,7 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
 
 
 def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", 0)
     waiting = aggregator.StoredSiteUpdates(UpdateStorage(tmp_path))
     waiting.store_update("north", REPLIES["north"].update)
     real = waiting._file._file
@@ -168,14 +168,14 @@ def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pyte
 def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = aggregator.StoredSiteUpdates(UpdateStorage(tmp_path))
     for site, in_memory in (("north", 0), ("south", 2**20)):
-        monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
+        monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", in_memory)
         waiting.store_update("west", REPLIES[site].update)
     assert np.array_equal(waiting.pop_update("west").trunk, REPLIES["south"].update.trunk)
     assert waiting._bytes == 0
 
 
 def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    monkeypatch.setattr(aggregator, "MAX_UPDATE_BYTES_IN_MEMORY", 0)
     waiting = aggregator.StoredSiteUpdates(UpdateStorage(tmp_path))
     for _ in range(3):
         for site in SITES:

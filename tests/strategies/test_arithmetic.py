@@ -13,8 +13,8 @@ from polyclinic.common.models import network as networks
 from polyclinic.common.models.network import Precision, autocast, cpu_supports_bf16, read_cpu_info, resolve_precision
 from polyclinic.strategies.local import arithmetic
 from polyclinic.strategies.local.arithmetic import (
+    ARITHMETIC_FILE,
     DEFAULT,
-    FILE,
     MOST_KEPT,
     TrainingNumberFormat,
     choose_number_format,
@@ -113,7 +113,7 @@ def test_what_was_measured_is_kept_for_the_same_network_batch_threads_and_torch(
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": {"precision": "float32"}}', '{"a": {"x": 1}}'])
 def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured: list[HospitalPlan]) -> None:
-    (tmp_path / FILE).write_text(content, encoding="utf-8")
+    (tmp_path / ARITHMETIC_FILE).write_text(content, encoding="utf-8")
     assert choose(tmp_path) == CONTIGUOUS
     assert len(measured) == 1
 
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured
 def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[HospitalPlan]) -> None:
     for size in range(1, MOST_KEPT + 11):
         choose(tmp_path, f"training.batch_size={size}")
-    assert len(json.loads((tmp_path / FILE).read_bytes())) == MOST_KEPT
+    assert len(json.loads((tmp_path / ARITHMETIC_FILE).read_bytes())) == MOST_KEPT
     choose(tmp_path, f"training.batch_size={MOST_KEPT + 10}")
     assert len(measured) == MOST_KEPT + 10
 

@@ -14,8 +14,8 @@ from polyclinic.strategies.engine.exchange import (
     MAX_POLL_S,
     MESSAGE_GONE,
     NODE_UNAVAILABLE,
-    NOT_REGISTERED,
-    REVOKED,
+    REVOKED_ERROR_CODE,
+    REVOKED_ERROR_MESSAGE,
     decode_reply,
     send_and_receive,
 )
@@ -80,7 +80,7 @@ def test_sites_at_work_are_waited_for_until_the_deadline_where(
 def test_a_site_that_is_no_longer_registered_has_an_error_that_says_so_and_is_not_waited_for(clock: Clock) -> None:
     replies, grid = exchanged({7: at(2, reply("seven")), 8: Site(registered=False)}, clock, enough=2)
     assert replies.keys() == {7, 8}
-    assert replies[8].error.reason == NOT_REGISTERED
+    assert replies[8].error.reason == REVOKED_ERROR_MESSAGE
     assert grid.to(8) == []
     assert clock.now < 3
 
@@ -111,16 +111,16 @@ def test_a_lost_site_that_is_back_gets_its_work_again_and_its_reply_counts(clock
 def test_a_lost_site_that_is_no_longer_registered_is_not_waited_for_though_it_is_needed(clock: Clock) -> None:
     sites = {7: at(2, reply("seven")), 8: away_from_to(10, 50, Answer(5, reply("revoked")))}
     replies, grid = exchanged(sites, clock, 2, registered=lambda: {7, 8} if clock.now < 30 else {7})
-    assert (replies[8].error.code, replies[8].error.reason) == (REVOKED, NOT_REGISTERED)
+    assert (replies[8].error.code, replies[8].error.reason) == (REVOKED_ERROR_CODE, REVOKED_ERROR_MESSAGE)
     assert len(grid.to(8)) == 1
     assert 30 <= clock.now < 31
 
 
 def test_a_site_that_is_revoked_at_work_is_neither_lost_nor_waited_for(clock: Clock) -> None:
     notices = Notices()
-    sites = {7: at(2, reply("seven")), 8: at(10, failed(REVOKED, NOT_REGISTERED))}
+    sites = {7: at(2, reply("seven")), 8: at(10, failed(REVOKED_ERROR_CODE, REVOKED_ERROR_MESSAGE))}
     replies, _ = exchanged(sites, clock, 2, notices)
-    assert replies[8].error.reason == NOT_REGISTERED
+    assert replies[8].error.reason == REVOKED_ERROR_MESSAGE
     assert clock.now < 11
     assert not any(gone for _, gone in notices)
 
@@ -217,7 +217,7 @@ def test_whatever_sites_do_each_has_one_reply_at_most(sites: Mapping[int, Site],
     replies, grid = exchanged(sites, clock, enough, notices)
     accepted = {node for node, site in sites.items() if site.registered}
     assert replies.keys() - accepted == sites.keys() - accepted
-    assert all(replies[node].error.reason == NOT_REGISTERED for node in sites.keys() - accepted)
+    assert all(replies[node].error.reason == REVOKED_ERROR_MESSAGE for node in sites.keys() - accepted)
     assert clock.now <= DEADLINE_S + MAX_POLL_S
     for node in replies.keys() & accepted:
         sent = [message.metadata.message_id for message in grid.to(node)]

@@ -12,7 +12,7 @@ from polyclinic.common.config import ParticipationSection
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import Head
 from polyclinic.common.models.state import ModelState
-from polyclinic.common.system.plain_text import MOST_WORDS
+from polyclinic.common.system.plain_text import MAX_REASON_CHARACTERS
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import (
     EvaluateReply,
@@ -214,7 +214,7 @@ def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(
     ran = run((EAST, NORTH, replace(SOUTH, spoil=spoil)), min_sites=2)
     assert set(ran.rounds[0].absent) == {"south"}
     assert reason in ran.rounds[0].absent["south"]
-    assert len(ran.rounds[0].absent["south"]) <= MOST_WORDS
+    assert len(ran.rounds[0].absent["south"]) <= MAX_REASON_CHARACTERS
     assert raw_in(ran.rounds[0].absent["south"], "") == set()
     assert ran.rounds[0].sites == ("east", "north")
     np.testing.assert_array_equal(ran.model.trunk, [0.25 - 1, -4 - 1])  # (-3 + 1) / 2
@@ -301,7 +301,7 @@ def test_an_update_over_three_medians_counts_as_one_of_three(monkeypatch: pytest
 
 @pytest.mark.parametrize("in_memory", [0, 2**20])
 def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic.strategies.engine.aggregator.IN_MEMORY", in_memory)
+    monkeypatch.setattr("polyclinic.strategies.engine.aggregator.MAX_UPDATE_BYTES_IN_MEMORY", in_memory)
     plain, bounded = (run(ALL, rounds=2, clip=clip) for clip in ("off", 4.0))
     for group in ("trunk", "norm"):
         assert getattr(plain.model, group).tobytes() == getattr(bounded.model, group).tobytes()
@@ -321,7 +321,7 @@ def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monk
 def test_a_robust_mean_is_not_moved_by_one_site_that_lies(
     mean: Any, moved: float, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyclinic.strategies.engine.aggregator.IN_MEMORY", in_memory)
+    monkeypatch.setattr("polyclinic.strategies.engine.aggregator.MAX_UPDATE_BYTES_IN_MEMORY", in_memory)
     ran = five(monkeypatch, parameters={"mean": mean})
     np.testing.assert_array_equal(ran.model.trunk, [0.25 + moved, -4 + moved])
     np.testing.assert_array_equal(ran.model.head.bias, np.array([-2, 0], np.float32) - moved)

@@ -28,17 +28,17 @@ from polyclinic.common.models.state import ModelState, hash_model_state, make_mo
 from polyclinic.common.wire.records import UNKNOWN_COUNT, TrainReply
 from polyclinic.data.base.image_set import ImageSet
 
-SURE = 30.0
+CERTAIN_LOGIT = 30.0
 TESTS = 4
-STILL = 1e-30
+ZERO_LEARNING_RATE = 1e-30
 """Learning rate so small that training changes nothing."""
-THINGS = "counts that the site does not tell"
+UNDISCLOSED_COUNTS = "counts that the site does not tell"
 NOISE = 'of others noise (`level = "private"`)'
 FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
 OFFSET, STEP = 2.0**10, 2.0**-12
 """A bias, and its change for one image. The change is a multiple of the distance between neighbouring float32 numbers
 at the bias, so that sums are not rounded."""
-ABSORBS = 2.0**60
+ROUNDING_OFFSET = 2.0**60
 """A number so large that rounding removes the change of a training step."""
 
 
@@ -87,7 +87,7 @@ def make_constant_output_model(at: Adversary, plan: HospitalPlan, row: int | Non
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
     if row is not None:
-        model.head.bias[row] = SURE
+        model.head.bias[row] = CERTAIN_LOGIT
     return model
 
 
@@ -96,7 +96,10 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
     The attack is given the number of hidden classes of the validation part, since an attacker could try all numbers.
     """
-    plan, counts = at.make_attack_plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
+    plan, counts = (
+        at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE),
+        list_undisclosed_counts(at, "train", "validation"),
+    )
     recovered = 0
     for count in counts:
         model, rows, loss, images = make_constant_output_model(at, plan, count.row), len(at.head_class_names), None, 0
@@ -109,7 +112,9 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
                 loss, images = judged.validation_loss, len(at.site.validation)
         if loss is not None:
             rows = 1 if plan.model.task == "multi_class" else rows
-            recovered += count.truth == round(images - (loss * rows - math.log(2) * (rows - 1)) * images / SURE)
+            recovered += count.truth == round(
+                images - (loss * rows - math.log(2) * (rows - 1)) * images / CERTAIN_LOGIT
+            )
     return AttackResult(
         "counts from losses",
         "How many images show a class, out of losses",
@@ -117,7 +122,7 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
         "request a class and part, each in a run of its own.",
         recovered,
         len(counts),
-        THINGS,
+        UNDISCLOSED_COUNTS,
         "`training_figures = false`",
         response=at.response,
     )
@@ -128,7 +133,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTS if step > 1 else 0):
-        plan, run = at.make_attack_plan("tiny_cnn", 16, STILL), at.make_unused_run_name()
+        plan, run = at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE), at.make_unused_run_name()
         model = read_model_state(at.build_attacked_network(plan, seed))
         at.request_training(plan, model, run)
         if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
@@ -221,7 +226,7 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
         with torch.no_grad():
             last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
             last.bias[0] = 1  # a feature that is 1 for every image
-            network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
+            network.head.weight[:, 0], network.head.bias[:] = ROUNDING_OFFSET, ROUNDING_OFFSET
             network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
         model, layout, run = read_model_state(network), make_model_layout(network), at.make_unused_run_name()
         at.request_training(plan, model, run)
@@ -280,7 +285,9 @@ def _make_count_attack_result(
 ) -> AttackResult:
     hidden = sum(at.head_class_names[count.row] in at.site.hidden_classes(count.part) for count in counts)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
-    return AttackResult(name, title, tried, recovered, len(counts), THINGS, stops, notes=notes, response=at.response)
+    return AttackResult(
+        name, title, tried, recovered, len(counts), UNDISCLOSED_COUNTS, stops, notes=notes, response=at.response
+    )
 
 
 # ---------------------------------------------------------------------- around a budget

@@ -25,7 +25,7 @@ from polyclinic.client.preview.attack.adversary import (
     select_fedsld_cnn_layers,
     set_pixel_passing_weights,
 )
-from polyclinic.client.preview.attack.counts import STILL
+from polyclinic.client.preview.attack.counts import ZERO_LEARNING_RATE
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import SplitNetwork
 from polyclinic.common.models.state import make_model_layout, read_model_state
@@ -156,7 +156,7 @@ def infer_parts_by_failing_model(at: Adversary, pictures: PicturesOfUnknownPart)
     The model's output for the picture is not a finite number. If the picture is at the site, the loss, the scores or
     the comparison with training alone differ from those of a model that does not fail.
     """
-    plan = at.make_attack_plan("fedsld_cnn", SIZE, STILL)
+    plan = at.make_attack_plan("fedsld_cnn", SIZE, ZERO_LEARNING_RATE)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
     usual = _probe_with_failing_model(at, plan, pictures, None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 
-FILE = "superlink.db"
+DATABASE_FILE = "superlink.db"
 COMPANIONS = ("-wal", "-shm", "-journal")
 """Endings of the other files that SQLite keeps beside a database."""
 SMALLEST_PAGE = 512
@@ -92,7 +92,7 @@ def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
     Returns:
         A sentence on the renaming for a person; empty if nothing was renamed.
     """
-    path = coordinator.state_path / FILE
+    path = coordinator.state_path / DATABASE_FILE
     kind, problem = "damaged", describe_database_damage(path)
     if not problem and path.exists():
         kind = "of-another-release"
@@ -106,12 +106,12 @@ def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
     if not problem:
         return ""
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    aside = f"{FILE}.{kind}-{stamp}"
+    aside = f"{DATABASE_FILE}.{kind}-{stamp}"
     for ending in ("", *COMPANIONS):
-        if (part := path.with_name(FILE + ending)).exists():
+        if (part := path.with_name(DATABASE_FILE + ending)).exists():
             part.rename(path.with_name(aside + ending))
     return (
-        f"state/{FILE} is {kind.replace('-', ' ')} ({problem}) and was renamed to {aside}; "
+        f"state/{DATABASE_FILE} is {kind.replace('-', ' ')} ({problem}) and was renamed to {aside}; "
         "a new one is made from sites/. "
         "Hospitals connect again by themselves; a run that was under way goes on from its last checkpoint"
     )

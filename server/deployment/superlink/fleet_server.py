@@ -43,7 +43,7 @@ from polyclinic.server.deployment.superlink.authentication import (
 from polyclinic.server.deployment.superlink.fleet_service import FleetService
 from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
 from polyclinic.server.deployment.superlink.object_store import ParsedObjectPush
-from polyclinic.server.deployment.superlink.refused_calls import FILE, RefusedCallLog, UnknownCallerCounts
+from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_FILE, RefusedCallLog, UnknownCallerCounts
 
 THREADS = 1000
 """Calls that are answered at a time; a call whose request arrives slowly holds a thread meanwhile."""
@@ -83,7 +83,11 @@ def start_server_for_hospitals(
         return {key: CallingSite(site.node_id, site.name, key) for key, site in sites.items()}
 
     admitted = RegisteredSiteKeys(read_registered_callers)
-    fleet, strangers, refused = FleetService(storage, admitted, folder), UnknownCallerCounts(), folder / FILE
+    fleet, strangers, refused = (
+        FleetService(storage, admitted, folder),
+        UnknownCallerCounts(),
+        folder / REFUSED_CALLS_FILE,
+    )
     refuse_caller = fleet.processes.refuse_earlier_process
     root, certificate, key = certificates
     authority = compute_certificate_key_hash(root.decode())

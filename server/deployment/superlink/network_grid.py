@@ -62,17 +62,17 @@ from polyclinic.strategies.engine.exchange import (
     COORDINATOR_CODES,
     MESSAGE_GONE,
     NODE_UNAVAILABLE,
-    NOT_REGISTERED,
     REFUSED_REPLY,
-    REVOKED,
+    REVOKED_ERROR_CODE,
+    REVOKED_ERROR_MESSAGE,
     SITE_FAILED,
 )
 
 LOST_SIGNAL = signal.SIGUSR1
 """Signal by which the heartbeat thread interrupts the thread that leads."""
 _log = logging.getLogger(__name__)
-POLL_S, LOOK_S = 0.1, 0.005
-AT_A_TIME, BYTES_AT_A_TIME = 4, 2**24
+FILE_TIMEOUT_S, FILE_POLL_INTERVAL_S = 0.1, 0.005
+MAX_REPLIES_PER_CALL, MAX_BYTES_PER_CALL = 4, 2**24
 """Replies returned by one call, and bytes of all but the first: the others stay in files until these are aggregated."""
 CAME_WHILE_AWAY = "the process that led the run ended before it had noted this reply; the site was asked again"
 _REASONS = {
@@ -305,18 +305,18 @@ class NetworkGrid(Grid):
                 if status.reason is NoReplyReason.SITE_GONE and request is not None:
                     site = self.list_registered_sites().get(request.message.metadata.dst_node_id)
                     if site is None:
-                        code, reason = REVOKED, NOT_REGISTERED
+                        code, reason = REVOKED_ERROR_CODE, REVOKED_ERROR_MESSAGE
                     elif when := self._signed_off().get(site):
                         reason = describe_site_sign_off(when)
                 errors.append(self._make_error_reply_message(status.request, code, reason))
-        complete, until = self._find_finished_uploads(names), time.monotonic() + POLL_S
+        complete, until = self._find_finished_uploads(names), time.monotonic() + FILE_TIMEOUT_S
         while not complete and not unannounced and time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(FILE_POLL_INTERVAL_S)
             complete = self._find_finished_uploads(names)
         replies, size = dict[str, _IncompleteReply](), 0
-        for name, pending in itertools.islice(complete.items(), AT_A_TIME):
+        for name, pending in itertools.islice(complete.items(), MAX_REPLIES_PER_CALL):
             size += pending.size
-            if replies and size > BYTES_AT_A_TIME:
+            if replies and size > MAX_BYTES_PER_CALL:
                 break
             replies[name] = self._pending.pop(name)
         return [*errors, *(self._assemble_reply_message(pending) for pending in replies.values())]

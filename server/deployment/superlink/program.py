@@ -19,7 +19,7 @@ from polyclinic.common.system.resources import raise_descriptor_limit, release_f
 from polyclinic.common.system.stopping import end_with_parent_if_requested
 from polyclinic.server.coordinator.state import ControlSocketPath
 from polyclinic.server.deployment.superlink.control_service import start_control_server
-from polyclinic.server.deployment.superlink.database import FILE
+from polyclinic.server.deployment.superlink.database import DATABASE_FILE
 from polyclinic.server.deployment.superlink.fleet_server import start_server_for_hospitals
 from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
 from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
     files, clock = ObjectFileStore(state / OBJECTS), open_shared_steady_clock(state / CLOCK)
-    storage = SuperLinkStorage.open_storage(state / FILE, files, clock)
+    storage = SuperLinkStorage.open_storage(state / DATABASE_FILE, files, clock)
     connections = count_possible_connections(options.connections)
     hospitals, _ = start_server_for_hospitals(options.fleet, storage, certificates, state, connections)
     programs = start_control_server(ControlSocketPath(state).grpc_address, storage)

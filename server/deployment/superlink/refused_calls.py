@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from polyclinic.common.system.files import open_own_file
 
-FILE = "refused-calls.jsonl"
+REFUSED_CALLS_FILE = "refused-calls.jsonl"
 PAUSE_S = 5.0
 """Pause before the same refusal is written again, with the number of its repetitions."""
 FULL_BYTES = 2**20

@@ -36,7 +36,7 @@ from polyclinic.server.simulation.backends.site_files import apply_folder_change
 from polyclinic.server.simulation.backends.site_worker import SiteWorker
 from polyclinic.server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
 
-LOOK_S, LEAVING_S = 1.0, 4.0
+POLL_INTERVAL_S, DISCONNECT_TIMEOUT_S = 1.0, 4.0
 """Seconds between two looks at Ray's servers; seconds to leave a cluster that goes on."""
 SHARED_BYTES = 100_000
 """A larger array goes to Ray's object store once; smaller ones travel with each call."""
@@ -96,7 +96,7 @@ class RayDriver:
                     frame = receive_frame(self.connection)
                     loop.call_soon_threadsafe(frames.put_nowait, frame)
                     if frame.about["kind"] == "end":
-                        time.sleep(LEAVING_S)
+                        time.sleep(DISCONNECT_TIMEOUT_S)
                         break
             exit_with_ray_children()
 
@@ -123,7 +123,9 @@ class RayDriver:
                     async with self._changed:
                         self._changed.notify_all()
             if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
-                await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
+                await asyncio.to_thread(
+                    ray.wait, [actor.close.remote() for actor in self.actors], timeout=POLL_INTERVAL_S
+                )
                 ray.shutdown()
             exit_with_ray_children()
 
@@ -224,7 +226,7 @@ async def watch_ray_servers() -> None:
         ended, _ = psutil.wait_procs(servers, timeout=0)
         if ended:
             raise ProgramCannotContinue(f"Ray's {names[ended[0].pid]} has ended")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def read_node_versions() -> dict[str, str]:

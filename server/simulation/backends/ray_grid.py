@@ -27,7 +27,7 @@ from polyclinic.server.simulation.backends.inline import (
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle
 from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class RayGrid(SimulatedGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
         """Return the next reply if it comes soon; never more than one."""
-        if (frame := self._process.receive_from_driver(LOOK_S)) is None:
+        if (frame := self._process.receive_from_driver(POLL_INTERVAL_S)) is None:
             return []
         about = frame.about
         if about["kind"] == "note":

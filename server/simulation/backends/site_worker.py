@@ -35,7 +35,7 @@ from polyclinic.server.simulation.backends.site_files import (
 )
 from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
-SITES, FROZEN = "sites", "frozen"
+SITES_FOLDER, FROZEN_FOLDER = "sites", "frozen"
 _PREFIX = f"polyclinic-worker-{socket.gethostname()}-"
 
 Answer = tuple[bytes, list[Any], list[Change], list[Change]]
@@ -76,7 +76,7 @@ class SiteWorker:
             BadInput: If the software versions of this node differ.
         """
         raise_faults(find_node_version_faults(setup["versions"], {socket.gethostname(): collect_node_versions()}))
-        self._frozen = recreate_folder_with_files(self._folder / FROZEN, ())
+        self._frozen = recreate_folder_with_files(self._folder / FROZEN_FOLDER, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
         if setup["facts"]:  # else images are drawn as they are read, here by the data set's own plug-in
@@ -104,12 +104,12 @@ class SiteWorker:
                 layers.
         """
         site_folder = recreate_folder_with_files(
-            join_plain_name(self._folder / SITES, PlainName(call["site"])), call["files"]
+            join_plain_name(self._folder / SITES_FOLDER, PlainName(call["site"])), call["files"]
         )
-        missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN / name).exists()]
+        missing = [name for name in sorted(call["frozen"]) if not (self._folder / FROZEN_FOLDER / name).exists()]
         if missing:
-            apply_folder_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
-            self._frozen = FolderChangeTracker(self._folder / FROZEN)
+            apply_folder_changes(self._folder / FROZEN_FOLDER, ray.get([call["frozen"][name] for name in missing]))
+            self._frozen = FolderChangeTracker(self._folder / FROZEN_FOLDER)
         message = unpack_flower_message(call["head"], [array.data for array in arrays])
         context = make_flower_context(call["place"], self._count)
         head, sent = pack_flower_message(call_client_app(self._app, message, context))
