@@ -99,7 +99,7 @@ import os, sys
 from pathlib import Path
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system import preflight
-preflight.LOOK_S, preflight.HELD_S = 0.01, float(sys.argv[2])
+preflight.POLL_INTERVAL_S, preflight.LONGEST_HOLD_S = 0.01, float(sys.argv[2])
 folder = Path(sys.argv[1])
 print("process", os.getpid(), flush=True)
 with preflight.delay_failure_until_change(folder, lambda line: print(line, flush=True), (BadInput,), held=True):

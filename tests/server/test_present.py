@@ -280,8 +280,9 @@ def test_a_runs_deadlines_are_those_of_its_experiment_and_else_the_defaults(expe
 
 
 INTERNAL = {
-    "POLL_S",  # with LOOK_S: how often files are looked for; nothing else happens
-    "LOOK_S",
+    "FILE_TIMEOUT_S",  # with FILE_POLL_INTERVAL_S: how often files are looked for; nothing else happens
+    "FILE_POLL_INTERVAL_S",
+    "POLL_S",  # the same of a site's messages
     "FIRST_POLL_S",  # the shortest pause between two looks for replies; nothing else happens
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
