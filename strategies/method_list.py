@@ -33,6 +33,7 @@ METHOD_CLASS_PATHS: Mapping[str, str] = {
     "fedbn": "polyclinic.strategies.methods.baselines:FedBN",
     "fedbn_plus": "polyclinic.strategies.methods.baselines:FedBNPlus",
     "fedprox": "polyclinic.strategies.methods.baselines:FedProx",
+    "moon": "polyclinic.strategies.methods.moon:Moon",
     "scaffold": "polyclinic.strategies.methods.scaffold:Scaffold",
     "fedavg_scaled": "polyclinic.strategies.methods.fedsld:ScaledFedAvg",
     "fedseq": "polyclinic.strategies.methods.unifed:SequentialTraining",

@@ -124,6 +124,7 @@ STAGES = {
     "polyclinic_parallel": ("run.rounds=4", "method.mean_rounds=2"),  # rounds 2 and 3 are averaged, 4 solves rows
     "sfedkd": ("run.rounds=3",),  # from round 2 on with teachers
     "fedlsm": ("run.rounds=3",),
+    "moon": ("run.rounds=3",),  # each hospital keeps its last model
     "ditto": ("run.rounds=3",),  # each hospital has a model of its own in its memory
 }
 """Methods whose later rounds go on from more than a model, or are other rounds."""

@@ -15,6 +15,7 @@ from polyclinic.strategies.aggregation.means import (
     Float32,
     WholeHeadMean,
     add_update_to_values,
+    average_head_rows,
     sum_in_order,
 )
 from tests.strategies.folds import moved_by_mean, moved_head, owners_mean, weighted_mean
@@ -158,3 +159,14 @@ def test_with_equal_class_lists_the_owners_mean_is_the_plain_mean_bit_for_bit(da
 def test_a_mean_of_whole_heads_refuses_a_head_of_other_rows() -> None:
     with pytest.raises(ValueError, match="expected rows"):
         WholeHeadMean(("a", "b"), 3).add(Head(("a",), np.zeros((1, 3), np.float32), np.zeros(1, np.float32)), 1.0)
+
+
+def test_rows_with_weights_of_their_own_are_averaged_by_them_and_one_without_any_counts_as_not_sent() -> None:
+    first = Head(("a", "b"), np.array([[1.0, -2.0], [3.0, 4.0]], np.float32), np.array([1.0, 7.0], np.float32))
+    second = Head(("a", "b"), np.array([[5.0, 2.0], [9.0, 9.0]], np.float32), np.array([-3.0, 9.0], np.float32))
+    mean = average_head_rows([first, second], [np.array([3.0, 0.0]), np.array([1.0, 0.0])])
+    weight, bias, sent = mean.mean
+    assert weight.tolist() == [[2.0, -1.0], [0.0, 0.0]]  # (3 * 1 + 5) / 4, (3 * -2 + 2) / 4
+    assert (bias.tolist(), sent.tolist()) == ([0.0, 0.0], [True, False])
+    with pytest.raises(ValueError, match="expected rows"):
+        average_head_rows([first, second.select_rows(("b", "a"))], [np.ones(2), np.ones(2)])

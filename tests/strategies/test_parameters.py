@@ -24,6 +24,7 @@ RUNS = {
         "method.unsure_present_above=0.51", "method.unsure_absent_below=0.49",
     ),
     "sfedkd": (),
+    "moon": (LAST, "run.rounds=3"),
 }  # fmt: skip
 VALUES = {
     "cbafed": {"stage_one_rounds": "1", "threshold_base": "0.7", "residual_every": "1", "balanced": "false"},
@@ -45,6 +46,7 @@ VALUES = {
         "unsure_present_above": "0.9", "unsure_absent_below": "0.1", "pairs": "0.5", "mixing": "2",
         "mixed_weight": "2", "teacher_decay": "0.1", "balanced": "false",
     },
+    "moon": {"contrast": "5", "temperature": "2"},
     "sfedkd": {"teachers": "1", "weight": "0.1", "temperature": "4", "order": "name", "missing": "negative"},
 }  # fmt: skip
 EXCLUSIVE = {name for name, kind in STRATEGIES.items() if kind.site_class.multi_class}

@@ -57,7 +57,7 @@ def started(
 
 
 def test_every_method_is_a_flower_strategy() -> None:
-    assert len(STRATEGIES) == 31
+    assert len(STRATEGIES) == 32
     assert all(issubclass(method, Strategy) and isinstance(method(), Strategy) for method in STRATEGIES.values())
 
 

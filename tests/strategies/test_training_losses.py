@@ -213,7 +213,7 @@ def test_every_method_says_whether_it_takes_another_loss() -> None:
     assert taking == {
         "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
         "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only", "polyclinic_passing",
-        "scaffold", "fedrep", "condistfl", "polyclinic_parallel", "ditto", "sfedkd",
+        "scaffold", "fedrep", "condistfl", "polyclinic_parallel", "ditto", "sfedkd", "moon",
     }  # fmt: skip
 
 
