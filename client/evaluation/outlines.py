@@ -14,16 +14,16 @@ import numpy as np
 from polyclinic.client.evaluation.site import ALL_IMAGES, TEST_PART, load_images_to_score
 from polyclinic.client.site.settings import choose_training_device, read_site_settings
 from polyclinic.common.errors import BadInput, Fault, quote_names
-from polyclinic.common.evaluation.outlined_images import (
+from polyclinic.common.metrics.segmentation import SegmentationSummary, compute_patient_figures, summarise_patients
+from polyclinic.common.models.gpu import move_network_to_device
+from polyclinic.common.models.saved import load_model, read_model_description
+from polyclinic.common.models.zoo.spec import DESCRIPTION, is_segmentation
+from polyclinic.common.prediction.outlined_images import (
     OutlinedImage,
     compare_test_images,
     draw_chosen_images,
     rank_images,
 )
-from polyclinic.common.metrics.segmentation import SegmentationSummary, compute_patient_figures, summarise_patients
-from polyclinic.common.models.gpu import move_network_to_device
-from polyclinic.common.models.saved import load_model, read_model_description
-from polyclinic.common.models.zoo.spec import DESCRIPTION, is_segmentation
 from polyclinic.common.reporting.page import write_html_page
 from polyclinic.common.system.files import make_private_folder
 from polyclinic.common.vocabulary import merge_words_of_classes

@@ -10,12 +10,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.evaluation.outlined_images import (
-    compare_test_images,
-    draw_chosen_images,
-    rank_images,
-    spread_places,
-)
 from polyclinic.common.metrics.score_histograms import THRESHOLD
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import (
@@ -25,6 +19,12 @@ from polyclinic.common.models.network import (
     select_head_row_labels,
 )
 from polyclinic.common.models.zoo.spec import is_segmentation
+from polyclinic.common.prediction.outlined_images import (
+    compare_test_images,
+    draw_chosen_images,
+    rank_images,
+    spread_places,
+)
 from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.evaluation.outlined_images import rank_images, spread_places
 from polyclinic.common.metrics.segmentation import AreaComparison
+from polyclinic.common.prediction.outlined_images import rank_images, spread_places
 from polyclinic.data.images.outlines import BOTH, OUTLINED, PREDICTED, SMALLEST_SIDE, draw_outlines, find_border
 from polyclinic.server.runs.samples import report_shows_sample_images
 from tests.federations import finished

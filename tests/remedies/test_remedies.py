@@ -33,6 +33,10 @@ NOT_TRIED = {
     "data/images/store.py make_cache_room": _MEMORY,
     "data/sources/collections.py find_label_map_faults": "the remedy is a name of the list in the message, as in "
     "tests/data/test_collections.py",
+    "data/sources/collections.py _find_unmasked_collection_faults": "the remedy is files of masks, as in "
+    "tests/studies/test_condistfl_files.py",
+    "data/sources/plugin.py _take_masks": "each remedy is the form of a call in tests/polyclinic/test_masks.py",
+    "data/sources/plugin.py _find_mask_faults": "each remedy is the form of an item in tests/polyclinic/test_masks.py",
     "data/sources/dicomweb.py open_dicomweb_table": "needs a PACS: tests/data/test_dicomweb.py",
     "data/sources/dicomweb.py _find_identifier_faults": "needs a PACS: tests/data/test_dicomweb.py",
     "data/sources/dicomweb.py _locate_pacs_images": "needs a PACS: tests/data/test_dicomweb.py",
