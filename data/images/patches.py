@@ -90,6 +90,8 @@ def draw_patch_places(
             column = int(classes[int(drawn[patch, 1] * len(classes))])
             if column not in pixels:
                 pixels[column] = find_pixels(row, column)
+            if not len(pixels[column]):  # the label says that the class is there, and no pixel shows it
+                continue
             pixel = pixels[column][int(drawn[patch, 2] * len(pixels[column]))]
             middle = np.array(np.unravel_index(pixel, image_sides))
             corners[patch] = np.clip(middle - np.array(sampling.sides) // 2, 0, room)

@@ -62,6 +62,11 @@ def test_an_image_that_shows_no_class_has_patches_anywhere() -> None:
     assert len({tuple(corner) for corner in drawn.corners.tolist()}) > 30
 
 
+def test_a_class_that_a_label_states_and_no_pixel_shows_has_patches_anywhere() -> None:
+    drawn = draw(PatchSampling((1, 1, 1), 50, 1.0), np.ones((1, 1), bool), np.zeros(0, np.intp))
+    assert len({tuple(corner) for corner in drawn.corners.tolist()}) > 30
+
+
 def test_an_images_patches_do_not_depend_on_what_others_show() -> None:
     sampling = PatchSampling((2, 2, 2), 3, 0.5)
     one = draw(sampling, np.array([[True], [True]]), np.array([77]))
