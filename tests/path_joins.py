@@ -169,7 +169,7 @@ REVIEWED = {
         "server/coordinator/authority.py: coordinator.authority_path / f'{stem}.crt'",
         "server/coordinator/authority.py: coordinator.authority_path / f'{stem}.key'",
         "server/coordinator/folder.py: coordinator.state_path / f'{command}.lock'",
-        "server/deployment/superlink/database.py: path.with_name(FILE + ending)",
+        "server/deployment/superlink/database.py: path.with_name(DATABASE_FILE + ending)",
         "server/deployment/superlink/database.py: path.with_name(aside + ending)",
         "server/deployment/superlink/database.py: path.with_name(path.name + ending)",
         "server/deployment/superlink/process.py: self.path.with_name(f'{self.path.name}.{number}')",
@@ -202,7 +202,7 @@ REVIEWED = {
         "server/simulation/backends/site_files.py: folder / path",
         "server/simulation/backends/site_files.py: os.path.join(place, name)",
         "server/simulation/backends/site_files.py: self.folder / path",
-        "server/simulation/backends/site_worker.py: self._folder / FROZEN / name",
+        "server/simulation/backends/site_worker.py: self._folder / FROZEN_FOLDER / name",
     },
 }
 """Where the name comes from -> the joins, as ``file: expression``."""

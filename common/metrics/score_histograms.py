@@ -24,7 +24,7 @@ LOGIT_DIVISOR = 3.0
 _EVEN = np.arange(1, BINS - len(TENTH_EDGES)) / (BINS - len(TENTH_EDGES))
 _INNER = _EVEN**LOGIT_DIVISOR / (_EVEN**LOGIT_DIVISOR + (1 - _EVEN) ** LOGIT_DIVISOR)
 EDGES = np.concatenate([[0.0], np.sort(np.concatenate([_INNER, TENTH_EDGES])), [1.0]])
-"""Borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
+"""Borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / LOGIT_DIVISOR)``, and at every tenth besides.
 
 A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins even in probability would put them into a
 handful; bins even in the logit would be wide in the middle and need an end. This transform has about 85 bins a unit of

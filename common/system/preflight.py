@@ -44,7 +44,7 @@ def delay_failure_until_change(
         held: False to raise every exception at once.
 
     Raises:
-        Exception: The refusal, if no file has changed for ``HELD_S`` seconds.
+        Exception: The refusal, if no file has changed for ``LONGEST_HOLD_S`` seconds.
     """
     try:
         yield

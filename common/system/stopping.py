@@ -23,8 +23,8 @@ from types import FrameType
 STOPPED_ON_REQUEST = 3
 """Exit code of ``flwr-sim`` and of ``flwr-server run``."""
 
-SHUTDOWN_TIMEOUT_S = 3.0
-KILL_TIMEOUT_S = 4.0
+KILL_TIMEOUT_S = 3.0
+SHUTDOWN_TIMEOUT_S = 4.0
 """Seconds that a program has for its graceful shutdown."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """SIGHUP is sent when a terminal is closed or an ssh connection is lost; ``nohup`` ignores it."""
@@ -82,9 +82,7 @@ def stop_on_signals() -> Iterator[None]:
         look = select.poll()  # select.select takes no descriptor above 1,023
         look.register(reading, select.POLLIN)
         if _ending.is_set() or look.poll(0) or _ending.is_set():  # its byte is in the pipe, or the thread is at work
-            time.sleep(
-                2 * SHUTDOWN_TIMEOUT_S
-            )  # the thread ends this program, not an error that its children's end causes
+            time.sleep(2 * KILL_TIMEOUT_S)  # the thread ends this program, not an error that its children's end causes
         signal.set_wakeup_fd(watched)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -95,7 +93,7 @@ def stop_on_signals() -> Iterator[None]:
 
 @contextmanager
 def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
-    """Give the ``with`` block ``CLOSING_S`` seconds to finish after a signal; a second signal has no effect.
+    """Give the ``with`` block ``SHUTDOWN_TIMEOUT_S`` seconds to finish after a signal; a second signal has no effect.
 
     Args:
         code: The exit code, also for a program that is killed because it takes longer.
@@ -118,7 +116,7 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
 def block_thread_if_stopping() -> None:
     """Block the calling thread if the program is ending, so that the thread starts no new work."""
     if _ending.is_set():
-        time.sleep(2 * SHUTDOWN_TIMEOUT_S)
+        time.sleep(2 * KILL_TIMEOUT_S)
 
 
 def set_resume_hint(line: Callable[[], str]) -> None:
@@ -247,11 +245,11 @@ def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:
 
     Args:
         code: The exit code.
-        closing: The active graceful shutdown, for which the function first waits ``CLOSING_S`` seconds. If the shutdown
+        closing: The active graceful shutdown, for which the function first waits ``SHUTDOWN_TIMEOUT_S`` seconds. If the shutdown
             is complete by then, no message is printed. None to end at once.
     """
     if closing is not None:
-        time.sleep(KILL_TIMEOUT_S)
+        time.sleep(SHUTDOWN_TIMEOUT_S)
     _ending.set()
     stderr = 2
     try:
@@ -282,7 +280,7 @@ def _end_children() -> None:
     """Kill all descendants repeatedly until none is left, because a thread may start new ones meanwhile."""
     import psutil
 
-    until = time.monotonic() + SHUTDOWN_TIMEOUT_S
+    until = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < until and (children := psutil.Process().children(recursive=True)):
         for child in children:
             with suppress(psutil.Error):

@@ -91,7 +91,7 @@ def test_while_a_program_ends_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, 
     vars(staying).update(dup=lambda file: os.open(os.devnull, os.O_WRONLY), dup2=lambda *files: None)
     vars(staying).update(_exit=lambda code: None)
     monkeypatch.setattr(stopping, "os", staying)
-    monkeypatch.setattr(stopping, "KILL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(stopping, "SHUTDOWN_TIMEOUT_S", 0.0)
     stopping._end_program(3, stopping._GracefulShutdown(3, None) if late else None)
     assert is_ending
     assert all(is_ending)
