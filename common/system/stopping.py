@@ -245,8 +245,8 @@ def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:
 
     Args:
         code: The exit code.
-        closing: The active graceful shutdown, for which the function first waits ``SHUTDOWN_TIMEOUT_S`` seconds. If the shutdown
-            is complete by then, no message is printed. None to end at once.
+        closing: The active graceful shutdown, for which the function first waits ``SHUTDOWN_TIMEOUT_S`` seconds. If the
+            shutdown is complete by then, no message is printed. None to end at once.
     """
     if closing is not None:
         time.sleep(SHUTDOWN_TIMEOUT_S)
