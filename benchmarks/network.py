@@ -330,6 +330,9 @@ class Federation:
     def admit(self) -> None:
         """Make the coordinator's folder and those of the experiment's sites, and admit them."""
         typed(BIN / "flwr-sim", "sites", self.folder / "experiment.toml", "--out", self.folder / "sites")
+        for site in self.sites:
+            with (site / "site.toml").open("a", encoding="utf-8") as text:  # the file ends with [policy]
+                text.write("maximum_parameters = 400_000_000\n")
         coordinator = self.folder / "coordinator"
         port = ("--port", PORT)
         typed(BIN / "flwr-server", "init", coordinator, "--name", "bench", "--host", "127.0.0.1", *port)
