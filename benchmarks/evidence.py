@@ -16,7 +16,6 @@ from polyclinic.studies.benchmark_budgets import (
 )
 from polyclinic.studies.benchmark_choice import choose_by_rule, format_rule_table, judge_rule, list_candidates
 from polyclinic.studies.benchmark_ours import (
-    CENTRES_FORM,
     EQUAL_STEPS_FORM,
     EQUAL_TIME_FORMS,
     OURS_AT_EQUAL_STEPS,
@@ -50,14 +49,12 @@ def main() -> None:
     rule = [f"{situation}: {choose_by_rule(of_situation)}" for situation, of_situation in candidates.items()]
     tables = format_budget_tables(equal_rounds, equal_time, budgets)
     print(*tables, "\n".join(rule), format_rule_table(judge_rule(candidates)), sep="\n\n")
-    steps, centres, *longer = (
-        read_benchmark_result(FOLDER, form, RESULTS) for form in (EQUAL_STEPS_FORM, CENTRES_FORM, *EQUAL_TIME_FORMS)
-    )
+    steps, *longer = (read_benchmark_result(FOLDER, form, RESULTS) for form in (EQUAL_STEPS_FORM, *EQUAL_TIME_FORMS))
     ours = [
         format_rows_over_data_sets(collect_equal_steps([steps]), OURS_AT_EQUAL_STEPS),
         format_rows_over_data_sets(collect_equal_time(steps, longer), OURS_IN_EQUAL_TIME),
     ]
-    print("", *ours, *map(format_blocks_table, (steps, *longer, centres)), sep="\n\n")
+    print("", *ours, *map(format_blocks_table, (steps, *longer)), sep="\n\n")
 
 
 if __name__ == "__main__":

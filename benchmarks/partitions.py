@@ -1,6 +1,6 @@
 """Write who has which images and labels in each block of the benchmark, as a csv file that needs no images to be read.
 
-PYTHONPATH=. python benchmarks/partitions.py [--forms published,busi] [--out experiments/benchmark/partitions.csv]
+PYTHONPATH=. python benchmarks/partitions.py [--forms published,busi,centres12] [--out FILE]
 
 A line is a site of a block with one seed: its training and validation images, the optimiser steps of a round, and the
 classes that it annotates. The partition does not follow the method; rows with all labels at all sites have the same
@@ -38,7 +38,7 @@ def list_sites(form: str) -> Iterator[list[str]]:
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--forms", default="published,busi")
+    parser.add_argument("--forms", default="published,busi,centres12")
     parser.add_argument("--out", type=Path, default=FOLDER / "partitions.csv")
     options = parser.parse_args()
     with options.out.open("w", encoding="utf-8", newline="") as file:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyclinic.common.system.plain_text import format_number, format_signed
+from polyclinic.common.system.plain_text import format_number, format_signed, join_as_english_list
 from polyclinic.studies.benchmark_choice import Candidates
 from polyclinic.studies.benchmark_report import format_block_cell
 from polyclinic.studies.benchmark_results import BenchmarkResult
 from polyclinic.studies.claims import format_markdown_table, format_p_value
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
-EQUAL_STEPS_FORM, EQUAL_TIME_FORMS, CENTRES_FORM = "ours12", ("ours84", "ours36"), "centres12"
-"""Variants of the benchmark: all rows at 12 rounds, averaging with as many as time allows, hospitals that differ."""
+EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours36")
+"""Variants of the benchmark: all rows at 12 rounds, and averaging with as many as time allows."""
 CEILING = "centralised, masked"
 IN_SEQUENCE = ("fedseq", "polyclinic", "polyclinic_passing")
 """Rows whose model is passed on: in the time of 12 rounds of them, averaging has many."""
@@ -78,7 +78,7 @@ def collect_equal_time(twelve: BenchmarkResult, longer: Iterable[BenchmarkResult
     for result in longer:
         for block in result.blocks:
             entries = few[block.data, block.pattern]
-            passed_on = {label: entries[label].auroc for label in (*IN_SEQUENCE, CEILING)}
+            passed_on = {label: entries[label].auroc for label in (*IN_SEQUENCE, CEILING) if label in entries}
             many = {f"{label}{MANY}": entry.auroc for label, entry in block.entries.items()}
             by_block[block.data, block.pattern] = {**passed_on, **many}
     return _average_over_data_sets(Candidates(by_block))
@@ -118,6 +118,20 @@ def describe_ours(rows: RowsOverDataSets, ours: str, others: Iterable[str]) -> s
     leads = "; ".join(f"`{other}` {_format_lead_cell(rows, ours, other)}" for other in others)
     rank = f"place {place} of {len(ranking.ranks)} by mean rank ({ranking.ranks[ours]:.2f})"
     return f"`{ours}`: {rank}; its lead over {leads}."
+
+
+def describe_where(rows: RowsOverDataSets, ours: str, other: str) -> str:
+    """Return on which data sets our row has more than another, and on which less, as a part of a sentence."""
+    leads = dict(zip(rows.data_sets, np.subtract(rows.auroc[ours], rows.auroc[other]), strict=True))
+    parts = [
+        f"{word} on {join_as_english_list(names)}"
+        for word, names in (
+            ("ahead", [f"{data} ({format_signed(lead)})" for data, lead in leads.items() if lead > 0]),
+            ("behind", [f"{data} ({format_signed(lead)})" for data, lead in leads.items() if lead < 0]),
+        )
+        if names
+    ]
+    return f"beside `{other}` it is {' and '.join(parts)}"
 
 
 def format_blocks_table(result: BenchmarkResult) -> str:

@@ -106,14 +106,18 @@ def test_methods_for_masked_updates_are_the_ranked_ones_that_secure_aggregation_
 
 def test_the_file_of_partitions_has_every_block_and_seed_and_each_class_an_owner() -> None:
     partitions = read_partitions(FOLDER / "partitions.csv")
-    plans = [PUBLISHED, BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "busi")]
+    plans = [
+        PUBLISHED,
+        *(BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form) for form in ("busi", "centres12")),
+    ]
     blocks = {(*block, seed) for plan in plans for block in plan.form.blocks for seed in range(plan.form.seeds)}
     assert partitions.keys() == blocks
     for (data, pattern, _), shares in partitions.items():
         plan = next(each for each in plans if (data, pattern) in each.form.blocks)
         assert len(shares) == next(each.sites for each in plan.benchmark.patterns if each.name == pattern)
         owners = [name for share in shares for name in share.class_names]
-        trained = next(line.classes for line in read_lines() if line.data == data)
+        images = data.removesuffix("_centres")
+        trained = next(line.classes for line in read_lines() if line.data == images)
         assert set(owners) == set(trained)
         assert (len(owners) == len(set(owners))) == pattern.startswith("one")
 
