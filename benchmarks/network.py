@@ -15,7 +15,7 @@ A round lasts from one round's end to the next one's, so aggregation, validation
 disk are in it. CPU seconds are those of all processes together, also of those that have ended.
 
 vit_b and vit_l have 86 and 303 million parameters. Where ``tiny`` is measured too, the copies of a model in a process
-are given: its peak of memory beyond the one with ``tiny``, divided by the model's size.
+are given: its peak of private memory beyond the one with ``tiny``, divided by the model's size.
 """
 
 import argparse
@@ -433,10 +433,14 @@ def raw(federation: Federation, size: int, rounds: int, into: Measured, hosts: i
 
 
 def copies_of(each: Measured, tiny: Measured | None, model_mb: float) -> str:
-    """How many models of this size each process held at its peak, beyond its memory with the tiny model."""
+    """How many models of this size each process held at its peak, beyond its memory with the tiny model.
+
+    Without the pages of files, which the system can take back, where they were sampled.
+    """
     if tiny is None or each is tiny:
         return ""
-    held = {name: (mb - tiny.peak_mb[name]) / model_mb for name, mb in each.peak_mb.items() if name in tiny.peak_mb}
+    peak, usual = (some.private_mb or some.peak_mb for some in (each, tiny))
+    held = {name: (mb - usual[name]) / model_mb for name, mb in peak.items() if name in usual}
     return ", ".join(f"{process} {copies:.1f}" for process, copies in sorted(held.items()))
 
 
