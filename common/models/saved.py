@@ -152,13 +152,18 @@ def save_model(
 
 
 def _list_saved_arrays(network: SplitNetwork, layout: ModelStateLayout) -> dict[str, Array]:
-    """Return name -> values of all trained and frozen tensors, without a copy where the network is on the CPU."""
+    """Return name -> values of all trained and frozen tensors, without a copy where they are float32 on the CPU.
+
+    Trained tensors are saved as float32, as they are averaged. A tensor of one number keeps its shape ``()``.
+    """
     trained = {tensor.name for tensor in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
-    return {
-        name: np.ascontiguousarray(tensor.detach().cpu().numpy())
-        for name, tensor in network.state_dict().items()
-        if name in trained or name in network.frozen
-    }
+    saved = dict[str, Array]()
+    for name, tensor in network.state_dict().items():
+        if name in trained:
+            saved[name] = np.asarray(tensor.detach().cpu().float().numpy(), order="C")
+        elif name in network.frozen:
+            saved[name] = np.asarray(tensor.detach().cpu().numpy(), order="C")
+    return saved
 
 
 def load_model(folder: Path) -> SplitNetwork:

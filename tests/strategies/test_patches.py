@@ -54,7 +54,7 @@ def test_how_windows_are_blended_changes_the_figures_and_not_the_model() -> None
 def test_every_method_that_segments_trains_on_patches(method: str) -> None:
     needs = [need for need in needs_of(method) if not need.startswith(("partition", "server_data"))]
     needs = ["model.norm=group"] if method == "fedbn_plus" else needs
-    own = ['server_data={kind = "organs", images = 20, image_size = 24, depth = 8, seed = 9}']
+    own = ['server_data={kind = "organs", images = 60, image_size = 24, depth = 8, seed = 9}']
     summary = finished(*PATCHES, ALIKE, f"run.method={method}", *needs, *own, "run.rounds=1")[1]
     assert sorted(summary["test"]["per_class"]) == ["Kidney", "Liver", "Pancreas", "Spleen"]
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from safetensors.numpy import load_file
 
 from polyclinic.common.models.network import Head, SplitNetwork, build_network, draw_initial_head
 from polyclinic.common.models.saved import load_model, save_model
@@ -191,3 +192,15 @@ def test_normalisation_follows_the_architecture_where_it_is_not_given() -> None:
     assert lite.std == (128 / 255,) * 3
     grey = ModelSpec(architecture="tiny_cnn", image_size=16, channels=1, mean=(0.25,)).normalisation
     assert (grey.mean, grey.std) == ((0.25,), (0.5,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_tensor_of_one_number_keeps_its_shape_and_is_saved_as_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Networks such as timm's dm_nfnet_f0 scale a block by one number."""
+    scaled = network()
+    scaled.backbone.gain = torch.nn.Parameter(torch.tensor(0.5, dtype=dtype))
+    save_model(tmp_path, scaled, label_contract_sha256="")
+    saved = load_file(tmp_path / "model.safetensors")["backbone.gain"]
+    assert (saved.shape, saved.dtype, float(saved)) == ((), np.float32, 0.5)
+    expected = split_state_into_tensors(read_model_state(scaled), make_model_layout(scaled))
+    assert set(load_file(tmp_path / "model.safetensors")) == set(expected)
