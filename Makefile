@@ -130,7 +130,7 @@ smoke:  ## build both images and train a federation across containers; see docke
 	docker/smoke-test.sh
 
 ONLY ?=
-bench: $(VENV)/installed  ## the table of docs/benchmarks.md again, 40 minutes with nothing else running; some: ONLY=idle,start
+bench: $(VENV)/installed  ## the table of docs/benchmarks.md again, 50 minutes with nothing else running; some: ONLY=idle,start
 	PYTHONPATH=. $(BIN)/python benchmarks/table.py --only "$(ONLY)"
 
 clean:  ## remove the environment and caches; runs stay

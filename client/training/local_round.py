@@ -117,8 +117,6 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         if task.warms_up:
             warm_up_head(task, validation, generator)
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
-        optimizer.zero_grad(set_to_none=True)  # the update takes as much memory as the gradients
-        release_free_memory_of_large_model(task.received.trunk.nbytes)
         state = read_model_state(network)
         parts = select_local_parts(state, task.method)
         update = compute_update_to_send(task, request, state)  # in the place of the state
@@ -248,8 +246,18 @@ def train_local_epochs(
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
     elif method.early_stopping is not None:
         criterion = EarlyStopCriterion(validation, method.loss, method.early_stopping)
-        return train_until_loss_settles(network, exercise, optimizer, generator, criterion), optimizer
-    return train_fixed_epochs(network, exercise, optimizer, generator), optimizer
+        trained = train_until_loss_settles(network, exercise, optimizer, generator, criterion)
+        _release_gradients(optimizer, task)
+        return trained, optimizer
+    trained = train_fixed_epochs(network, exercise, optimizer, generator)
+    _release_gradients(optimizer, task)
+    return trained, optimizer
+
+
+def _release_gradients(optimizer: torch.optim.Optimizer, task: LocalTask) -> None:
+    """Free the gradients, because the update that follows takes as much memory."""
+    optimizer.zero_grad(set_to_none=True)
+    release_free_memory_of_large_model(task.received.trunk.nbytes)
 
 
 def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:
