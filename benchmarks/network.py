@@ -58,7 +58,7 @@ LARGE = ("vit_b", "vit_l")
 """Models of which sites that share a process hold one at a time."""
 MODEL_GB = {"tiny": 0.0, "resnet18": 0.045, "vit_b": 0.344, "vit_l": 1.214}
 COPIES_AT_SITE, OTHER_COPIES = 8, 7
-"""Copies of a model that a site holds here at most, and that all else holds: measured with vit_b and vit_l at ten sites."""
+"""Copies of a model that a site holds here at most, and that all else holds: measured with vit_b at ten sites."""
 PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
 STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
 """Where a stock SuperNode connects: by gRPC up to Flower 1.39, by HTTP since."""
