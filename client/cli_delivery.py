@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from polyclinic.common.prediction.segmentation_options import DicomSegmentations, SegmentCodes
 from polyclinic.common.system.plain_text import format_as_json_text, quote_for_shell
 from polyclinic.common.system.terminal import EscapingConsole
 
@@ -69,13 +70,8 @@ def predict_own_images(
     calibrated: Annotated[
         bool, typer.Option("--calibrated", help="Probabilities as flwr-client recalibrate fitted them here.")
     ] = False,
-    dicom_seg: Annotated[
-        bool, typer.Option("--dicom-seg", help="Of masks: also a DICOM segmentation for each DICOM series.")
-    ] = False,
-    code: Annotated[
-        list[str] | None,
-        typer.Option("--code", help='Code of a class in DICOM segmentations: "Liver=SCT:10200004:Liver". Repeatable.'),
-    ] = None,
+    dicom_seg: DicomSegmentations = False,
+    code: SegmentCodes = None,
 ) -> None:
     """Write a model's probabilities for this hospital's own images. Works offline; nothing leaves.
 

@@ -29,6 +29,11 @@ from typing import Annotated
 import typer
 
 from polyclinic.common.errors import BadInput, Fault, ProgramCannotContinue, raise_faults
+from polyclinic.common.prediction.segmentation_options import (
+    DicomSegmentations,
+    SegmentCodes,
+    refuse_codes_without_segmentations,
+)
 from polyclinic.common.system.files import (
     find_existing_output_faults,
     is_file,
@@ -539,13 +544,8 @@ def predict_images(
     bit_depth: Annotated[
         str | None, typer.Option("--bit-depth", help="Of PNG files of 16 bits: how many are used, 8 to 16.")
     ] = None,
-    dicom_seg: Annotated[
-        bool, typer.Option("--dicom-seg", help="Of masks: also a DICOM segmentation for each DICOM series.")
-    ] = False,
-    code: Annotated[
-        list[str] | None,
-        typer.Option("--code", help='Code of a class in DICOM segmentations: "Liver=SCT:10200004:Liver". Repeatable.'),
-    ] = None,
+    dicom_seg: DicomSegmentations = False,
+    code: SegmentCodes = None,
 ) -> None:
     """Write the probabilities that a saved model gives to images, or the masks of a segmentation.
 
@@ -560,7 +560,7 @@ def predict_images(
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
-    raise_faults([Fault("--code", "is for DICOM segmentations.", "Add --dicom-seg.")] if code and not dicom_seg else [])
+    refuse_codes_without_segmentations(code, segments=dicom_seg)
     refuse_wrong_model_paths(folder, data, out)  # before torch is imported
     refuse_data_without_pictures(data)
     from polyclinic.server.export.prediction import describe_other_file_reading, predict_to_csv

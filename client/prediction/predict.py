@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from polyclinic.client.prediction.calibration import CALIBRATION, calibrate_probabilities, read_calibration
 from polyclinic.client.prediction.model import UsableModel
 from polyclinic.client.site.site_file import SiteSettings
-from polyclinic.common.errors import Fault, raise_faults
+from polyclinic.common.errors import raise_faults
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.prediction.dicom_segmentation import make_segmentation_writer
 from polyclinic.common.prediction.files import make_trained_image_format, predict_from_files
 from polyclinic.common.prediction.masks import MaskOptions, map_values_to_classes, predict_masks
 from polyclinic.common.prediction.pictures import locate_picture
+from polyclinic.common.prediction.segmentation_options import refuse_codes_without_segmentations
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_folder_faults, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import format_as_json_text
@@ -105,10 +106,10 @@ def make_mask_options(
     Raises:
         BadInput: If highdicom is missing, or a code is wrong.
     """
-    own = getattr(settings.file.data, "mask_values", {})
-    values = map_values_to_classes(own, model.description.vocabulary or {}, settings.synonyms)
+    site_values = getattr(settings.file.data, "mask_values", {})
+    values = map_values_to_classes(site_values, model.description.vocabulary or {}, settings.synonyms)
+    refuse_codes_without_segmentations(codes, segments=segments)
     if not segments:
-        raise_faults([Fault("--code", "is for DICOM segmentations.", "Add --dicom-seg.")] if codes else [])
         return MaskOptions(values)
     description, form = model.description, choose_image_format(model)
     classes, largest_mb = model.learned_classes, form.rendering.largest_mb
