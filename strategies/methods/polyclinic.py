@@ -23,6 +23,9 @@ from polyclinic.strategies.local.site_method import Parameters, SequentialSite
 from polyclinic.strategies.local.stages import Stage
 from polyclinic.strategies.methods.base import RoundContext, SequentialMethod
 
+VisitOrder = Literal["drawn", "name"]
+"""Order of the hospitals in a round: drawn at random for each round, or by name."""
+
 
 class PolyclinicParameters(Parameters):
     """The ``[method]`` table of ``polyclinic``.
@@ -33,7 +36,7 @@ class PolyclinicParameters(Parameters):
         missing: How the loss treats classes that a hospital does not annotate, as in ``fedseq``.
     """
 
-    order: Literal["drawn", "name"] = "drawn"
+    order: VisitOrder = "drawn"
     mean_rounds: int = Field(1, ge=0)
     missing: Missing = "masked"
 
@@ -55,8 +58,13 @@ class PolyclinicSite(SequentialSite):
         return self.parameters.mean_rounds
 
 
-def draw_order(context: RoundContext, sites: Sequence[str]) -> list[str]:
-    """Return the sites in a random order that depends only on the run's seed and the round."""
+def arrange_visits(context: RoundContext, sites: Sequence[str], order: VisitOrder) -> Sequence[str]:
+    """Return the sites, which are sorted by name, in their order of a round.
+
+    A random order depends only on the run's seed and the round.
+    """
+    if order == "name":
+        return sites
     generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
     return [sites[place] for place in generator.permutation(len(sites))]
 
@@ -69,7 +77,7 @@ class Polyclinic(SequentialMethod):
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites in a random order that depends only on the run's seed and the round, or sorted by name."""
-        return sites if self.site.parameters.order == "name" else draw_order(context, sites)
+        return arrange_visits(context, sites, self.site.parameters.order)
 
     def result_after_site_visit(
         self, server_round: int, left: int, hops: int, result: ModelState, passed: ModelState

@@ -28,7 +28,6 @@ not have are left out, as in ``polyclinic``. The order of hospitals is drawn in 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRou
 from polyclinic.strategies.local.site_method import Parameters, Payload, SequentialSite
 from polyclinic.strategies.methods.base import RoundContext, SequentialMethod, SiteReply
 from polyclinic.strategies.methods.fedsld import collect_label_counts
-from polyclinic.strategies.methods.polyclinic import draw_order
+from polyclinic.strategies.methods.polyclinic import VisitOrder, arrange_visits
 from polyclinic.strategies.methods.scaffold import flatten_groups, unflatten_groups
 
 TEACHERS, WEIGHTS = "teachers", "teacher_weights"
@@ -67,7 +66,7 @@ class SFedKDParameters(Parameters):
     teachers: int = Field(3, ge=1)
     weight: float = Field(1.0, ge=0)
     temperature: float = Field(2.0, gt=0)
-    order: Literal["drawn", "name"] = "drawn"
+    order: VisitOrder = "drawn"
     missing: Missing = "masked"
 
 
@@ -238,7 +237,7 @@ class SFedKD(SequentialMethod):
 
     def order_sites(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites in a random order that depends only on the run's seed and the round, or sorted by name."""
-        return sites if self.site.parameters.order == "name" else draw_order(context, sites)
+        return arrange_visits(context, sites, self.site.parameters.order)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return the teachers, and the site's weights of them; nothing before a round has ended."""
