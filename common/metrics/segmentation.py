@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from polyclinic.common.metrics.score_histograms import BIN_CENTRES, BINS, Counts, ScoreHistogram, find_score_bins
+from polyclinic.data.images.outlines import find_border
 
 Floats = NDArray[np.float64]
 Areas = NDArray[np.bool_]
@@ -43,7 +44,7 @@ def compute_hausdorff_distance(
         return float("nan")
     box = _find_bounding_box(predicted | reference)
     predicted, reference = predicted[box], reference[box]
-    surfaces = [area & ~ndimage.binary_erosion(area) for area in (predicted, reference)]
+    surfaces = [find_border(area) for area in (predicted, reference)]
     directed = list[float]()
     for surface, other in (surfaces, surfaces[::-1]):
         distances = ndimage.distance_transform_edt(~other, sampling=spacing)

@@ -1,12 +1,10 @@
 """Choose test images of a segmentation for people to look at: of each class the best, a middle one and the worst."""
 
 import base64
-import io
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from polyclinic.common.metrics.segmentation import AreaComparison
 from polyclinic.common.models.network import (
@@ -19,6 +17,7 @@ from polyclinic.common.models.segmenting import compare_with_masks, iterate_logi
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.outlines import draw_outlines
 from polyclinic.data.images.pixels import load_pixels_on_device, make_mask_tensors
+from polyclinic.data.images.reading import encode_png_thumbnail
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,6 @@ def draw_chosen_images(
         for row, dice in of_class:
             at = place[row]
             picture = draw_outlines(pictures[at], outlined[at, column], predicted[at, column])
-            drawn[name].append(OutlinedImage(row, dice, _encode(picture)))
+            png = encode_png_thumbnail(picture, max(picture.shape))
+            drawn[name].append(OutlinedImage(row, dice, base64.b64encode(png).decode()))
     return drawn
-
-
-def _encode(picture: NDArray[np.uint8]) -> str:
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, format="PNG", optimize=True)
-    return base64.b64encode(file.getvalue()).decode()
