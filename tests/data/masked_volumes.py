@@ -1,9 +1,11 @@
 """A folder of small NIfTI volumes with label maps, for tests."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from polyclinic.data.base.spec import FolderDatasetSpec
 from tests.data.volume_files import write_nifti
 
 SHAPE, SPACING = (6, 10, 8), (3.0, 2.0, 1.0)
@@ -30,3 +32,21 @@ def folder_of(root: Path) -> Path:
         lines.append(f"v{row}.nii.gz,m{row}.nii.gz,patient {chr(65 + row)},{('train', 'val', 'test')[row % 3]}")
     (root / "labels.csv").write_text("\n".join(lines) + "\n")
     return root
+
+
+def spec_of_masks(**more: Any) -> FolderDatasetSpec:
+    """The data set of :func:`folder_of`."""
+    settings = {
+        "kind": "folder",
+        "labels": "labels.csv",
+        "images": ".",
+        "image_column": "volume",
+        "patient_column": "patient",
+        "split_column": "part",
+        "image_size": SHAPE,
+        "spacing": SPACING,
+        "mask_column": "mask",
+        "mask_values": {"Liver": 1, "Spleen": 7},
+        **more,
+    }
+    return FolderDatasetSpec.model_validate(settings)

@@ -24,7 +24,7 @@ from polyclinic.data.images.pixel_cache import PIXELS, MemoryMappedPictures
 from polyclinic.data.images.store import MEMORY_STORE, DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.tables import masks as table_masks
-from tests.data.masked_volumes import PATIENTS, SHAPE, SPACING, folder_of, label_map
+from tests.data.masked_volumes import PATIENTS, SHAPE, SPACING, folder_of, label_map, spec_of_masks
 from tests.data.volume_files import write_nifti
 
 SECRETS = pytest.mark.parametrize("secret", [None, bytes(range(32))], ids=["plain", "encrypted"])
@@ -53,20 +53,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def load(root: Path, place: DecodedImageStore, **more: Any) -> DatasetSplits:
-    settings = {
-        "kind": "folder",
-        "labels": "labels.csv",
-        "images": ".",
-        "image_column": "volume",
-        "patient_column": "patient",
-        "split_column": "part",
-        "image_size": SHAPE,
-        "spacing": SPACING,
-        "mask_column": "mask",
-        "mask_values": {"Liver": 1, "Spleen": 7},
-        **more,
-    }
-    return load_dataset(FolderDatasetSpec.model_validate(settings), root, place)
+    return load_dataset(spec_of_masks(**more), root, place)
 
 
 @SECRETS

@@ -15,31 +15,18 @@ from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.prediction.masks import predict_masks
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
-from polyclinic.data.base.spec import FolderDatasetSpec, PictureRenderingOptions
+from polyclinic.data.base.spec import PictureRenderingOptions
 from polyclinic.data.images.masks import read_grid
 from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.volume_masks import fit_volume_mask, restore_volume_mask, write_nifti_mask
 from polyclinic.data.images.volumes import read_volume
 from polyclinic.data.load import load_dataset
-from tests.data.masked_volumes import PATIENTS, SHAPE, SPACING, folder_of, label_map, voxels
+from tests.data.masked_volumes import PATIENTS, SHAPE, SPACING, folder_of, label_map, spec_of_masks, voxels
 from tests.data.volume_files import write_nifti, write_series
 
 
 def read(root: Path, **more: Any) -> ImageSet:
-    settings = {
-        "kind": "folder",
-        "labels": "labels.csv",
-        "images": ".",
-        "image_column": "volume",
-        "patient_column": "patient",
-        "split_column": "part",
-        "image_size": SHAPE,
-        "spacing": SPACING,
-        "mask_column": "mask",
-        "mask_values": {"Liver": 1, "Spleen": 7},
-        **more,
-    }
-    images = concatenate_image_sets(load_dataset(FolderDatasetSpec.model_validate(settings), root).parts)
+    images = concatenate_image_sets(load_dataset(spec_of_masks(**more), root).parts)
     return images.select_rows(np.argsort(images.lines))
 
 

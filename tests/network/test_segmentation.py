@@ -1,8 +1,8 @@
 """Segmentation over the network: the model of simulation, also killed and resumed; figures as policies allow."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,15 +74,21 @@ def test_sites_train_the_model_of_simulation_and_tell_dice_by_patients(outlining
     assert "Dice by hospital and class" in (tmp_path / "network" / "report.html").read_text()
 
 
-def test_killed_and_resumed_it_ends_in_the_same_model(outlining: Connected, tmp_path: Path) -> None:
-    coordinator, experiment = outlining
-    run = coordinator.run(experiment, tmp_path / "run")
+def run_killed_in_round_2(connected: Connected, folder: Path) -> dict[str, Any]:
+    """The leading process is killed, and the model is that of an undisturbed run; the summary of the killed one."""
+    coordinator, experiment = connected
+    run = coordinator.run(experiment, folder / "network")
     run.says("round 1 of 3")
     coordinator.kill_leading(run)
     run.succeeds()
-    undisturbed(experiment, tmp_path / "through")
-    ended, through = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "through"))
-    assert ended["model_sha256"] == through["model_sha256"]
+    undisturbed(experiment, folder / "simulation")
+    network, simulation = (summary_of(folder / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+    return network
+
+
+def test_killed_and_resumed_it_ends_in_the_same_model(outlining: Connected, tmp_path: Path) -> None:
+    run_killed_in_round_2(outlining, tmp_path)
 
 
 def test_under_masks_figures_leave_in_a_sum_alone(outlining: Connected, tmp_path: Path) -> None:
@@ -118,14 +124,7 @@ def outlining_volumes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conn
 def test_killed_and_resumed_volumes_in_patches_give_the_model_of_simulation(
     outlining_volumes: Connected, tmp_path: Path
 ) -> None:
-    coordinator, experiment = outlining_volumes
-    run = coordinator.run(experiment, tmp_path / "network")
-    run.says("round 1 of 3")
-    coordinator.kill_leading(run)
-    run.succeeds()
-    undisturbed(experiment, tmp_path / "simulation")
-    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
-    assert network["model_sha256"] == simulation["model_sha256"]
+    network = run_killed_in_round_2(outlining_volumes, tmp_path)
     assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
 
 
