@@ -50,7 +50,7 @@ def pull_and_push(authority: Path, size: int, port: int, *, forgets: bool) -> No
     """For every line on stdin, move all chunks down and up; then answer with a line."""
     credentials = grpc.ssl_channel_credentials((authority / "ca.crt").read_bytes())
     count = -(-size // CHUNK)
-    own = chunks(CHUNK) * count if forgets else chunks(size)
+    sent = chunks(CHUNK) * count if forgets else chunks(size)
     with (
         grpc.secure_channel(f"127.0.0.1:{port}", credentials, UNLIMITED) as channel,
         ThreadPoolExecutor(AT_ONCE) as pool,
@@ -63,7 +63,7 @@ def pull_and_push(authority: Path, size: int, port: int, *, forgets: bool) -> No
             else:
                 received = sum(map(len, list(pool.map(lambda number: pull(str(number).encode()), range(count)))))
             assert received == size
-            list(pool.map(push, own))
+            list(pool.map(push, sent))
             print("done", flush=True)
 
 

@@ -224,10 +224,10 @@ def measure_patches(work: str, architecture: str, stored_side: int, side: int, b
             seconds = measure_cpu_seconds(lambda: train_epoch(network, task_of_epoch, optimizer, generator)) / 2
             what = f"a step of {batch} patches of {side}³"
         else:
-            one = load_pixels_on_device(images.select_rows(np.array([0])), "cpu")
+            first_volume = load_pixels_on_device(images.select_rows(np.array([0])), "cpu")
 
             def predict() -> None:
-                for _, logits in iterate_logits(network, one):
+                for _, logits in iterate_logits(network, first_volume):
                     decide_class_areas(logits, task)
 
             seconds = measure_cpu_seconds(predict)

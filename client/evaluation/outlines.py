@@ -154,8 +154,8 @@ def _refuse_images_without_outlines(images: ImageSet, names: Sequence[str], know
 
 def _name_patients(images: ImageSet, drawn: Mapping[str, Sequence[OutlinedImage]]) -> tuple[ClassPictures, ...]:
     """Return the pictures of each class with the names of their patients."""
-    known = are_all_patients_known(images.patients)
+    has_patients = are_all_patients_known(images.patients)
     return tuple(
-        ClassPictures(name, tuple((each, str(images.patients[each.row]) if known else "") for each in of_class))
+        ClassPictures(name, tuple((each, str(images.patients[each.row]) if has_patients else "") for each in of_class))
         for name, of_class in drawn.items()
     )

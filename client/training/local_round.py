@@ -157,9 +157,9 @@ def train_own_model(task: LocalTask, request: TrainRequest, local: LocalRound) -
     before = get_local_parts_before_training(task)
     write_model_state(task.network, trunk=before.trunk, norm=before.norm, head=before.head)
     stored = select_arrays_with_prefix(OWN_MODEL, task.memory.optimizer)
-    own = replace(task, memory=replace(task.memory, optimizer=stored))
+    own_task = replace(task, memory=replace(task.memory, optimizer=stored))
     with task.use_seed_of(request.round, task.site.name) as generator:
-        trained, optimizer = train_local_epochs(own, request, local, None, generator)
+        trained, optimizer = train_local_epochs(own_task, request, local, None, generator)
     model = ModelGroups.from_model(read_model_state(task.network))
     refuse_diverged_training(model, trained.last_loss)
     if not task.plan.keeps_optimizer_state:
@@ -242,22 +242,16 @@ def train_local_epochs(
     if task.plan.keeps_optimizer_state:
         restore_optimizer_state(network, optimizer, task.memory.optimizer)
     exercise = make_training_task(task, local)
-    if request.is_ranking_round:
-        exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
-    elif method.early_stopping is not None:
+    if method.early_stopping is not None and not request.is_ranking_round:
         criterion = EarlyStopCriterion(validation, method.loss, method.early_stopping)
         trained = train_until_loss_settles(network, exercise, optimizer, generator, criterion)
-        _release_gradients(optimizer, task)
-        return trained, optimizer
-    trained = train_fixed_epochs(network, exercise, optimizer, generator)
-    _release_gradients(optimizer, task)
-    return trained, optimizer
-
-
-def _release_gradients(optimizer: torch.optim.Optimizer, task: LocalTask) -> None:
-    """Free the gradients, because the update that follows takes as much memory."""
-    optimizer.zero_grad(set_to_none=True)
+    else:
+        if request.is_ranking_round:
+            exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
+        trained = train_fixed_epochs(network, exercise, optimizer, generator)
+    optimizer.zero_grad(set_to_none=True)  # the update that follows takes as much memory as the gradients
     release_free_memory_of_large_model(task.received.trunk.nbytes)
+    return trained, optimizer
 
 
 def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: ModelState) -> ModelGroups:

@@ -30,7 +30,6 @@ def slide_over_images(compute: Callable[[Tensor], Tensor], images: Tensor, spec:
         compute: From windows ``(windows, channels, *spec.sides)`` to maps ``(windows, rows, *spec.sides)``.
         images: Float pixels ``(batch, channels, *spatial)``; an axis smaller than a window is padded with black.
     """
-    refuse_missing_sliding_window(spec)
     from monai.inferers import utils  # takes seconds to import
 
     slide: Any = utils.sliding_window_inference

@@ -211,8 +211,8 @@ def describe_patients_of_several_sites(splits: DatasetSplits, parts: Sequence[Si
     """
     sites = Counter[str]()
     for part in parts:
-        own = np.concatenate([splits.train.patients[part.train], splits.validation.patients[part.validation]])
-        sites.update(np.unique(own).tolist())
+        patients_of_site = [splits.train.patients[part.train], splits.validation.patients[part.validation]]
+        sites.update(np.unique(np.concatenate(patients_of_site)).tolist())
     several = [name for name, count in sites.items() if count > 1]
     if not several:
         return ""

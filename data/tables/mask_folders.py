@@ -123,13 +123,13 @@ def find_mask_folders(folder: Path) -> MaskFolders | None:
     if not matched and not several:
         return None
     raise_faults(_find_match_faults(folder, matched, lost, several))
-    found = {image: matched[image] for image in images if image in matched}
+    masked_images = {image: matched[image] for image in images if image in matched}
     return MaskFolders(
-        images=found,
-        patients=_name_patients(found),
-        parts=_name_parts(found),
+        images=masked_images,
+        patients=_name_patients(masked_images),
+        parts=_name_parts(masked_images),
         values=read_described_values(folder / DESCRIPTION),
-        unmasked=[image for image in images if image not in found],
+        unmasked=[image for image in images if image not in masked_images],
     )
 
 
@@ -191,6 +191,11 @@ def _make_key(path: str, *, drop_channel: bool = False) -> Key:
     return tuple(part for part in kept if part)
 
 
+def _make_folder_key(folder: Path) -> Key:
+    """Return the key of a folder, which is that of a file in it without the file's own part."""
+    return _make_key(f"{folder.as_posix()}/x")[:-1]
+
+
 def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[str, dict[str, str]]) -> dict[str, str]:
     """Give each mask to the only image of its folder, or of the folder above, as the mask of the class in its name.
 
@@ -199,10 +204,10 @@ def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[
     """
     by_folder = defaultdict[Key, list[str]](list)
     for image in images:
-        by_folder[_make_key(f"{Path(image).parent.as_posix()}/x")[:-1]].append(image)
+        by_folder[_make_folder_key(Path(image).parent)].append(image)
     lost = dict[str, str]()
     for mask in masks:
-        fitting = by_folder.get(_make_key(f"{Path(mask).parent.as_posix()}/x")[:-1], [])
+        fitting = by_folder.get(_make_folder_key(Path(mask).parent), [])
         name = remove_mask_words(_drop_ending(Path(mask).name))
         if len(fitting) != 1:
             lost[mask] = f"{format_count_with_noun(len(fitting), 'image')} may be its own" if fitting else "no image"
@@ -247,13 +252,12 @@ def _find_match_faults(
 
 def _name_patients(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return the patient of each image, if each lies in a folder of its own: that folder's name."""
-    folders = {image: _make_key(f"{Path(image).parent.as_posix()}/x")[:-1] for image in images}
+    folders = {image: _make_folder_key(Path(image).parent) for image in images}
     if len(set(folders.values())) < len(images) or () in folders.values():
         return {}
     names = dict[str, str]()
     for image in images:
-        own = [part for part in Path(image).parent.parts if _make_key(f"{part}/x")[:-1]]
-        names[image] = own[-1]
+        names[image] = [part for part in Path(image).parent.parts if _make_folder_key(Path(part))][-1]
     return names if len(set(names.values())) == len(names) else {}
 
 
