@@ -1,9 +1,10 @@
-"""What it costs to start: imports of each program, a small run from its start to its report, and the start on Ray.
+"""What it costs to start: imports of each program, `--help`, the demo, a small run, digits, and the start on Ray.
 
 python benchmarks/start.py [--repetitions 5] [--starts 7] [--out FILE]
 
-CPU seconds and peak memory are those of one process. The start on Ray is counted from the command to the end of the
-roll call, when the first round begins; each start is a command of its own, and the first one is not counted.
+CPU seconds and peak memory are those of one process. The small run has two rounds, from its start to its report; digits
+have the five of their file. The start on Ray is counted from the command to the end of the roll call, when the first
+round begins. Each start is a command of its own, and the first one is not counted.
 """
 
 import argparse
@@ -18,11 +19,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "digits_surgical.toml"
+COMMAND_LINE = (sys.executable, "-m", "polyclinic.studies.cli")
 PROGRAMS = {
     "`flwr-server start`": "polyclinic.server.deployment.serve",
     "the SuperLink": "polyclinic.server.deployment.superlink.program",
@@ -49,7 +52,7 @@ def repeated(repetitions: int, *arguments: object) -> dict[str, list[float]]:
 
 def run(folder: Path, backend: str) -> tuple[object, ...]:
     options = ("--backend", backend, "--set", "run.rounds=2", "--out", folder)
-    return ("-m", "polyclinic.studies.cli", "run", EXPERIMENT, *options)
+    return (*COMMAND_LINE[1:], "run", EXPERIMENT, *options)
 
 
 def small_run(repetitions: int) -> dict[str, list[float]]:
@@ -70,6 +73,32 @@ def start_on_ray() -> float:
     return datetime.fromisoformat(event["time"]).timestamp() - began
 
 
+def digits() -> dict[str, float]:
+    """CPU seconds of the digits' example until its first round has ended, and as a whole, in this order."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["run", str(EXPERIMENT), "--backend", "inline", "--out", str(Path(folder) / "run")]
+        rounds = Path(folder) / "run" / "rounds.jsonl"
+        with subprocess.Popen([*COMMAND_LINE, *command], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+            first = 0.0
+            while not first and not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if rounds.exists() and rounds.stat().st_size:
+                    first = sum(psutil.Process(process.pid).cpu_times()[:2])
+                time.sleep(0.005)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command} ended with {process.returncode}")
+    return {"first": first, "whole": usage.ru_utime + usage.ru_stime}
+
+
+def wall_seconds(*arguments: str) -> float:
+    """Seconds of a `flwr-sim` command in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        subprocess.run([*COMMAND_LINE, *arguments], cwd=folder, stdout=subprocess.DEVNULL, check=True)
+        return time.monotonic() - began
+
+
 def table_of(results: dict[str, Any]) -> Table:
     table = Table("", "CPU s", "peak MB")
 
@@ -79,6 +108,10 @@ def table_of(results: dict[str, Any]) -> Table:
     for each in results["programs"]:
         add(each["program"], each["cpu"], each["peak_mb"])
     add("a small run", results["run"]["cpu"], results["run"]["peak_mb"])
+    for part in ("first", "whole"):
+        add(f"digits, {part}", [each[part] for each in results["digits"]], ())
+    for name in ("help", "demo"):
+        table.add_row(f"{name}, seconds", ", ".join(f"{each:.2f}" for each in results[name]), "")
     table.add_row("start on Ray, seconds", ", ".join(f"{each:.2f}" for each in results["ray"]), "")
     return table
 
@@ -95,6 +128,9 @@ def main() -> None:
             for program, module in PROGRAMS.items()
         ],
         "run": small_run(arguments.repetitions),
+        "digits": [digits() for _ in range(arguments.repetitions + 1)][1:],
+        "help": [wall_seconds("--help") for _ in range(arguments.repetitions + 1)][1:],
+        "demo": [wall_seconds("demo") for _ in range(4)][1:],
         "ray": [start_on_ray() for _ in range(arguments.starts + 1)][1:],
     }
     Console(width=150).print(table_of(results))

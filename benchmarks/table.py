@@ -191,6 +191,15 @@ def start(result: Any) -> Iterable[Row]:
         yield Row(f"imports of {each['program']}", figure, limit)
     cpu, peak = result["run"]["cpu"], result["run"]["peak_mb"]
     yield Row("a small `flwr-sim run`, whole", f"{statistics.median(cpu):.1f} CPU s, {max(peak):.0f} MB")
+    first, whole = (statistics.median(each[part] for each in result["digits"]) for part in ("first", "whole"))
+    yield Row(
+        "`flwr-sim run experiments/digits_surgical.toml`, to the end of its first round",
+        f"{first:.1f} CPU s",
+        aim(first, 3, "3 CPU s"),
+    )
+    yield Row("the same, whole: five rounds, test and report", f"{whole:.1f} CPU s", aim(whole, 4, "4 CPU s"))
+    yield Row("`flwr-sim --help`", spread(result["help"]))
+    yield Row("`flwr-sim demo`, two runs on Ray", spread(result["demo"], 1), aim(max(result["demo"]), 40, "40 s"))
     on_ray = result["ray"]
     beside = f"{aim(statistics.median(on_ray), 6, '6 s')}; {sum(each > 6 for each in on_ray)} of {len(on_ray)} above it"
     yield Row("start on Ray, command to first round", spread(on_ray), beside)
