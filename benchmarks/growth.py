@@ -33,7 +33,7 @@ def measured(case: Case) -> Measured:
 
 
 def row(x: float, results: Measured) -> dict[str, float]:
-    return {"x": x, "seconds": statistics.median(results.wall), "peak_mb": results.peak_mb[0][0]}
+    return {"x": x, "seconds": statistics.median(results.cpu), "peak_mb": results.peak_mb[0][0]}
 
 
 def parameters(model: str) -> int:
@@ -55,7 +55,7 @@ def picture(by_sites: list[dict[str, float]], by_size: list[dict[str, float]], p
     for column, (rows, label) in enumerate(
         ((by_sites, f"sites ({MODEL_OF_SITES})"), (by_size, f"parameters ({SITES_OF_MODELS} sites)"))
     ):
-        for line, (key, what) in enumerate((("seconds", "seconds a round"), ("peak_mb", "peak memory, MB"))):
+        for line, (key, what) in enumerate((("seconds", "CPU seconds a round"), ("peak_mb", "peak memory, MB"))):
             axis = axes[line, column]
             axis.loglog([each["x"] for each in rows], [each[key] for each in rows], "o-", color="#1f6f8b")
             axis.set_xlabel(label)
@@ -78,7 +78,7 @@ def main() -> None:
         for model in arguments.models.split(",")
     ]
     for title, rows in (("sites", by_sites), ("parameters", by_size)):
-        table = Table(title, "seconds a round", "peak MB")
+        table = Table(title, "CPU s a round", "peak MB")
         for each in rows:
             table.add_row(f"{each['x']:.0f}", f"{each['seconds']:.3f}", f"{each['peak_mb']:.0f}")
         Console().print(table, f"slopes: time {slope(rows, 'seconds'):.2f}, memory {slope(rows, 'peak_mb'):.2f}")

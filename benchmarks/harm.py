@@ -1,13 +1,14 @@
 """What one harmful hospital does to a model, and what each rule of the coordinator makes of it.
 
 PYTHONPATH=. python benchmarks/harm.py updates [--rules NAME ...] [--methods NAME ...] [--sites 3,4,10]
-PYTHONPATH=. python benchmarks/harm.py honest [--runs 40] [--rounds 6]
+PYTHONPATH=. python benchmarks/harm.py honest [--runs 40] [--rounds 12]
 PYTHONPATH=. python benchmarks/harm.py rules [--sites 5] [--shared 4] [--seeds 3]
 PYTHONPATH=. python benchmarks/harm.py seconds [--sites 1000]
 
 scikit-learn's digits, all 1,797 of them, in this process. `updates`: one site sends something else than it trained;
 beside it the honest run without that site. `honest`: small, unlike, drifting sites; nobody may be left out. Both count
-what the trials of models cost: their share of the rounds' CPU seconds and of the bytes that go down. `rules`: what each
+what the trials of models cost: their share of the rounds' CPU seconds and of the bytes that go down. A trial because
+the loss rose is possible from the seventh round on, so both have more rounds than that. `rules`: what each
 rule costs honest sites that annotate unlike classes. `seconds`: CPU time of the rule. backdoors.py has the backdoors.
 """
 
@@ -91,8 +92,14 @@ class TrialCost:
             self.trials + other.trials, seconds, (self.down[0] + other.down[0], self.down[1] + other.down[1])
         )
 
-    def __str__(self) -> str:
+    @property
+    def percent(self) -> tuple[float, float]:
+        """Share of the trials in the CPU seconds and in the bytes."""
         of_seconds, of_bytes = (100 * some / (all_of_it or 1) for some, all_of_it in (self.seconds, self.down))
+        return of_seconds, of_bytes
+
+    def __str__(self) -> str:
+        of_seconds, of_bytes = self.percent
         return f"{self.trials} ({of_seconds:.1f} % of s, {of_bytes:.1f} % of bytes)"
 
 
@@ -221,6 +228,7 @@ def harmful_updates(
         "taken back",
         "trials",
     )
+    of_kind: dict[str, list[tuple[float, bool, Result]]] = {}
     for method in methods:
         for sites in counts:
             base = (f"run.method={method}", f"run.rounds={rounds}", f"partition.sites={sites}", "partition.shared=10")
@@ -233,13 +241,36 @@ def harmful_updates(
                 for kind in kinds or UPDATES:
                     result = run(settings, {harmful: UPDATES[kind]})
                     below.append(honest.auroc - result.auroc)
+                    of_kind.setdefault(kind, []).append((below[-1], harmful in result.excluded, result))
                     aurocs = f"{result.auroc:.3f}", f"{honest.auroc:.3f}"
                     cells = (*aurocs, " ".join(result.excluded), str(result.back), str(result.cost))
                     table.add_row(method, str(sites), rule, kind, *cells)
                     print(method, sites, rule, kind, *cells, sep=" | ", flush=True)
                 print(f"{method}, {sites} sites, {rule}: at most {max(below):.3f} below,", end=" ")
                 print(f"{sum(each <= 0.02 for each in below)} of {len(below)} within 0.02", flush=True)
+    print(markdown_by_kind(of_kind))
     return table
+
+
+def markdown_by_kind(results: Mapping[str, list[tuple[float, bool, Result]]]) -> str:
+    """Return a table of what each harmful update costs: the worst over all numbers of sites.
+
+    Args:
+        results: Kind -> of each run: how far its AUROC is below the honest one, whether the site was left out, and the
+            result.
+    """
+    lines = [
+        "| the harmful site sends | AUROC lower by at most | left out in | most trials | of CPU s | of bytes down |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind, runs in results.items():
+        costs = [result.cost for _, _, result in runs]
+        seconds, down = (max(cost.percent[place] for cost in costs) for place in (0, 1))
+        lines.append(
+            f"| {kind} | {max(below for below, _, _ in runs):.3f} | {sum(out for _, out, _ in runs)} of {len(runs)} "
+            f"| {max(cost.trials for cost in costs)} | {seconds:.0f} % | {down:.0f} % |"
+        )
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------- honest runs
@@ -250,7 +281,7 @@ def honest_runs(runs: int, rounds: int, settings: tuple[str, ...]) -> Table:
     table = Table("run", "settings", "AUROC", "left out", "taken back", "updates shortened", "trials")
     total = TrialCost()
     for number in range(runs):
-        sites = (2, 3, 4, 6, 10)[number % 5]
+        sites = (3, 4, 5, 6, 10)[number % 5]
         method = ("surgical", "fedavg", "vanilla", "fedprox")[number % 4]
         shared = 10 if method == "fedavg" or number % 3 == 0 else 4
         choices = [f"run.method={method}", f"run.seed={number}", f"partition.sites={sites}", f"run.rounds={rounds}"]
@@ -345,7 +376,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="*")
     parser.add_argument("--methods", nargs="*", default=["surgical"])
     parser.add_argument("--sites")
-    parser.add_argument("--rounds", type=int, help="by default 5, of honest runs 6")
+    parser.add_argument("--rounds", type=int, help="by default 10, of honest runs 12")
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--shared", type=int, default=4, help="classes that all sites annotate, of ten")
@@ -356,14 +387,15 @@ def main() -> None:
         seconds(int(arguments.sites or 1000))
         return
     if arguments.what == "honest":
-        table = honest_runs(arguments.runs, arguments.rounds or 6, RULES[arguments.rules[0]] if arguments.rules else ())
+        settings = RULES[arguments.rules[0]] if arguments.rules else ()
+        table = honest_runs(arguments.runs, arguments.rounds or 12, settings)
     elif arguments.what == "rules":
         rules = arguments.rules or ["nothing", "clip 3.0", "median", "trimmed mean", "multi-Krum", "Krum"]
         table = honest_by_rule(rules, int(arguments.sites or 5), arguments.shared, arguments.seeds)
     else:
         counts = map(int, (arguments.sites or "3,4,10").split(","))
         table = harmful_updates(
-            arguments.rules or ["clip 3.0"], arguments.methods, list(counts), arguments.rounds or 5, arguments.kinds
+            arguments.rules or ["clip 3.0"], arguments.methods, list(counts), arguments.rounds or 10, arguments.kinds
         )
     Console(width=200).print(table)
 
