@@ -55,7 +55,7 @@ def compare_with_local_training(
         requests.expected[site] = ModelGroups()
         messages.append(requests.make_flower_message(site, QUERY, encode_record(request, requests.written)))
     exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)
-    replies = coordinator.collect_checked_replies(exchange, BenefitReply)
+    replies = coordinator.collect_checked_replies(requests, exchange, BenefitReply)
     coordinator.callbacks.on_absent_sites("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
     benefits = {

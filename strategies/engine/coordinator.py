@@ -90,7 +90,7 @@ class Coordinator:
         sites: The sites that take part.
         state: The coordinator's state after the last round.
         last_validation: The sites' validation figures of the current model.
-        requests: Requests of the current or latest exchange.
+        requests: Requests of the round's training or evaluation, from its configuration to its aggregation.
         layers: The optional layers that this run uses around its rounds, outermost first.
         grid: Flower's connection to the sites; set when the run starts.
         deadline_s: Seconds after which an exchange ends without the sites that have not replied.
@@ -327,7 +327,7 @@ class Coordinator:
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
         """Return the training messages of a round: one for each drawn site, with the head rows of that site."""
         self._begin_round(server_round, grid)
-        requests = self.begin_message_exchange(server_round)
+        self.requests = requests = self.begin_message_exchange(server_round)
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.filter_sites_of_round(chosen)
@@ -361,9 +361,10 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        context, before, sites = self.requests.context, self.state.model, self.requests.expected
-        aggregator = make_aggregator(self.method, before, sites, self._storage, buffered=self._buffered)
-        received = self.collect_checked_replies(replies, TrainReply, aggregator)
+        requests, before = self.requests, self.state.model
+        context = requests.context
+        aggregator = make_aggregator(self.method, before, requests.expected, self._storage, buffered=self._buffered)
+        received = self.collect_checked_replies(requests, replies, TrainReply, aggregator)
         validation = FederationValidation.from_replies(received.accepted)
         voters = {site: why for site, why in received.absent.items() if site not in self.uncounted_sites}
         for layer in self.layers:
@@ -397,7 +398,7 @@ class Coordinator:
             uncounted=tuple(sorted(context.uncounted)),
             absent=absent,
             validation=validation,
-            bytes_down=dict(self.requests.bytes_down),
+            bytes_down=dict(requests.bytes_down),
             bytes_up=outcome.received.bytes_up,
             seconds=time.monotonic() - self._began,
             aggregate_seconds=time.monotonic() - outcome.arrived,
@@ -488,27 +489,32 @@ class Coordinator:
 
     def refuse_too_few_replies(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies of a round count than needed."""
-        if len(received.accepted) < self._count_needed_replies(received):
-            raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
+        asked = len(self.requests.expected)
+        if len(received.accepted) < self._count_needed_replies(received, asked):
+            raise make_too_few_sites_error(f"round {server_round}", received, asked)
 
-    def _count_needed_replies(self, received: ExchangeReplies[Reply]) -> int:
+    def _count_needed_replies(self, received: ExchangeReplies[Reply], asked: int) -> int:
         """Return how many replies must count for an exchange to be valid: ``min_sites``, at least 1.
 
         With ``min_sites = 0`` every site must reply, except sites whose reply was rejected, so that a bad reply cannot
         end the run for the other sites. A missing site, or one that answers with an error, is still needed.
+
+        Args:
+            asked: Number of sites to which a request was sent.
         """
-        return max(self.sites.count_needed_replies(len(self.requests.expected) - len(received.unfit)), 1)
+        return max(self.sites.count_needed_replies(asked - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
     def configure_evaluate(self) -> list[Message]:
         """Return the messages that request the validation loss of the current model from the sites."""
         sites = self._choose_final_validation_sites()
-        return self.make_evaluate_messages(self.state.round, self.state.model, sites, test=False)
+        self.requests, messages = self.make_evaluate_messages(self.state.round, self.state.model, sites, test=False)
+        return messages
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may become the best model."""
-        received = self.collect_checked_replies(replies, EvaluateReply)
+        received = self.collect_checked_replies(self.requests, replies, EvaluateReply)
         self.callbacks.on_absent_sites("evaluate", received.absent)
         uncounted = self.uncounted_sites
         self.last_validation = FederationValidation.from_replies(received.accepted).without_sites(uncounted)
@@ -527,10 +533,10 @@ class Coordinator:
         """
         self.grid, drawn = grid, self.sites_drawn_for_test
         sites = self._list_sites_not_excluded() if drawn is None else drawn
-        messages = self.make_evaluate_messages(self.state.round, self.result_model, sites, test=True)
+        requests, messages = self.make_evaluate_messages(self.state.round, self.result_model, sites, test=True)
         replies = self.exchange_messages(messages, "test", self.state.round)
-        received = self.collect_checked_replies(replies, EvaluateReply)
-        needed = self._count_needed_replies(received)
+        received = self.collect_checked_replies(requests, replies, EvaluateReply)
+        needed = self._count_needed_replies(received, len(messages))
         if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
         return received
@@ -570,8 +576,8 @@ class Coordinator:
     # ------------------------------------------------------------------ one exchange
 
     def begin_message_exchange(self, server_round: int) -> ExchangeRequests:
-        """Start a new exchange of requests and replies, and return the object that makes its requests."""
-        self.requests = ExchangeRequests(
+        """Return the object that makes the requests of a new exchange, and records what their replies must contain."""
+        return ExchangeRequests(
             method=self.method,
             plan=self.plan,
             plan_json=self._plan_json,
@@ -586,14 +592,13 @@ class Coordinator:
             total_down=self.sites.bytes_down,
             frozen=self.frozen,
         )
-        return self.requests
 
     def make_evaluate_messages(
         self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
-    ) -> list[Message]:
-        """Return messages that request an evaluation on the sites' validation images or test images."""
+    ) -> tuple[ExchangeRequests, list[Message]]:
+        """Return a new exchange, and its requests for an evaluation on the sites' validation or test images."""
         requests = self.begin_message_exchange(server_round)
-        return [requests.make_evaluate_message(site, model, test=test) for site in sorted(sites)]
+        return requests, [requests.make_evaluate_message(site, model, test=test) for site in sorted(sites)]
 
     def exchange_messages(
         self,
@@ -627,22 +632,30 @@ class Coordinator:
         return send_and_receive(self.grid, sent, report, deadline_s=seconds, enough=good, registered=registered)
 
     def collect_checked_replies(
-        self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
+        self,
+        requests: ExchangeRequests,
+        replies: Iterable[Message],
+        expected: type[Reply],
+        aggregator: Aggregator | None = None,
     ) -> ExchangeReplies[Reply]:
-        """Check the replies to the current requests as they arrive, and count their bytes.
+        """Check the replies to an exchange's requests as they arrive, and count their bytes.
 
         Args:
+            requests: The exchange.
             replies: Messages in any order.
             expected: Record class of a valid reply.
             aggregator: Receives the updates of accepted training replies, and the names of rejected sites.
         """
 
         layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply
-        result = check_exchange_replies(self.requests, replies, expected, note, layers, aggregator)
+        result = check_exchange_replies(requests, replies, expected, note, layers, aggregator)
         self.sites.bytes_up.update(result.bytes_up)
         return result
 
-    def collect_site_validation(self, messages: Collection[Message], server_round: int) -> FederationValidation:
+    def collect_site_validation(
+        self, requests: ExchangeRequests, messages: Collection[Message]
+    ) -> FederationValidation:
         """Send requests for an evaluation; return the validation figures in the accepted replies."""
-        replies = self.exchange_messages(messages, "evaluate", server_round)
-        return FederationValidation.from_replies(self.collect_checked_replies(replies, EvaluateReply).accepted)
+        replies = self.exchange_messages(messages, "evaluate", requests.context.round)
+        received = self.collect_checked_replies(requests, replies, EvaluateReply)
+        return FederationValidation.from_replies(received.accepted)

@@ -411,12 +411,11 @@ class RollbackLayer(CoordinatorRoundLayer):
         some = {site: reply for site, reply in received.accepted.items() if site not in out}
         means = merge(replace(received, accepted=some)).merged.means
         model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
-        training = coordinator.requests
-        messages = coordinator.make_evaluate_messages(server_round, model, judges, test=False)
-        validation = coordinator.collect_site_validation(messages, server_round)
-        for receiver, size in coordinator.requests.bytes_down.items():
-            training.bytes_down[receiver] = training.bytes_down.get(receiver, 0) + size
-        coordinator.requests = training
+        trial, messages = coordinator.make_evaluate_messages(server_round, model, judges, test=False)
+        validation = coordinator.collect_site_validation(trial, messages)
+        of_round = coordinator.requests.bytes_down
+        for receiver, size in trial.bytes_down.items():
+            of_round[receiver] = of_round.get(receiver, 0) + size
         return validation
 
 

@@ -181,12 +181,12 @@ class SequentialCoordinator(Coordinator):
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
-        requests = self.begin_message_exchange(0)
+        self.requests = requests = self.begin_message_exchange(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
         model = self.state.model
         messages = [requests.make_train_message(site, model, statistics(site), update=False) for site in sites]
-        received = self.collect_checked_replies(self.exchange_messages(messages, "train", 0), TrainReply)
-        needed = self._count_needed_replies(received)
+        received = self.collect_checked_replies(requests, self.exchange_messages(messages, "train", 0), TrainReply)
+        needed = self._count_needed_replies(received, len(messages))
         if len(received.accepted) < needed:
             raise make_too_few_sites_error("ranking the sites", received, needed)
         self.callbacks.on_absent_sites("ranking", received.absent)
@@ -230,7 +230,8 @@ class SequentialCoordinator(Coordinator):
         # each round, the sites also count correct predictions on their test images.
         own, validation, judges = self._own, FederationValidation(), self._count_participants()
         if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
-            validation = self.collect_site_validation(self.configure_evaluate(), server_round)
+            messages = self.configure_evaluate()
+            validation = self.collect_site_validation(self.requests, messages)
             validation = validation.without_sites(self.uncounted_sites)
         if own and own.validation.has_known_labels:
             validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
@@ -269,13 +270,13 @@ class SequentialCoordinator(Coordinator):
         needed = self.sites.count_needed_replies(len(order))
         clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
         for place, site in enumerate(order):
-            requests = self.begin_message_exchange(server_round)
+            self.requests = requests = self.begin_message_exchange(server_round)
             message = requests.make_train_message(site, done.model, statistics(site), update=True)
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self.exchange_messages([message], "train", server_round, enough=0 if dispensable else 1)
-            received = self.collect_checked_replies(replies, TrainReply)
+            received = self.collect_checked_replies(requests, replies, TrainReply)
             done.absent.update(received.absent)
-            done.bytes_down.update(self.requests.bytes_down)
+            done.bytes_down.update(requests.bytes_down)
             done.bytes_up.update(received.bytes_up)
             for reply in received.accepted.values():
                 passed = add_sequential_site_update(done.model, reply, clip, done.lengths)
