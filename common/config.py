@@ -57,8 +57,7 @@ class RunSection(TomlSection):
         seed: Determines the initial model, the order of images, augmentation, dropout, and the partition unless it has
             a seed of its own.
         name: The run's title in lists, reports and at the hospitals; empty for that of its experiment file.
-        purpose: What the study wants to find out, for the people at the hospitals who approve its plan; one line of
-            text, left out of the JSON if it is empty.
+        purpose: What the study wants to find out, in one line, for the people at the hospitals who approve its plan.
         keep_updates: The coordinator stores every update that it aggregated, so that ``flwr-server verify`` can
             repeat the aggregation; the sites see this setting in the plan.
     """
