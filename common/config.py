@@ -160,8 +160,8 @@ class EvaluationSection(TomlSection):
     Attributes:
         test_each_round: In each round every site also reports the accuracy of the received model on its own test part
             (multi-class tasks), as FedSLD's paper does. The accuracy never selects a model.
-        pooled: In the final test, ask every site for histograms of the scores on its test part, from which AUROCs over
-            all sites' images follow; a hospital's policy can refuse.
+        pooled: In the final test, ask every site for histograms of its scores: on its test part for AUROCs over all
+            sites' images, on its validation part for decision thresholds. A hospital's policy can refuse.
         sensitivity: Each class gets two decision thresholds, chosen on the sites' validation images: Youden's, and the
             highest with at least this sensitivity.
         checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.

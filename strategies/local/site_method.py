@@ -59,12 +59,13 @@ class Parameters(BaseModel):
             no global model. ``fedbn_plus`` freezes it as it is in ``model.weights``, which it needs.
         weighting: A site's weight in every mean: 1 (``uniform``, as secure aggregation needs), or its number of
             training images (``samples``).
-        warm_up_epochs: Local epochs with a frozen backbone at the beginning of a site's first round; the epoch with the
-            lowest validation loss is used.
+        warm_up_epochs: Local epochs with a frozen backbone at the beginning of a site's first round (under secure
+            aggregation, of round 1 alone); the epoch with the lowest validation loss is used.
         warm_up_lr: Learning rate of the warm-up.
         proximal_mu: Strength of the proximal term (FedProx), which is added to the method's loss.
         clip_update: The largest Euclidean length of a site's update.
-        compress_update: Number format in which a site sends its trunk; the rounding error is added to the next update.
+        compress_update: Number format in which a site sends its trunk: ``float16`` halves the bytes, ``int8`` quarters
+            them. The rounding error is added to the next update.
         compress_model: Number format in which the coordinator sends the trunk; it rounds its own model to that format,
             and adds the rounding error to the next round's model.
         server_optimizer: Server optimiser, which uses the mean update as a gradient (FedAdam, FedYogi, momentum).
