@@ -1,11 +1,13 @@
 """Print docs/results-benchmark.md: every table of the published runs of the benchmark.
 
-PYTHONPATH=. python benchmarks/evidence.py > docs/results-benchmark.md
+PYTHONPATH=. python benchmarks/evidence.py [--write]
 
-Nothing is run: the figures are those of experiments/benchmark/published.jsonl and partitions.csv.
+With ``--write`` the page is written, and so are the tables of docs/results.md that stand between marks. Nothing is run:
+the figures are those of experiments/benchmark/published.jsonl and partitions.csv.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -165,5 +167,31 @@ def describe_our_methods() -> Iterator[str]:
         yield format_blocks_table(result)
 
 
+def list_deciding_tables() -> dict[str, str]:
+    """Return the tables that docs/results.md has too, by the name of their marks there."""
+    parts = benchmark_as_markdown(read_form("published")).split("\n\n")
+    ranked, beyond = [part for part in parts if part.startswith("| method")]
+    steps, time = (text for text in describe_our_methods() if text.startswith("| AUROC, mean over blocks"))
+    reached = next(text for text in describe_budgets_and_rule() if text.startswith("|"))
+    return {
+        "ranked": ranked,
+        "not ranked": beyond,
+        "equal time": reached,
+        "ours at equal steps": steps,
+        "ours in equal time": time,
+    }
+
+
+def write_pages() -> None:
+    """Write the page of tables, and the tables of docs/results.md."""
+    from supply.key_tables import write_tables  # only a checkout has it
+
+    (ROOT / "docs" / "results-benchmark.md").write_text(make_page(), encoding="utf-8")
+    write_tables(ROOT / "docs" / "results.md", list_deciding_tables())
+
+
 if __name__ == "__main__":
-    print(make_page(), end="")
+    if sys.argv[1:] == ["--write"]:
+        write_pages()
+    else:
+        print(make_page(), end="")
