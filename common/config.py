@@ -52,9 +52,12 @@ class RunSection(TomlSection):
     """The ``[run]`` table: method, rounds, seed.
 
     Attributes:
+        method: Name of a method, or ``plugin:NAME``.
+        rounds: Number of rounds.
+        seed: Determines the initial model, the order of images, augmentation, dropout, and the partition unless it has
+            a seed of its own.
         name: The run's title in lists, reports and at the hospitals; empty for that of its experiment file.
-        purpose: What the study wants to find out, for the people at the hospitals who approve its plan; one line of
-            text, left out of the JSON if it is empty.
+        purpose: What the study wants to find out, in one line, for the people at the hospitals who approve its plan.
         keep_updates: The coordinator stores every update that it aggregated, so that ``flwr-server verify`` can
             repeat the aggregation; the sites see this setting in the plan.
     """
@@ -88,13 +91,21 @@ class TrainingSection(TomlSection):
     """The ``[training]`` table: the local training of a site in one round.
 
     Attributes:
-        optimizer: ``adam``, ``adamw``, ``sgd``, or ``plugin:NAME``.
-        reset_optimizer: Start each round with a new optimiser state; otherwise a site stores the state between rounds.
-        schedule: The learning rate over the run's rounds: ``constant``, ``cosine`` down to nearly 0, or
-            ``plugin:NAME``.
+        epochs: Passes over a site's training images in a round.
+        batch_size: Images in a batch; with ``model.patch_size`` patches.
+        optimizer: The optimiser of a site.
+        lr: Learning rate.
+        momentum: Momentum of ``sgd``.
+        weight_decay: Weight decay of the optimiser.
+        reset_optimizer: Start each round with a new optimiser state; otherwise a site stores the state between rounds,
+            but never under secure aggregation.
+        schedule: The learning rate over the run's rounds; ``cosine`` lets it fall to nearly 0.
         schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
-        loss: ``plain`` (the loss of the method itself), ``focal``, ``asymmetric``, or ``plugin:NAME``.
-        class_weights: The loss weighs positives of a class (multi-class: its images) by their rarity at the site.
+        loss: What a site minimises: ``plain``, the method's own loss; ``focal`` (Lin et al. 2017); ``asymmetric``
+            (Ridnik et al. 2021, multi-label only). Validation always takes the plain loss. A method whose loss is its
+            own takes no other.
+        class_weights: Weigh by rarity at the site. Multi-label: a positive weighs the class's known labels over its
+            positives. Multi-class: an image weighs all images over (classes times images of its class).
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
         asymmetric_margin: The asymmetric loss subtracts this margin from the predicted probability of a negative.
@@ -105,7 +116,8 @@ class TrainingSection(TomlSection):
         precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU. ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
             else ``float32`` is used. ``fp16`` is for GPUs without bfloat16. With ``fastest`` each site measures the
             combinations of precision and ``memory_format`` and uses the fastest.
-        memory_format: torch's memory format of convolution weights and images.
+        memory_format: torch's memory format of convolution weights and images. Which is faster depends on network and
+            CPU; it changes the rounding of sums.
         patches_per_volume: With ``model.patch_size``, patches drawn from each image in an epoch; a batch has
             ``batch_size`` patches.
         patch_foreground: Share of the patches, on average, that are drawn around a pixel of an outlined class; the
@@ -148,8 +160,8 @@ class EvaluationSection(TomlSection):
     Attributes:
         test_each_round: In each round every site also reports the accuracy of the received model on its own test part
             (multi-class tasks), as FedSLD's paper does. The accuracy never selects a model.
-        pooled: In the final test, ask every site for histograms of the scores on its test part, from which AUROCs over
-            all sites' images follow; a hospital's policy can refuse.
+        pooled: In the final test, ask every site for histograms of its scores: on its test part for AUROCs over all
+            sites' images, on its validation part for decision thresholds. A hospital's policy can refuse.
         sensitivity: Each class gets two decision thresholds, chosen on the sites' validation images: Youden's, and the
             highest with at least this sensitivity.
         checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
@@ -159,7 +171,8 @@ class EvaluationSection(TomlSection):
             ends; None for no early stopping.
         sites: Number of sites, drawn by (seed, round), that test the final model; 0 for all. None: all sites, if all
             train in each round; else the larger of 100 and ``sites_per_round``.
-        metrics: Names of plug-in metrics, computed for each class on test images in addition to our own metrics.
+        metrics: Names of plug-in metrics, ``plugin:NAME``, computed for each class on test images in addition to our
+            own metrics; at most 20.
         sample_grid: The report of a simulation shows some test images; None: only if they are not of real patients.
         compare_local: After the final test every site also trains a model alone and compares it with the federated
             model on its own test part.
@@ -187,7 +200,7 @@ class ParticipationSection(TomlSection):
         round_deadline_s: Seconds after which a round goes on without the missing sites.
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
         clip: Maximum norm of one site's update, as a multiple of the median norm of the round's updates. ``off``
-            switches off this bound and the rollback of a collapsed model.
+            switches off this bound, trials of updates and the rollback of a collapsed model.
         largest_share: Maximum weight of one site in the average of a round. Before this limit is applied, a site's
             weight is its share of the images.
         distinct_classes: Classes of which the coordinator says that they are no other class in other words, although

@@ -52,6 +52,7 @@ class StudyRowOrColumn(TomlSection):
     """One method or one setting of a study's table.
 
     Attributes:
+        title: Heading of the row or column.
         part: Text that replaces ``{method}`` or ``{setting}`` in the table's ``experiment`` and ``set``.
         x: Position of a setting on the axis of a sweep.
         set: Overrides in the form of ``--set``.
@@ -89,8 +90,12 @@ class PaperTable(TomlSection):
     """One table of the paper that the study repeats.
 
     Attributes:
+        title: Title of the table.
+        settings: The columns, for instance numbers of hospitals.
+        methods: The rows.
         experiment: Path relative to the study's folder, with ``{method}`` and ``{setting}``.
-        measures: Names of :data:`STUDY_MEASURES`, or means over named classes.
+        measures: Names of measures (:data:`STUDY_MEASURES`), or ``{ title, classes }`` for the mean AUROC of named
+            classes; with ``external = true`` on the images of ``[external_test]``.
         reference: Title of the method that each other method is tested against; empty for no tests.
         paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; the last ones may
             be missing.
@@ -215,6 +220,7 @@ class StudyQuickScale(TomlSection):
     """The quick scale of a study, which finishes in minutes; it is applied after the experiments' ``[small]`` tables.
 
     Attributes:
+        seeds: Number of seeds.
         set: Overrides for all experiments.
         differs: Differences from the paper at this scale.
     """
@@ -228,6 +234,10 @@ class StudyFile(TomlSection):
     """The content of ``study.toml``.
 
     Attributes:
+        title: The study's name.
+        seeds: Number of seeds of each experiment: 0, 1, and so on.
+        quick: The quick scale.
+        tables: The paper's tables.
         paper: Authors, year and venue.
         differs: Differences from the paper in data and scale, for all tables.
         settings: Settings of the paper with which a test compares the experiment files.

@@ -90,7 +90,12 @@ def test_the_small_form_of_the_benchmark_runs_and_the_published_one_is_estimated
     assert list((checkout / "runs" / "benchmark").rglob("*.html"))
 
 
-RESULTS = [line for block in blocks("results") for line in block.replace("\\\n", " ").splitlines()]
+RESULTS = [
+    line
+    for page in ("results", "results-studies")
+    for block in blocks(page)
+    for line in block.replace("\\\n", " ").splitlines()
+]
 BENCHMARK = [line for line in RESULTS if "benchmark" in line]
 WEIGHTS = "make weights"
 RUNS = [line for line in RESULTS if line not in (*BENCHMARK, WEIGHTS)]

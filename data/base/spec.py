@@ -160,6 +160,8 @@ class PictureTableSpec(BaseDatasetSpec):
 
     Attributes:
         labels: The table, ``.csv`` or ``.csv.gz``.
+        color: Read pictures in colour; otherwise in grey.
+        split_seed: Seed of the split into training, validation and test part.
         image_size: Height and width in pixels after resizing; three numbers make volumes of that depth, height and
             width in voxels.
         resize: ``"pad"`` keeps the aspect ratio and pads with black; ``"stretch"`` does not keep it. It has no meaning
@@ -170,8 +172,8 @@ class PictureTableSpec(BaseDatasetSpec):
         largest_mb: Limit in MiB for one decoded picture. The limit for the decoded label table is at least as high, and
             grows with the size of its file.
         frame, axis, window, bit_depth, jpeg_draft, value_range, spacing: See :class:`PictureRenderingOptions`.
-        duplicates: ``"fault"`` refuses parts that share pictures; ``"drop_from_training"`` drops the copies from the
-            earlier part.
+        duplicates: ``"fault"`` refuses parts that share pictures; ``"drop_from_training"`` drops the copies: those of
+            test pictures from training and validation, those of validation pictures from training.
     """
 
     labels: str
@@ -216,7 +218,11 @@ class PictureTableSpec(BaseDatasetSpec):
 
 
 class PictureFolderSpec(PictureTableSpec):
-    """Common settings of all data sets whose pictures are files in a folder; ``images`` is the folder."""
+    """Common settings of all data sets whose pictures are files in a folder.
+
+    Attributes:
+        images: The folder.
+    """
 
     images: str
 
@@ -240,6 +246,12 @@ class LabelColumnsSpec(PictureTableSpec):
     ``classes``, ``other_findings`` or ``no_finding``.
 
     Attributes:
+        label_columns: One column for each class.
+        finding_column: The column with names of findings.
+        separator: Text between the names in a cell of ``finding_column``; a line end is ``"\\n"``, a tab ``"\\t"``.
+        classes: The findings in ``finding_column`` that are classes.
+        patient_column: Column of the patients; all images of a patient are in one part.
+        source_column: Column of the hospitals, for ``images = "source"`` in ``[partition]``.
         other_findings: Findings in ``finding_column`` that are no class of the model; ``"*"`` allows all findings that
             do not resemble a class.
         no_finding: Names in ``finding_column`` that say that no class is present.
@@ -254,8 +266,11 @@ class LabelColumnsSpec(PictureTableSpec):
             (``"fault"``), or count as one patient in the split (``"join"``).
         split_column: Column with the values train, val or validation, and test; without it patients are split 70/10/20.
         validation_fraction: Fraction of the training patients held out for validation if ``split_column`` names none.
-        sex_column, age_column, date_column, device_column: Columns that only counts use: sex and age of the patient (or
-            the year of birth), date (or year) and device of the image (:mod:`polyclinic.data.base.attributes`).
+        sex_column: Column of the patient's sex; only counts use this and the next three keys
+            (:mod:`polyclinic.data.base.attributes`).
+        age_column: Column of the patient's age, or year of birth.
+        date_column: Column of the image's date, or year.
+        device_column: Column of the device.
         sex_words: The user's own words in ``sex_column`` -> ``female`` or ``male``.
     """
 
@@ -390,6 +405,7 @@ class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
     class. A blank cell says that nobody outlined the class in the image.
 
     Attributes:
+        image_column: Column with the names of the files.
         masks: Folder of the masks; None for that of the images.
         mask_column: Column of label maps, in which 0 is background.
         mask_values: Class -> its value in label maps. Every value that a map has must be named.
@@ -454,7 +470,7 @@ def _describe_move_of_secret(url: Any, given: Mapping[str, Any]) -> str:
 class DicomwebDatasetSpec(LabelColumnsSpec):
     """A hospital's label table, and a PACS from which the images are read over DICOMweb (QIDO-RS and WADO-RS).
 
-    A secret for the PACS is no part of it: see :mod:`polyclinic.common.hosts`.
+    A secret for the PACS is in a file of the user's own (:mod:`polyclinic.common.hosts`).
 
     Attributes:
         url: The address of both services, ``https://HOST/dicom-web``.
@@ -536,6 +552,7 @@ class NpzDatasetSpec(BaseDatasetSpec):
     position of each file's first byte in ``_offsets`` ``(n + 1,)``.
 
     Attributes:
+        path: The file.
         classes: Class names in label order; may be empty for the files of MedMNIST, MNIST and CIFAR-10.
         keep: The classes to use, in this order; all if empty. In single-label data, images of other classes are left
             out; in multi-label data all images stay.
@@ -547,7 +564,8 @@ class NpzDatasetSpec(BaseDatasetSpec):
         validation_fraction: Fraction of the training patients held out if the file has no ``val`` arrays; may be 0.
         image_size: Height and width in pixels; None keeps those of the file. Volumes, arrays ``(n, depth, height,
             width)`` as in MedMNIST3D, stay as they are.
-        largest_mb: MiB that the arrays may always take, see :mod:`polyclinic.data.base.decoded_size`.
+        resize, skip_budget, split_seed: As in :class:`PictureTableSpec`.
+        largest_mb: MiB that the arrays may always take (:mod:`polyclinic.data.base.decoded_size`).
         value_range: Values of black and white, for arrays of any type; None takes 0 and 255, of uint8 only.
         duplicates: As in :class:`PictureTableSpec`.
     """
@@ -577,6 +595,7 @@ class NihDatasetSpec(PictureFolderSpec):
         view: Keep only this view position; None keeps all.
         train_val_list: NIH's ``train_val_list.txt``, given with ``test_list``; without both files patients are split
             70/10/20, as in the surgical aggregation paper.
+        test_list: NIH's ``test_list.txt``.
         validation_fraction: Fraction of the patients in ``train_val_list`` that are held out for validation.
     """
 
@@ -616,6 +635,8 @@ class MimicDatasetSpec(PictureFolderSpec):
     Attributes:
         classes: Label columns to keep; if empty, the 20 classes of NIH and CheXpert together.
         views: View positions to keep.
+        uncertain: The meaning of -1.
+        blank: The meaning of an empty cell.
         split: ``"test"`` puts all images into the test part, for external tests; ``"patients"`` splits 70/10/20.
     """
 
@@ -628,7 +649,12 @@ class MimicDatasetSpec(PictureFolderSpec):
 
 
 class DigitsDatasetSpec(BaseDatasetSpec):
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no download."""
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no download.
+
+    Attributes:
+        image_size: Height and width in pixels; None keeps 8.
+        split_seed: As in :class:`PictureTableSpec`.
+    """
 
     kind: Literal["digits"]
     image_size: Side | None = None
@@ -642,6 +668,7 @@ class PhantomDatasetSpec(BaseDatasetSpec):
         images: Total number of images in the three parts; each patient has 1 to 3.
         image_size: Height and width in pixels.
         seed: Seed of the images.
+        split_seed: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["phantom"]
@@ -659,6 +686,7 @@ class DrawnOrgansDatasetSpec(BaseDatasetSpec):
         image_size: Height and width in pixels.
         depth: Number of slices of a volume; None draws slices alone.
         seed: Seed of the images.
+        split_seed: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["organs"]
@@ -673,12 +701,16 @@ class CompositesDatasetSpec(BaseDatasetSpec):
     """Multi-label images, each composed of up to four pictures of a single-label npz file such as MNIST.
 
     Attributes:
-        classes: Class names of the file, as in :class:`NpzDatasetSpec`; earlier classes are more frequent.
-        train, validation, test: Numbers of composed images.
+        path: The npz file.
+        classes: As in :class:`NpzDatasetSpec`; earlier classes are more frequent.
+        train: Number of composed training images.
+        validation: Number of composed validation images.
+        test: Number of composed test images.
         image_size: Height and width of a composed image in pixels.
         falling: Frequency of each class divided by that of the class before it.
         seed: Seed of the composed images.
-        largest_mb: Limit for the file, as in :class:`NpzDatasetSpec`.
+        largest_mb: As in :class:`NpzDatasetSpec`.
+        split_seed: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["composites"]
@@ -701,7 +733,7 @@ class PluginDatasetSpec(BaseDatasetSpec):
         name: Name of the entry point in the group ``polyclinic.datasets``.
         options: Passed to the plug-in unchanged.
         image_size: Height and width in pixels; None keeps those of the plug-in's images.
-        duplicates: As in :class:`PictureTableSpec`.
+        resize, duplicates, split_seed: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["plugin"]
@@ -722,6 +754,7 @@ class MixtureDatasetSpec(BaseDatasetSpec):
     Attributes:
         tasks: The data set of each task, by the task's name.
         image_size: Height and width in pixels, for all tasks.
+        color: As in :class:`PictureTableSpec`.
     """
 
     kind: Literal["mixture"]
@@ -755,9 +788,7 @@ class CollectionsDatasetSpec(BaseDatasetSpec):
             present if one of them is, unknown if none is present and one is unknown. Labels that are not named keep
             their own name.
         classes: The classes to learn; those of the collections are left out if they are not listed. Empty for all.
-        image_size: Height and width in pixels, for all collections; three numbers make volumes, as in
-            :class:`PictureTableSpec`.
-        spacing, window: Of volumes, as in :class:`PictureTableSpec`, for all collections.
+        image_size, color, spacing, window: As in :class:`PictureTableSpec`, for all collections.
     """
 
     kind: Literal["collections"]

@@ -73,7 +73,11 @@ class PaperTablePartitionSpec(BaseClassPartitionSpec):
 
 
 class RandomOwnersPartitionSpec(BaseClassPartitionSpec):
-    """Each class is annotated by a random number of sites, drawn uniformly from 1 to all; each site gets a class."""
+    """Each class is annotated by a random number of sites, drawn uniformly from 1 to all; each site gets a class.
+
+    Attributes:
+        sites: Number of sites; may be left out if ``images = "source"``.
+    """
 
     kind: Literal["random_owners"]
     sites: Count | None = None
@@ -86,6 +90,7 @@ class MissingClassesPartitionSpec(BaseClassPartitionSpec):
 
     Attributes:
         sites: Number of sites; may be left out if ``images = "source"``.
+        missing: Number of classes that a site does not annotate.
         lists_seed: The seed for drawing the classes; by default the paper's.
     """
 
@@ -104,6 +109,7 @@ class LabelSkewPartitionSpec(BaseDatasetSpec):
     Attributes:
         shards: ``"practical"``: of each class one site holds 80 %, one 10 %, and each other site 1 %;
             ``"pathological"``: each site holds two classes.
+        sites: Number of sites.
         seed: The seed of the distribution, by default that of the paper's code; None takes the run's seed.
         validation_fraction: Fraction of each site's training images held out for validation.
     """
@@ -116,10 +122,11 @@ class LabelSkewPartitionSpec(BaseDatasetSpec):
 
 
 class DirichletPartitionSpec(BaseDatasetSpec):
-    """Like :class:`LabelSkewPartitionSpec`, but the proportions of each class are drawn from a Dirichlet distribution.
+    """Like ``label_skew``, but the proportions of each class are drawn from a Dirichlet distribution.
 
     Attributes:
         alpha: Concentration of the distribution: 0.1 is very uneven, 100 almost even.
+        sites: Number of sites. A site without training images is named and is not in the run.
         seed: The seed of the distribution; None takes the run's seed.
         validation_fraction: Fraction of each site's training images held out for validation.
     """
@@ -137,6 +144,8 @@ class TaskMixturePartitionSpec(BaseDatasetSpec):
     Only the mixture's training part is used. The share of each site and of the coordinator is split 70/10/20.
 
     Attributes:
+        sites_per_task: Number of sites of each task.
+        seed: The seed of the distribution; by default that of the paper's code.
         split: ``"strong"``: the classes of a task are distributed over its sites unevenly, by chance; ``"moderate"``:
             in equal numbers.
         server_fraction: Fraction of each task's images that the coordinator holds.

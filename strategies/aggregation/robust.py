@@ -51,6 +51,9 @@ class RobustMeanRule(BaseModel):
     """The ``method.mean`` setting: the name of a robust mean, or a table with the name as ``kind`` and further keys.
 
     Attributes:
+        kind: ``coordinate_median``: the median of each number (Yin et al., ICML 2018). ``trimmed_mean``: the mean of
+            each number without the largest and smallest values. ``krum``: the update that lies closest to its nearest
+            ones (Blanchard et al., NeurIPS 2017).
         fraction: For the trimmed mean: share of the sites whose values are dropped at each end, at least one site.
         byzantine: For Krum: assumed number of sites that send arbitrary values.
         keep: For Krum: number of best sites that are averaged; 2 or more is multi-Krum.

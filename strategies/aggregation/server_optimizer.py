@@ -23,6 +23,7 @@ class ServerOptimizer(BaseModel):
     """The ``[method.server_optimizer]`` table.
 
     Attributes:
+        kind: Server momentum, FedAdam or FedYogi.
         lr: Learning rate; by default 1 for momentum and 0.01 for Adam and Yogi.
         beta1: Decay of the first moment, the running mean of updates.
         beta2: Decay of the second moment, the running mean of squared updates.

@@ -58,7 +58,7 @@ class FederationValidation:
 
     @property
     def mean_loss(self) -> float | None:
-        """Return the mean validation loss over sites with equal weights (specs 1.4); None if no site sent a loss."""
+        """Return the mean validation loss over sites with equal weights; None if no site sent a loss."""
         return float(np.mean(list(self.loss.values()))) if self.loss else None
 
     @property

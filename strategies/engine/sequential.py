@@ -1,4 +1,4 @@
-"""Sequential training: the coordinator passes one model from hospital to hospital (specs 2.4).
+"""Sequential training: the coordinator passes one model from hospital to hospital.
 
 If a hospital is lost, the next one continues. In a round each hospital receives and returns the model once, one after
 the other. The deadline of a round applies to each hospital separately.
@@ -155,7 +155,8 @@ class SequentialCoordinator(Coordinator):
     def _should_stop_early(self) -> bool:
         """Return True if the best model is older, in rounds, than the patience of the method or of the experiment.
 
-        The method's patience (specs 2.4, step 7) counts only if the best model is better than the initial one.
+        The method's patience counts only if the best model is better than the initial one
+        (docs/papers.md#unifed-patience).
         """
         server, best = self.method.server_training_settings, self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience

@@ -6,8 +6,9 @@ share of wrongly ranked pairs. ``loss``: the plain validation loss. A method tha
 does not minimise the plain loss, which may rise while the ranking improves. Both criteria are 0 at best and grow as a
 model gets worse, so one rule serves both.
 
-The rule of the paper's code is the lowest unweighted mean (specs 1.4). With this rule alone one site can choose the
-model: a site that states 0 for one model, or a huge loss for all others, moves the mean at will. So each site's loss is
+The rule of surgical aggregation's code is the lowest unweighted mean (docs/papers.md#surgical-selection). With this
+rule alone one site can choose the model: a site that states 0 for one model, or a huge loss for all others, moves the
+mean at will. So each site's loss is
 also divided by the lowest loss that the same site ever stated. This ratio is the site's *regret* for a model; it is 1
 for the site's own best model. A model's regret is the smallest value that more than half of the sites do not exceed, so
 a single site has little influence on it. If both models have a regret of at most :data:`LARGEST_REGRET_OF_NOISE`,
@@ -354,9 +355,9 @@ def do_both_judges_object(now: Losses, before: Losses, lowest: Losses) -> bool:
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return True if the current model is better than the previous best one, over the sites that validated both.
 
-    The model with the lower mean loss is better (specs 1.4). There is one exception: if at least three sites validated
-    both models, and one of the models has a :func:`compute_median_regret` above :data:`LARGEST_REGRET_OF_NOISE` (1.25),
-    the model with the lower median regret is better.
+    The model with the lower mean loss is better (docs/papers.md#surgical-selection). There is one exception: if at
+    least three sites validated both models, and one of the models has a :func:`compute_median_regret` above
+    :data:`LARGEST_REGRET_OF_NOISE` (1.25), the model with the lower median regret is better.
 
     Args:
         now, before: Site -> validation loss of the current and of the previous best model.

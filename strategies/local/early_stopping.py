@@ -1,8 +1,8 @@
 """Early stopping: the rule that ends training at a hospital or at the coordinator once the loss has settled.
 
-Hassani and Rekik, "UniFed", 2024 (specs 2.4, step 4). The paper stops when the loss is "nearly unchanged" over the last
-epochs; the exact rule is that of the authors' code. That code never loads its checkpoint of the lowest validation loss;
-here, as in the paper, the weights of the lowest loss are returned.
+Hassani and Rekik, "UniFed", 2024 (docs/papers.md#unifed-settled). The paper stops when the loss is "nearly unchanged"
+over the last epochs; the exact rule is that of the authors' code. That code never loads its checkpoint of the lowest
+validation loss; here, as in the paper, the weights of the lowest loss are returned.
 
 A loss that is NaN counts as worse than any number.
 """

@@ -33,7 +33,7 @@ class LossFunction(Protocol):
 
 
 def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
-    """Return the binary cross-entropy, averaged over the known entries (specs 1.4; "partial loss" in specs 1.6).
+    """Return the binary cross-entropy, averaged over the known entries (docs/papers.md#surgical-loss).
 
     An entry is one class of one image; it is known if its label is not NaN. A batch without any known entry gives 0 and
     no gradient.
@@ -60,7 +60,7 @@ def fill_missing_labels(labels: Tensor, annotated: Tensor, missing: Missing) -> 
 def compute_positive_weights(labels: Tensor) -> Tensor:
     """Return ``known labels / positives`` of each class, ``(rows,)``; 1 for a class without positives.
 
-    FedMLP's authors weigh positives this way in all their baselines (specs 3.6).
+    FedMLP's authors weigh positives this way in all their baselines (docs/papers.md#fedmlp-baselines).
 
     Args:
         labels: All labels of a site, ``(n, rows)``, NaN for unknown.
@@ -70,7 +70,7 @@ def compute_positive_weights(labels: Tensor) -> Tensor:
 
 
 def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Return the binary cross-entropy; classes that the site does not annotate count as negative (specs 1.6).
+    """Return the binary cross-entropy; classes that the site does not annotate count as negative.
 
     An unknown label of a class that the site does annotate stays unknown.
     """

@@ -40,9 +40,10 @@ _ADAMW = _make_uncompiled_optimizer(torch.optim.AdamW)
 
 
 def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
-    """Return an optimiser of the network's trainable parameters; Adam has Keras' epsilon, as in specs 1.4.
+    """Return an optimiser of the network's trainable parameters.
 
-    Steps are fused: one pass over each tensor. The factory of a plug-in gets parameters, ``lr`` and ``weight_decay``.
+    Adam has Keras' epsilon (docs/papers.md#surgical-adam). Steps are fused: one pass over each tensor. The
+    factory of a plug-in gets parameters, ``lr`` and ``weight_decay``.
 
     Raises:
         BadInput: If a plug-in is not installed, or does not return an optimiser.

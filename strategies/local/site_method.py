@@ -36,7 +36,7 @@ from polyclinic.strategies.local.segmentation_losses import SEGMENTATION_LOSSES
 from polyclinic.strategies.local.stages import RoundDefault, Stage
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
-"""How the trunk is averaged (specs 1.5 step 2).
+"""How the trunk is averaged (docs/papers.md#surgical-trunk).
 
 ``fedavg``: every tensor is averaged, including batch normalisation (plain mean of the variances).
 ``fedbn``: batch normalisation stays local at each site (Li et al., ICLR 2021), so there is no global model.
@@ -55,14 +55,17 @@ class Parameters(BaseModel):
     """The keys of the ``[method]`` table of every method that averages updates.
 
     Attributes:
-        trunk: How trunk and batch normalisation are averaged.
-        weighting: Rule for a site's weight in every mean.
-        warm_up_epochs: Local epochs with a frozen backbone before round 1; the epoch with the lowest validation loss is
-            used.
+        trunk: ``fedavg`` averages batch normalisation like all else. ``fedbn`` leaves it at each site, so that there is
+            no global model. ``fedbn_plus`` freezes it as it is in ``model.weights``, which it needs.
+        weighting: A site's weight in every mean: 1 (``uniform``, as secure aggregation needs), or its number of
+            training images (``samples``).
+        warm_up_epochs: Local epochs with a frozen backbone at the beginning of a site's first round (under secure
+            aggregation, of round 1 alone); the epoch with the lowest validation loss is used.
         warm_up_lr: Learning rate of the warm-up.
         proximal_mu: Strength of the proximal term (FedProx), which is added to the method's loss.
         clip_update: The largest Euclidean length of a site's update.
-        compress_update: Number format in which a site sends its trunk; the rounding error is added to the next update.
+        compress_update: Number format in which a site sends its trunk: ``float16`` halves the bytes, ``int8`` quarters
+            them. The rounding error is added to the next update.
         compress_model: Number format in which the coordinator sends the trunk; it rounds its own model to that format,
             and adds the rounding error to the next round's model.
         server_optimizer: Server optimiser, which uses the mean update as a gradient (FedAdam, FedYogi, momentum).
@@ -262,7 +265,7 @@ class SiteMethod:
         """Return the method's default criterion for the best round: AUROC in multi-label tasks, otherwise loss.
 
         The papers compare AUROC, and the plain loss says little about adjusted or weighted logits. UniFed uses the loss
-        in multi-class tasks (specs 2.4). In segmentation the mean Dice takes the place of the AUROC.
+        in multi-class tasks. In segmentation the mean Dice takes the place of the AUROC.
         """
         return "loss" if self.task == "multi_class" else "auroc"
 

@@ -238,7 +238,7 @@ def train_until_loss_settles(
     generator: torch.Generator,
     criterion: EarlyStopCriterion,
 ) -> LocalTrainingMetrics:
-    """Train until the loss settles, and restore the weights of the lowest loss (specs 2.4, step 4).
+    """Train until the loss settles, and restore the weights of the lowest loss (docs/papers.md#unifed-settled).
 
     If validation images should decide but none has a known label, train the experiment's number of epochs.
     """

@@ -1,4 +1,4 @@
-"""The baselines of the papers' comparisons (specs 1.6, 2.3, 3.6, 4.2); each differs from FedAvg in one choice.
+"""The baselines of the papers' comparisons; each differs from FedAvg in one choice.
 
 The coordinator's half of each is that of FedAvg; the hospital's half declares the choice.
 """
@@ -29,7 +29,11 @@ class FedBNPlusParameters(FedAvgParameters):
 
 
 class FedProxParameters(FedAvgParameters):
-    """The ``[method]`` table of ``fedprox``; UniFed's authors use ``proximal_mu`` 0.3 (specs 4.2)."""
+    """The ``[method]`` table of ``fedprox``; UniFed's authors use ``proximal_mu`` 0.3.
+
+    Attributes:
+        missing: How the loss treats classes that a site does not annotate.
+    """
 
     proximal_mu: float = Field(0.01, gt=0)
     missing: Missing = "masked"
@@ -65,7 +69,7 @@ class PartialLoss(Method):
     """FedAvg with all head rows at every site; classes that a site does not annotate are omitted from its loss.
 
     In the paper, the warm-up counts missing labels as negative, which weakens this baseline. Here the warm-up omits
-    missing labels, too (specs 1.6).
+    missing labels, too (docs/papers.md#surgical-baselines).
     """
 
     site_class = PartialLossSite

@@ -66,8 +66,8 @@ class FedLSMParameters(Parameters):
         confident_share: Share of a site's images that are mixed with unsure ones: the surest (2,000 of some 9,800).
         present_above: A missing class of a sure image is present from this probability on.
         absent_below: It is absent up to this probability.
-        unsure_present_above: The same for unsure images.
-        unsure_absent_below: The same for unsure images.
+        unsure_present_above: As ``present_above``, for unsure images.
+        unsure_absent_below: As ``absent_below``, for unsure images.
         pairs: Mixed images of a batch over the batch's images; at least two mixed images (4 of 64).
         mixing: Both parameters of the Beta distribution from which a batch's share of the unsure image is drawn.
         mixed_weight: Weight of the loss of mixed images.

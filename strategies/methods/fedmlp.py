@@ -1,7 +1,7 @@
 """FedMLP: each site labels some classes, and learns the other classes from prototypes averaged over all sites.
 
 Sun, Wu, Shi, Yu, Yang, Cheng, Yan: "FedMLP: Federated Multi-label Medical Image Classification under Task
-Heterogeneity", MICCAI 2024 (specs 3). Each site labels some classes; its labels of the other classes are missing.
+Heterogeneity", MICCAI 2024. Each site labels some classes; its labels of the other classes are missing.
 
 Stage 1, rounds 1 to ``stage_one_rounds``: the weighted partial-class loss on the site's classes, with logits adjusted
 by each class's frequency at the site; and consistency with the received model on the other classes. Stage 2: for a
@@ -16,8 +16,8 @@ Symbols: Z is the cosine of a feature with the negative prototype P0 minus that 
 of the seemingly negative or positive images that is tagged in a round; d is a class's difficulty, T a rate. A site
 sends NaN for values that it has no images for, and means omit NaN. Sums run in float64 in the order of site names.
 
-Departs from the authors' code: see decisions M1 to M6 in specs 3. Because of a condition typed twice, that code also
-drops a class's positives in a round without negative tags; and it sends zeros for a prototype without images.
+Departs from the authors' code: docs/papers.md#decisions-fedmlp has each point. Because of a condition typed twice, that
+code also drops a class's positives in a round without negative tags; and it sends zeros for a prototype without images.
 """
 
 import math
@@ -63,14 +63,16 @@ class FedMLPParameters(Parameters):
     Attributes:
         stage_one_rounds: Number of rounds before the first tags; the authors' t1 is 50. Half of the run's rounds, at
             most 50, if the experiment gives none.
-        tag_rate_negative, tag_rate_positive: T0 and T1: share of the images tagged in a round at difficulty 1.
-        sure_below, sure_above: L and R: a probability below L or above R is certain.
+        tag_rate_negative: T0: share of the images that are tagged as negative in a round at difficulty 1.
+        tag_rate_positive: T1: the same for positive tags.
+        sure_below: L: a lower probability is certain.
+        sure_above: R: a higher probability is certain.
         rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors' rule.
         weighted_partial_loss: False counts missing labels as negative, without logit adjustment (ablation: WPC).
         detection: False never tags missing labels (ablation: MLD).
         self_adaptive: True multiplies the tag rates by the difficulty (ablation: SAT).
-        consistency, consistency_stage_one: If the first is True, predictions for entries without labels are kept near
-            the received model's in stage 2; if both are True, in stage 1, too (ablation: CR).
+        consistency: True keeps predictions for entries without labels near the received model's (ablation: CR).
+        consistency_stage_one: False does so in stage 2 alone.
         prototype_weighting: How the sites' prototypes are weighted in their mean.
         heads: ``own`` averages a class's head row only over the sites that label the class, as surgical aggregation.
     """
@@ -274,8 +276,9 @@ def compute_squared_probability_differences(student: Tensor, teacher: Tensor) ->
 def compute_supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
     """Return the mean cross-entropy over the entries that have a target, averaged over views of the same images.
 
-    The divisor is the number of entries with a target (specs M6). Departs from the paper, which divides an image's sum
-    by all classes, and from the authors' code, which divides by annotated classes and the nominal batch size.
+    The divisor is the number of entries with a target (docs/papers.md#fedmlp-scale). Departs from the paper, which
+    divides an image's sum by all classes, and from the authors' code, which divides by annotated classes and the
+    nominal batch size.
 
     Args:
         views: Logits ``(batch, classes)`` of each view.
@@ -316,7 +319,8 @@ def compute_first_stage_loss(
     """Return the loss of the rounds before the first tags: supervised loss, plus consistency if there are teachers.
 
     The paper uses consistency only in the second stage; the authors' code uses it here, too. Without consistency, the
-    head rows of classes that the site does not label drift with the shared features (specs M2).
+    head rows of classes that the site does not label drift with the shared features
+    (docs/papers.md#fedmlp-consistency).
 
     Args:
         views: The trained model's logits of each view, ``(batch, classes)``.
@@ -459,7 +463,7 @@ class FedMLPRound:
 
         A tag is a pseudo-label, 1 or 0, of an image for a class that the site does not annotate. New tags go to the
         images whose features, computed by the received model, differ most in their similarity to the class's two global
-        prototypes (present and absent); see specs 3.5, steps 1 to 4.
+        prototypes (present and absent), at the rate of docs/papers.md#fedmlp-rate.
 
         Returns:
             ``(n, classes)``: 1, 0, or -1 for no tag.

@@ -1,22 +1,22 @@
 """FedSLD: each image's loss is weighted by its class's share in the batch over its share in the federation.
 
-Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021 (specs
-4.3, 4.4). p_b: share of a class in the batch; P: its share in the federation, the *prior*; an image with label y gets
-the weight ``p_b(y) / P(y)``, without gradient.
+Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021. p_b:
+share of a class in the batch; P: its share in the federation, the *prior*; an image with label y gets the weight
+``p_b(y) / P(y)``, without gradient.
 
 Coordinator: computes the prior from the label counts of the roll call. Hospital: weighs each batch.
 
-Departs from the paper, whose eq. 3 sums over the batch and does not train (specs L1): by default the sum is divided by
-the number of images. Because ``sum_c p_b(c)^2 / P(c) >= 1``, the weights lengthen the steps of sites with skewed
-labels. The baseline ``fedavg_scaled`` (FedAvg with an equally raised learning rate) shows how much of the gain is due
-to that.
+Departs from the paper, whose eq. 3 sums over the batch and does not train (docs/papers.md#fedsld-reduction): by default
+the sum is divided by the number of images. Because ``sum_c p_b(c)^2 / P(c) >= 1``, the weights lengthen the steps of
+sites with skewed labels. The baseline ``fedavg_scaled`` (FedAvg with an equally raised learning rate) shows how much of
+the gain is due to that.
 
 Our extension to multi-label tasks: each class is a distribution of two outcomes, present and absent, and each known
 entry (a class of an image) gets the weight ``p_b / P`` of its outcome.
 
-A site may keep label counts to itself (specs 4.3, step 1); such counts are unknown, not 0. In a multi-class task the
-counts of a site's classes sum to its number of images, so unknown counts share the remaining images equally. A site
-that sends no count is omitted, and a site whose statistics do not count (:class:`RoundContext`).
+A site may keep label counts to itself (docs/papers.md#fedsld-counts); such counts are unknown, not 0. In a multi-class
+task the counts of a site's classes sum to its number of images, so unknown counts share the remaining images equally. A
+site that sends no count is omitted, and a site whose statistics do not count (:class:`RoundContext`).
 """
 
 from collections.abc import Callable, Mapping
@@ -388,7 +388,10 @@ class FedSLD(Method):
 
 
 class ScaledFedAvg(Method):
-    """Control experiment for FedSLD: FedAvg with the learning rate times FedSLD's mean weight (specs 4.4)."""
+    """Control experiment for FedSLD: FedAvg with the learning rate times FedSLD's mean weight.
+
+    The reason is at docs/papers.md#fedsld-control.
+    """
 
     site_class = ScaledFedAvgSite
     site: ScaledFedAvgSite

@@ -1,6 +1,6 @@
 """Our own method: one model passes through the hospitals in random order; the result is a mean of the last pass.
 
-The method is sequential training (``fedseq``, specs 2.4) with two changes, each with its own key:
+The method is sequential training (``fedseq``) with two changes, each with its own key:
 
 - *Mean*: the last round ends with the mean of the models after each hospital. Sequential training ends with the model
   of the last hospital, which has forgotten some of the classes of the others.

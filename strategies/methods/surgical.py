@@ -2,13 +2,14 @@
 
 Kulkarni, Chang, Sanghani, Pasula, Hahn, Zhang et al., "From Competition to Collaboration: Making Toy Datasets on Kaggle
 Clinically Useful for Chest X-Ray Diagnosis Using Federated Learning", and its version in ML4H 2024, "Surgical
-Aggregation: Federated Class-Heterogeneous Learning" (specs 1.5).
+Aggregation: Federated Class-Heterogeneous Learning".
 
 Coordinator: trunk by FedAvg, FedBN or FedBN+; head rows by :class:`OwnersMean`; a site receives only its own rows.
 Hospital: a head in its own class order, binary cross-entropy over its own classes, warm-up of the head before round 1.
 If every site owns every class, the method is FedAvg, bit for bit.
 
-Departs from the authors' code in one point (specs S5): all sites start from one common model and only then warm up.
+Departs from the authors' code in one point (docs/papers.md#surgical-start): all sites start from one common model and
+only then warm up.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ from polyclinic.strategies.methods.base import Method
 
 
 class OwnersMean:
-    """The mean of each class's head row (weight and bias) over the sites that own the class (specs 1.5 step 3).
+    """The mean of each class's head row (weight and bias) over the sites that own the class.
+
+    The paper's mean is uniform (docs/papers.md#surgical-mean).
 
     Args:
         class_names: Rows of the result.

@@ -1,7 +1,8 @@
 """UniFed and two baselines with the same training: one model passes from hospital to hospital.
 
 Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
-Tasks", 2024 (specs 2.4). Tasks with different class sets share one list of classes, that of the label contract.
+Tasks", 2024 (docs/papers.md#decisions-unifed). Tasks with different class sets share one list of classes, that of the
+label contract.
 
 Before round 1 all hospitals train one epoch in parallel and measure the slope of their training loss. In a round the
 model passes from the easiest task (steepest fall) to the hardest; each hospital trains until its validation loss
@@ -80,7 +81,7 @@ class UniFedParameters(ServerOnlyParameters):
     slope: SlopeRule = "least_squares"
 
 
-# ---------------------------------------------------------------------- how fast a loss falls (eq. 2, specs 2.4)
+# ---------------------------------------------------------------------- how fast a loss falls (eq. 2)
 
 
 def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> float:
@@ -203,7 +204,7 @@ class ServerOnlyTrainingSite(SequentialSite):
 
 
 class ServerOnlyTraining(SequentialMethod):
-    """The coordinator trains alone on its own images: UniFed's lower bound (specs 2.4, at the end)."""
+    """The coordinator trains alone on its own images: UniFed's lower bound (docs/papers.md#unifed-alone)."""
 
     site_class = ServerOnlyTrainingSite
     site: ServerOnlyTrainingSite

@@ -1,30 +1,20 @@
 """Experiment files: every fault at once, in words that say what to do."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from polyclinic.common import config
 from polyclinic.common.config import (
-    EvaluationSection,
     Experiment,
-    ParticipationSection,
-    RunSection,
-    SimulationSection,
-    TrainingSection,
     make_hospital_plan,
     parse_plan_json,
     read_experiment,
     read_experiment_tables,
 )
 from polyclinic.common.errors import BadInput
-from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.data.base.spec import AugmentationSpec, DataSpec
-from polyclinic.data.partition.spec import PartitionSpec
-from polyclinic.strategies.aggregation.robust import RobustMeanRule
-from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
-from polyclinic.strategies.registry import STRATEGIES, build_site_method
+from polyclinic.strategies.registry import build_site_method
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[2]
@@ -116,26 +106,6 @@ def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
     text = DIGITS.replace("channels = 1", 'channels = 1\nweights = "/srv/secret.safetensors"')
     plan = make_hospital_plan(read(tmp_path, text=text)).model_dump_json()
     assert [word for word in ("secret", "digits", "partition") if word in plan] == []
-
-
-def keys_of(section: object) -> set[str]:
-    """Every key of a pydantic model, or of all members of an annotated union."""
-    members = get_args(get_args(section)[0]) if get_args(section) else (section,)
-    return {key for member in members for key in member.model_fields} - {"kind"}
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        RunSection, TrainingSection, ParticipationSection, SimulationSection, ModelSpec, AugmentationSpec,
-        DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer, RobustMeanRule,
-        *dict.fromkeys(entry.site_class.table for entry in STRATEGIES.values()),
-    ],
-)  # fmt: skip
-def test_every_key_is_in_the_documentation(section: object) -> None:
-    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    missing = {key for key in keys_of(section) if f"`{key}`" not in text}
-    assert missing == set(), f"docs/experiments.md names none of {sorted(missing)}: a line for each, in backticks"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The authors' own numbers for surgical aggregation (specs 6): executed there, reproduced here."""
+"""The authors' own numbers for surgical aggregation: executed there, reproduced here."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The published runs of the benchmark, and the page of results that shows them."""
+"""The published runs of the benchmark, and the pages of results that show them."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,11 @@ from polyclinic.studies.benchmark_results import BenchmarkResult
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "benchmark"
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+SENTENCES, TABLES = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("results", "results-benchmark")
+)
+RESULTS = f"{SENTENCES}\n{TABLES}"
+"""What the two pages say: sentences with the tables that decide, and all tables, which a program writes."""
 
 
 @cache

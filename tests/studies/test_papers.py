@@ -1,5 +1,6 @@
 """Every experiment file after a paper has the paper's settings, or its study says where it departs from them."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from polyclinic.studies.study_file import PaperDeparture, PaperSetting, StudyFil
 from tests.studies.paper_settings import (
     EXPERIMENTS,
     PAGE,
+    ROOT,
     STUDIES,
     faults_of_defaults,
     faults_of_files,
@@ -112,3 +114,15 @@ def test_wrong_entries_of_a_study_are_found(tmp_path: Path) -> None:
         "training.threads: a departure from no setting",
         "training.gradient_accumulation_steps: value hides the paper's 4",
     ]
+
+
+def test_the_decisions_that_the_code_names_are_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    anchors = set(re.findall(r'<a id="([\w-]+)">', page))
+    headings = re.findall(r"^#+ (Decisions: .+)$", page, re.MULTILINE)
+    anchors |= {heading.lower().replace(":", "").replace(" ", "-") for heading in headings}
+    folders = ("client", "common", "data", "polyclinic", "server", "strategies", "studies")
+    code = [path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    named = {anchor for text in code for anchor in re.findall(r"papers\.md#([\w-]+)", text)}
+    assert len(named) > 10
+    assert named - anchors == set()

@@ -140,8 +140,9 @@ class ModelSpec(BaseModel):
     """The ``[model]`` table of an experiment.
 
     Attributes:
-        architecture: Name of the backbone: one of ours, or an external network (:func:`is_external_network`).
-        task: Multi-label, multi-class or segmentation, see :data:`Task`.
+        architecture: Name of the backbone: one of ours, or another library's (:func:`is_external_network`).
+        task: ``multi_label``: each class is there or not. ``multi_class``: exactly one is there. ``segmentation`` and
+            ``exclusive_segmentation``: the same for each pixel (:data:`Task`).
         channels: Input channels of the backbone; images with another number of channels are converted.
         image_size: Side in pixels to which the network resizes images; for a network of volumes depth, height and
             width in voxels. With ``patch_size`` images are not resized, and this is the usual size of a whole image.
