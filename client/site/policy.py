@@ -120,8 +120,8 @@ class SitePolicy(TomlSection):
         peers: Names and public keys of the other sites: agree on masks with these only.
         honest_sites: Sites of a sum, this one included, that are trusted to add their share of
             [distributed noise](privacy.md#distributed-noise).
-        smallest_count: No count, score or mean leaves of a class that [fewer patients](privacy.md#small-counts) show, or fewer
-            do not.
+        smallest_count: No count, score or mean leaves of a class that [fewer patients](privacy.md#small-counts) show,
+            or fewer do not.
         round_counts_to: Round counts down to a multiple of this number.
         epsilon: What all runs together may cost each patient, over all folders, keys and federations. Where set, only
             runs with [noise](privacy.md#differential-privacy).
