@@ -76,7 +76,7 @@ def describe_policy_keys() -> str:
     policy = SitePolicy().model_dump()
     texts = read_attribute_texts(SitePolicy)
     rows = [(f"`{key}`", format_policy_value(key, policy[key]), texts[key]) for key in SitePolicy.model_fields]
-    return make_table(("key", "default", ""), rows)
+    return make_table(("key", "default", "meaning"), rows)
 
 
 def describe_levels() -> str:
@@ -118,7 +118,7 @@ def _list_exit_codes(program: str, codes: Iterable[IntEnum]) -> list[tuple[str, 
 def describe_summary() -> str:
     """Return the table of the entries of ``summary.json``."""
     texts = read_attribute_texts(RunSummary)
-    return make_table(("entry", ""), [(f"`{name}`", texts[name]) for name in RunSummary.model_fields])
+    return make_table(("entry", "content"), [(f"`{name}`", texts[name]) for name in RunSummary.model_fields])
 
 
 def describe_events() -> str:
