@@ -53,14 +53,15 @@ def test_tables_show_defaults_and_codes_of_the_code() -> None:
     assert "| 70 | `flwr-server run` |" in codes
 
 
-def test_an_attribute_over_several_lines_is_one_text() -> None:
+def test_an_attribute_over_several_lines_is_one_text_and_several_may_share_one() -> None:
     class Explained:
         """A class.
 
         Attributes:
             first: One
                 line.
-            second: Another one.
+            low, high: Both ends.
         """
 
-    assert read_attribute_texts(Explained) == {"first": "One line.", "second": "Another one."}
+    texts = {"first": "One line.", "low": "Both ends.", "high": "Both ends."}
+    assert read_attribute_texts(Explained) == texts
