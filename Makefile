@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-previous-release test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc test-flower-matrix quick torture endurance fuzz lint format tables weights smoke lock lock-age bundle licences sbom audit bench clean form
+.PHONY: help install demo docs reference test test-network test-previous-release test-gpu test-oldest-flower test-newest-flower test-flower-without-grpc test-flower-matrix quick torture endurance fuzz lint format tables weights smoke lock lock-age bundle licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses rece
 
 docs: $(VENV)/installed  ## the docs as a site, in site/index.html; a dead link or a warning stops it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+reference: $(VENV)/installed  ## the tables of docs/*.md that follow from the code
+	$(BIN)/python -m supply.reference
 
 lint: form  ## ruff and mypy
 	$(BIN)/mypy

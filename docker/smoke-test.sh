@@ -11,6 +11,14 @@
 #   RUN_ARGS      for every container, e.g. "--ulimit nofile=10000:10000"
 #   WAIT_S        seconds that a container may take to be ready (120); the training may take five times as long
 # Words in the last four are split at spaces. Exit code 0: all checks passed; else the container's log is printed.
+#
+# Where no base image can be pulled, make one, and say what the engine may not do (Debian, as root, Podman 4.3):
+#   apt-get install podman buildah runc netavark aardvark-dns iptables catatonit debootstrap
+#   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm rootfs
+#   tar -C rootfs -c . | podman import - localhost/debian-python:bookworm
+#   BASE_IMAGE=localhost/debian-python:bookworm ENGINE_ARGS="--runtime runc" \
+#     BUILD_ARGS="--isolation=chroot --secret id=pip.conf,src=pip.conf --secret id=ca.crt,src=ca.crt" \
+#     RUN_ARGS="--ulimit nofile=10000:10000 --ulimit nproc=10000:10000" make smoke
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

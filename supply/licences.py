@@ -17,11 +17,7 @@ NOTES = {
     "certifi": "MPL-2.0 asks for the source of changed files; it is installed as it is.",
     "pathspec": "MPL-2.0, as certifi.",
     "tqdm": "MPL-2.0 beside MIT, as certifi.",
-    **dict.fromkeys(
-        ("nvidia", "cuda"),
-        "NVIDIA's own terms: may be passed on with an application, not changed. Only in images and bundles "
-        "made with GPU=1.",
-    ),
+    **dict.fromkeys(("nvidia", "cuda"), "NVIDIA's own terms"),
 }
 """By name, or by its first word."""
 
@@ -82,6 +78,9 @@ def page(libraries: list[Library]) -> str:
 Made by `make licences` from the metadata of the installed libraries, for the versions in `supply/*.lock`.
 This project is under Apache-2.0 itself. The words of its phrases (`common/security/phrase_words.txt`) are a part of the
 English list of BIP-39 as python-mnemonic carries it: MIT, copyright 2013-2016 Pavol Rusnak.
+
+NVIDIA's libraries are only in images and bundles made with `GPU=1`. By NVIDIA's own terms they may be passed on with an
+application, and not changed.
 
 | library | version | licence | |
 | --- | --- | --- | --- |

@@ -17,10 +17,8 @@ import pytest
 from PIL import Image
 
 from tests.doc_pages import ROOT, blocks
-from tests.network.real import listens, machine
 
 LONGEST_S = 3600
-DEFAULT_PORT = 9092
 WITH_DATA = pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="../shared/data is absent")
 
 
@@ -42,26 +40,6 @@ def typed_in_a_shell(text: str, folder: Path) -> None:
     options = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": LONGEST_S}
     done = subprocess.run(["bash", "-e", "-c", f"yes | (\n{text}\n)"], **options)
     assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(listens(DEFAULT_PORT), reason=f"port {DEFAULT_PORT} is in use")
-def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path: Path) -> None:
-    prepare, hospitals, lead = blocks("federation")
-    *before, start = prepare.strip().splitlines()
-    typed_in_a_shell("\n".join(before), checkout)
-    with machine(tmp_path / "machine", works_in=checkout) as here:
-        words = shlex.split(start, comments=True)
-        here.start("coordinator", "-m", "polyclinic.server.cli", *words[1:]).says("ready: hospitals connect to")
-        checks = [line for line in hospitals.splitlines() if "&" not in line]  # `start` goes on after the block
-        typed_in_a_shell("\n".join(checks), checkout)
-        for name in ("site-1", "site-2", "site-3"):
-            here.start(name, "-m", "polyclinic.client.cli", "start", f"rehearsal/{name}").says("connected to trial")
-        typed_in_a_shell(lead, checkout)
-        (doctor, *_) = blocks("troubleshooting")
-        typed_in_a_shell(doctor.replace("DIR", "rehearsal/site-1"), checkout)
-    assert (checkout / "rehearsal" / "first" / "report.html").is_file()
-    assert (checkout / "rehearsal" / "site-1" / "preview.html").is_file()
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -170,7 +171,8 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
     rehearsal.types(coordinator, "flwr-server", "admit")
     rehearsal.types(hospital, "cp")
     rehearsal.types(hospital, "flwr-client", "confirm")
-    rehearsal.types(hospital, "flwr-client", "check")
+    for command in ("check", "preview"):
+        rehearsal.types(hospital, "flwr-client", command)
     (server_up,) = rehearsal.starts(coordinator, "flwr-server", "start")
     server_up.says("hospitals connect to")
     hospitals = rehearsal.starts(hospital, "flwr-client", "start")
@@ -178,16 +180,20 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
         program.says("connected to trial")
     rehearsal.types(coordinator, "flwr-server", "status")
     rehearsal.types(coordinator, "flwr-server", "deadlines")
+    check_block, *_ = blocks("troubleshooting")
+    check_lines = [shlex.split(line, comments=True) for line in check_block.splitlines()]
+    for _, command, _ in filter(None, check_lines):
+        assert typed(polyclinic.client.cli.main, command, "hospitals/north").code == 0
     (run,) = rehearsal.starts(coordinator, "flwr-server", "run")
     run.succeeds()
-    for command in ("status", "health"):
+    for command in ("status", "health", "record", "audit"):
         rehearsal.types(hospital, "flwr-client", command)
-    for command in ("verify", "runs", "revoke"):
+    for command in ("verify", "runs", "deliver", "revoke"):
         rehearsal.types(coordinator, "flwr-server", command)
     assert rehearsal.left == {coordinator: [], hospital: []}
     out = rehearsal.folder / "runs" / "first"
     assert (out / "report.html").is_file()
-    assert [line["sites"] for line in lines_of(out / "rounds.jsonl")] == [["north", "south"]] * 2
+    assert [line["sites"] for line in lines_of(out / "rounds.jsonl")] == [["east", "north", "south"]] * 2
     eventually(lambda: not hospitals[1].runs, "the hospital whose admission was taken back ends")
     assert hospitals[1].process.wait() == 14
 

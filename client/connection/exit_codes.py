@@ -16,7 +16,46 @@ _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL
 
 
 class ClientExitCode(IntEnum):
-    """Exit codes of ``flwr-client``: the command ``start`` uses those below 20, the command ``check`` uses all."""
+    """Exit codes of ``flwr-client``: the command ``start`` uses those below 20, the command ``check`` uses all.
+
+    docs/troubleshooting.md prints these texts: the cause, and after the semicolon who acts.
+
+    Attributes:
+        STOPPED: Done, or `start` was stopped on request. `check`: nothing but notes.
+        FAILED: A defect. `health`: not healthy. `audit verify`: something was changed or withheld; of a defect send us
+            the log.
+        BAD_INPUT: A fault in a file, an option or the data, each one listed; you.
+        NO_TLS: The address speaks no TLS; check address, port and proxy.
+        OTHER_AUTHORITY: The certificate or the kit is of another authority: a firewall that opens TLS, an old kit, or
+            a stranger; the network team, then the coordinator by telephone.
+        WRONG_HOST: The certificate is for another host name; the coordinator.
+        EXPIRED: The certificate has expired or is not valid yet; the coordinator, or a clock.
+        KEY: The key is not admitted or was revoked, or another copy of this folder runs; the coordinator, or
+            [a new key](hospital-it.md#after-a-revoke).
+        CLOCK: The clocks differ too much; NTP.
+        NAME: The key belongs to another site's name; `name` in `site.toml`.
+        VERSION: The wire versions are two apart, or the release builds another model; install the release that the
+            message names.
+        HOST_UNKNOWN: The host's name cannot be resolved; DNS.
+        NO_ANSWER: Nobody answers; firewall, proxy, coordinator.
+        DISK: The disk is nearly full; you.
+        MEMORY: Too little memory; you, or a smaller batch.
+        GPU: No GPU, or one that is too small; you, or a smaller batch.
+        PERMISSIONS: Rights of the folder or of the key; you.
+        COLUMN: A label column or class is not there; `site.toml`.
+        EMPTY_FILES: Image files are empty; the person who exported them.
+        UNREADABLE: Images cannot be read; the person who exported them.
+        INVERTED: Images look inverted; the person who exported them.
+        PATIENTS: Patients are on two sides of the split; `split_column`.
+        DUPLICATES: The same image is there twice; the table.
+        PIXELS: The images become other pixels than the run's; the line for `site.toml` that it prints.
+        WORDS: A word for a class is not in the study's vocabulary; the line for `site.toml` that it prints.
+        POLICY: This hospital's policy declines the run of `--experiment`; the coordinator, or the key of `[policy]`
+            that it names.
+        OPT_OUT: An identifier of `data.opt_out` fits no patient; compare it with the table: a typing error leaves a
+            patient in training.
+        TRAINING: The training step failed; send us the line that it prints.
+    """
 
     STOPPED = 0
     FAILED = 1

@@ -4,10 +4,9 @@ The text comes from the docstrings of the record classes. A test checks that the
 that a site sends, and that the page has the same text.
 """
 
-import inspect
-import re
 from collections.abc import Mapping
 
+from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.common.wire.counts import CountReply
 from polyclinic.common.wire.evaluation import ScoringReply
@@ -43,9 +42,7 @@ def read_field_meanings(record: type[Record]) -> dict[str, str]:
 
     Each meaning begins with a small letter and has no full stop.
     """
-    _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
-    texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
+    texts = {name: text.removesuffix(".") for name, text in read_attribute_texts(record).items()}
     own = {name: text[0].lower() + text[1:] for name, text in texts.items()}
     return {name: COMMON_FIELDS.get(name) or own[name] for name in list_record_field_names(record)}
 

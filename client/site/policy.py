@@ -64,11 +64,72 @@ CONFLICTING_KEYS = {"round_counts_to": "smallest_count", "score_histograms": "ro
 class SitePolicy(TomlSection):
     """The keys of a hospital's policy.
 
-    docs/what-leaves.md ("The policy") explains each key; a test checks that this page and a new site.toml have all
-    keys. ``level`` sets the defaults of other keys (:data:`LEVELS`). A class with fewer patients than
-    ``smallest_count`` is hidden (:mod:`polyclinic.client.site.disclosure`). Limits on epochs also count warm-up epochs
-    and, for a method that trains until its loss settles, its largest number of epochs. Memory is compared with a lower
-    bound (:mod:`polyclinic.client.gate.plan_costs`).
+    docs/what-leaves.md prints these texts. ``level`` sets the defaults of other keys (:data:`LEVELS`).
+
+    Attributes:
+        level: Who is trusted; it sets the defaults of other keys.
+        approval: `"required"`: nothing runs before a person of this hospital has
+            [approved the plan](approval.md).
+        methods: Methods that may run; all of this release where left out. A plug-in's method is listed as
+            `plugin:NAME`.
+        networks: Networks that may run beside Polyclinic's own. A plug-in's network is listed.
+        losses: Losses of plug-ins that may run, each as `plugin:NAME`.
+        metrics: Metrics of plug-ins that may run. Such code sees scores and labels, and sends a number for each class:
+            list one that you have read.
+        transforms: Transforms of plug-ins that may run.
+        optimizers: Optimizers of plug-ins that may run.
+        schedules: Learning-rate schedules of plug-ins that may run.
+        maximum_rounds: Rounds of a run.
+        maximum_epochs: Local epochs in one round, with warm-up; of a method that trains until its loss settles, the
+            most that it may take.
+        maximum_total_epochs: Local epochs in a whole run.
+        maximum_batch_size: Images in a training batch.
+        maximum_image_size: Pixels of an image's side.
+        maximum_parameters: Numbers in a model. A message from the coordinator may have eight bytes for each, and 67 MB.
+        maximum_classes: Classes of a model.
+        maximum_memory_gb: Memory for training, compared with a lower bound of what a run needs; `"machine"`: all that
+            the machine or its GPU has. A message from the coordinator may take a third of it.
+        maximum_disk_gb: What one run may leave on the disk.
+        maximum_threads: Threads of a training.
+        maximum_hours: Working time for one request; the site itself stops a longer one.
+        maximum_run_hours: Working time for one run, all its requests together.
+        maximum_plan_kb: Size of a plan.
+        maximum_method_number: Largest whole number in a plan's `[method]` table.
+        keep_features: Keep the features of images behind a frozen trunk on the disk, encrypted. False: compute them
+            again after each start.
+        keep_images: Keep decoded images in `state/`, encrypted with a key that follows from the site's own.
+            `"plain"` is faster, for a disk that is encrypted itself. `"no"`: all images have to fit in memory.
+        keep_images_gb: Size that the decoded images on the disk may have.
+        test_each_round: False: decline runs that count right test images in each round.
+        parts: Parts of the network whose change may leave.
+        statistics: Statistics of a method that may leave; all that the method declares where left out, `[]` for none.
+        maximum_update_norm: Decline runs that do not clip this site's change to this Euclidean length or less.
+        training_figures: False: no loss and no validation figure leaves, and no epoch is chosen by validation images.
+        test_metrics: False: no figure of the test images leaves.
+        train_hidden_classes: False: train on labels of [hidden classes](privacy.md#small-counts) only where `epsilon`
+            is set.
+        label_counts: Tell if any training image shows each class; and how many do, where the method asks.
+        counts: Tables that may leave when the coordinator [counts patients](count.md).
+        counts_epsilon: What the noisy counts cost each patient of `epsilon`, once.
+        evaluate: True, or a list of SHA-256: models that the coordinator sends are scored on the test images, and
+            [figures leave](evaluate.md#at-hospitals-over-the-network).
+        score_histograms: Tell how scores on test and validation images are spread, where the experiment asks.
+        masked_only: True: decline runs without [secure aggregation](secure-aggregation.md).
+        rows_alone: True: head rows of fewer sites than `smallest_cohort` may be seen.
+        smallest_cohort: Fewest sites in a sum that this site helps to open. 1: no rule.
+        peers: Names and public keys of the other sites: agree on masks with these only.
+        honest_sites: Sites of a sum, this one included, that are trusted to add their share of
+            [distributed noise](privacy.md#distributed-noise).
+        smallest_count: No count, score or mean leaves of a class that [fewer patients](privacy.md#small-counts) show,
+            or fewer do not.
+        round_counts_to: Round counts down to a multiple of this number.
+        epsilon: What all runs together may cost each patient, over all folders, keys and federations. Where set, only
+            runs with [noise](privacy.md#differential-privacy).
+        delta: The delta at which epsilon is counted.
+        privacy_unit: `"patient"`: decline runs whose noise hides only single images.
+        ledger: Folder of the [ledger](privacy.md#the-ledger) of what each patient has spent. Empty: this account's,
+            `~/.local/state/polyclinic/ledger` or below `$XDG_STATE_HOME`.
+        metrics_outside_privacy: True: losses and test results, which no noise covers, leave in runs with noise too.
     """
 
     level: Level = "trusted"

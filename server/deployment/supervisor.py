@@ -33,7 +33,16 @@ PROGRAM = (sys.executable, "-P", "-m", "polyclinic.server.cli")
 
 
 class RunExitCode(IntEnum):
-    """Exit codes of ``flwr-server run``."""
+    """Exit codes of ``flwr-server run``; docs/troubleshooting.md prints these texts.
+
+    Attributes:
+        DONE: Done.
+        STOPPED: The run cannot go on, and says why: too few sites, no room, the SuperLink away; the same line with
+            `--resume` once that is fixed.
+        BAD_INPUT: A fault in a file or an option, each one listed; you.
+        ON_REQUEST: Stopped on request; the same line with `--resume` goes on.
+        CRASHED: It died again and again; send us the log.
+    """
 
     DONE = 0
     STOPPED = 1

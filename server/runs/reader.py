@@ -178,28 +178,54 @@ class RunPixels(_LenientRunFileModel):
 class RunSummary(_LenientRunFileModel):
     """The content of ``summary.json``; metrics that a method does not have are None or empty.
 
+    docs/run-folder.md prints these texts.
+
     Attributes:
+        method: Name of the method.
+        name: Name of the run, or of the method where the experiment names none.
+        backend: What reached the sites: `ray`, `inline` or `network`.
         ended: End of the run in UTC, ISO 8601.
-        last_model_because: Why the last model is the result though the experiment asks for the best one, if so.
-        criterion: Validation metric that selected the best round; None if no round was selected.
-        wire: The coordinator's newest wire version; None for a run that did not record it.
-        table_sha256: Hash of the label table, by which ``evaluate`` recognizes the table.
+        rounds: Number of rounds that count.
+        seed: Seed of the run.
+        classes: Classes of the model, in the order of its outputs.
+        sites: Site -> its classes, release, policy level, numbers of images, and bytes that it sent and received.
+        table_sha256: Hash of the label table, by which `flwr-sim evaluate` recognizes the table.
         patients_known: Whether the data names the patient of every image; None if only the sites know.
         skipped_images: Images of simulated sites that could not be read, with reasons.
         notes: Sentences about the label table of simulated sites.
         omissions: Sentences that count what is left out of the images of simulated sites.
         reproducible: False if the same seed gave other pictures of a simulated site's data set.
-        external: Results on external test images; None without them.
+        best_round: Round whose model is the result; None if no round was selected.
+        last_model_because: Why the last model is the result though the experiment asks for the best one, if so.
+        criterion: Validation metric that selected the best round; None if no round was selected.
+        test: Results of the final test: means and classes with 95 % intervals, thresholds that were chosen on
+            validation images (`operating_points`), errors of figures (`errors`), and why figures are missing
+            (`withheld`).
+        client_accuracy: Best accuracies of single sites, where each image shows exactly one class.
+        per_site: Site -> results of the model on the classes that the site annotates.
         drawn_to_test: Sites that were drawn at random to test the model; None if all sites tested it.
+        ensemble: Results of the averaged scores of models that sites trained alone.
+        external: Results on external test images; None without them.
         benefit: Site -> comparison of the run's model with one that the site trained alone; empty if not requested.
+        excluded: Site -> why its updates do not count any more.
         left_out: Site -> why it could not take part, though it is admitted and was connected.
         absent: Admitted sites that have not answered the roll call, up to the end of the run.
         start: Sentences on what the first model takes from a finished run; empty if it takes nothing.
         unlearned: Class -> why the model has not learned it.
         maybe_unlearned: Classes of which it is not known whether the model has learned them.
+        statistics: Sites whose statements of numbers count, and why others do not.
+        learned: Statistics of the method at the end of the run, such as similarities of prototypes.
+        privacy: Privacy budget that the run spent at each site; None without noise.
+        seconds: Time of the run by phase: `train` is the time in which sites computed, `aggregate` the coordinator's
+            averaging, `idle` the rest.
+        model_sha256: Hash of the model.
+        contract_hash: Hash of the label contract.
+        versions: Versions of Polyclinic, Python and the libraries.
+        wire: The coordinator's newest wire version; None for a run that did not record it.
         pixels: How the sites' images became pixels, and the sites of which this is not known.
         classes_of_one_site: Class -> site, for the classes that one site alone annotates, and the coordinator has not
             confirmed.
+        experiment: The experiment's settings.
     """
 
     method: str

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from polyclinic.client.app import answer_roll_call
 from polyclinic.client.gate.gate import ANSWERS
-from polyclinic.client.preview.data_dictionary import COMMON_FIELDS, MEANING, SENT, STATISTICS
+from polyclinic.client.preview.data_dictionary import MEANING, SENT, STATISTICS
 from polyclinic.client.site.policy import LEVELS, TRUST, Level, SitePolicy
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.config import HospitalPlan
@@ -96,9 +96,6 @@ def test_pages_say_whom_each_level_trusts_in_the_same_words(page: str) -> None:
     assert [sentence for sentence in TRUST.values() if sentence not in text] == []
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
-
-
 def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert set(SENT) == set(ANSWERS.values())
     assert {name: set(fields) for name, fields in MEANING.items()} == {
@@ -107,25 +104,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert set(STATISTICS) == set(list_statistic_meanings())
 
 
-def test_the_page_says_the_same() -> None:
-    lines = list[str]()
-    for record in SENT:
-        own = [name for name in list_record_field_names(record) if name not in COMMON_FIELDS]
-        explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
-        lines += [
-            f"### {record.__name__}",
-            "",
-            *(explained or ["Nothing else: the site has noted a refusal or a question."]),
-            "",
-        ]
-    lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]
-    assert "\n".join(lines) + "\n" in PAGE.read_text(encoding="utf-8")
-
-
-def test_the_page_has_every_key_of_the_policy_and_a_new_site_toml_too(tmp_path: Path) -> None:
-    policy = PAGE.read_text(encoding="utf-8").partition("## The policy")[2].partition("\n## ")[0]
-    first_cells = "".join(re.findall(r"^\|([^|]+)\|", policy, re.MULTILINE))
-    assert set(re.findall(r"`(\w+)`", first_cells)) == set(SitePolicy.model_fields)
+def test_a_new_site_toml_has_every_key_of_the_policy(tmp_path: Path) -> None:
     make_site_folder(tmp_path, "north")
     table = (tmp_path / "site.toml").read_text(encoding="utf-8").partition("\n[policy]\n")[2]
     table = table.partition("\n# Where this")[0]

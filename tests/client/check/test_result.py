@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,8 @@ from polyclinic.client.site.site_file import read_site_toml_without_data, store_
 from polyclinic.client.training import task
 from polyclinic.common.config import Experiment, make_hospital_plan, read_experiment
 from polyclinic.common.models.network import SplitNetwork, build_network
-from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
 from polyclinic.common.wire.records import RollCall
 from polyclinic.data.sources.built_in import draw_phantom_images
-from polyclinic.server.deployment.supervisor import RunExitCode
 from tests.client.check.sites import CLASSES, Hospital
 from tests.data.dicom_files import dicom
 from tests.federations import DIGITS
@@ -240,25 +237,6 @@ def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital)
     assert result.exit_code == ClientExitCode.BAD_INPUT
     assert "north.request" in result.most_severe_finding.remedy
     assert [area.name for area in result.areas if area.passed] == ["machine", "data", "training"]
-
-
-def listed_codes(page: str, heading: str) -> list[tuple[int, str]]:
-    """The exit codes of a table, each with the cell beside it."""
-    section = (ROOT / "docs" / page).read_text(encoding="utf-8").split(heading)[1].split("\n## ")[0]
-    return [(int(code), who) for code, who in re.findall(r"^\| (\d+) \| ([^|]+) \|", section, re.MULTILINE)]
-
-
-def test_the_tables_of_exit_codes_are_those_of_the_code() -> None:
-    runs, simulations, audits = "flwr-server run", "flwr-sim", "flwr-server verify, flwr-client audit verify"
-    listed = listed_codes("troubleshooting.md", "## Exit codes")
-    others = [code for code, who in listed if who not in (runs, simulations, audits)]
-    assert others == sorted([*map(int, ClientExitCode), STOPPED_ON_REQUEST])
-    assert [code for code, who in listed if who == audits] == [1]
-    assert [code for code, who in listed if who == simulations] == [int(RunExitCode.STOPPED), STOPPED_ON_REQUEST]
-    of_runs = [int(code) for code in RunExitCode if code not in (RunExitCode.DONE, RunExitCode.BAD_INPUT)]
-    assert [code for code, who in listed if who == runs] == of_runs
-    of_start = [int(code) for code in ClientExitCode if code < 20]
-    assert [code for code, _ in listed_codes("hospital-it.md", "## When it ends")] == of_start
 
 
 def test_the_step_is_tried_on_a_network_of_initial_values(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
