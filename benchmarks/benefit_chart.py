@@ -12,10 +12,10 @@ FOLDER = Path("experiments/benchmark")
 CHART = Path("docs/benefit.svg")
 BARS = {
     "individual": "each hospital alone",
-    "vanilla": "plain averaging: a missing label counts as absent",
-    "partial_loss": "partial loss: a missing label is left out",
+    "vanilla": "plain averaging (missing label = absent)",
+    "partial_loss": "partial loss (missing label left out)",
     "surgical": "surgical aggregation",
-    "polyclinic": "ours: one model passes round",
+    "polyclinic": "ours (one model passes round)",
 }
 """Rows of the benchmark in the order of the bars, in the words of the chart."""
 CEILING = "centralised, masked"

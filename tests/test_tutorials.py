@@ -101,7 +101,7 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
     tables = {
         "run": {"method": "surgical", "rounds": 1},
         "model": {"architecture": "torchvision:resnet18", "image_size": 64},
-        "partition": space["partition"],
+        "partition": {"kind": "class_lists", "lists": space["lists"]},
     }
     no_pages(monkeypatch)
     alone = pc.simulate(tables, dataset=Scans(), out="by-toml")
