@@ -15,7 +15,7 @@ BARS = {
     "vanilla": "plain averaging (missing label = absent)",
     "partial_loss": "partial loss (missing label left out)",
     "surgical": "surgical aggregation",
-    "polyclinic": "ours (one model passes round)",
+    "polyclinic": "ours (one model is passed on)",
 }
 """Rows of the benchmark in the order of the bars, in the words of the chart."""
 CEILING = "centralised, masked"
