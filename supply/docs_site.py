@@ -29,8 +29,11 @@ PROGRAMS = {
 }
 API = ("polyclinic.runs", "polyclinic.flower", "polyclinic.methods", "polyclinic.data", "polyclinic.testing")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
-TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"
-"""Style: a key in a table's first column stays in one piece; a narrow page scrolls the table."""
+TABLES = """\
+.md-typeset table:not([class]) td:first-child code { white-space: nowrap; }
+.md-typeset table:not([class]) td code { word-break: normal; overflow-wrap: normal; }
+"""
+"""Style: a key in a table's first column stays in one piece, and no other name is broken; a narrow page scrolls."""
 WIDE = "---\nhide: [navigation]\n---\n\n"
 """Head of the start page, which has no pages beside it in its tab."""
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
