@@ -29,8 +29,13 @@ PROGRAMS = {
 }
 API = ("polyclinic.runs", "polyclinic.flower", "polyclinic.methods", "polyclinic.data", "polyclinic.testing")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
-TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"
-"""Style: a key in a table's first column stays in one piece; a narrow page scrolls the table."""
+TABLES = """\
+.md-typeset table:not([class]) td:first-child code { white-space: nowrap; }
+.md-typeset table:not([class]) td code { word-break: normal; overflow-wrap: normal; }
+"""
+"""Style: a key in a table's first column stays in one piece, and no other name is broken; a narrow page scrolls."""
+WIDE = "---\nhide: [navigation]\n---\n\n"
+"""Head of the start page, which has no pages beside it in its tab."""
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -42,7 +47,8 @@ def on_files(files: Files, config: Any) -> Files:
     texts |= {name: (path.read_text(encoding="utf-8"), path) for name, path in written.items()}
     linked = {path for text, at in texts.values() for path in _targets(text, at.parent) if _is_source(path)}
     for name in PAGES.values():
-        files.append(File.generated(config, name, content=_rewritten(*texts[name])))
+        head = WIDE if name == "index.md" else ""
+        files.append(File.generated(config, name, content=head + _rewritten(*texts[name])))
     for path in sorted(linked):
         files.append(File.generated(config, _source_page(path), content=_shown(path)))
     files.append(File.generated(config, "tables.css", content=TABLES))

@@ -63,7 +63,7 @@ def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> N
 
 @pytest.mark.long
 def test_the_small_form_of_the_benchmark_runs_and_the_published_one_is_estimated(checkout: Path) -> None:
-    small, estimate, _ = blocks("simulation")[1].strip().splitlines()
+    small, estimate, _ = blocks("simulation")[1].replace("\\\n", " ").strip().splitlines()
     typed_in_a_shell(f"{small}\n{estimate}", checkout)
     assert list((checkout / "runs" / "benchmark").rglob("*.html"))
 

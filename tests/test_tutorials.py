@@ -96,12 +96,13 @@ def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
     [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     space: dict[str, Any] = {"my_dataset": Scans()}
     short = (('"run.rounds": 20', '"run.rounds": 1'), ('out="runs/mine"', 'out="runs/mine", seeds=1'))
+    short += (("print(pc.compare", "compared = (pc.compare"),)
     exec(compile(changed(block, *short), "README.md", "exec"), space)
     assert len([line for line in block.splitlines() if line]) <= 10
     tables = {
         "run": {"method": "surgical", "rounds": 1},
         "model": {"architecture": "torchvision:resnet18", "image_size": 64},
-        "partition": space["partition"],
+        "partition": {"kind": "class_lists", "lists": space["lists"]},
     }
     no_pages(monkeypatch)
     alone = pc.simulate(tables, dataset=Scans(), out="by-toml")
