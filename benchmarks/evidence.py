@@ -51,6 +51,12 @@ Every table of the published runs; [results](results.md) says what they mean. Th
 `PYTHONPATH=. .venv/bin/python benchmarks/evidence.py` from
 [published.jsonl](../experiments/benchmark/published.jsonl) and
 [partitions.csv](../experiments/benchmark/partitions.csv)."""
+SINGLE_FORMS = {
+    "Hospitals whose patients differ": "centres12",
+    "Methods that came later": "added12",
+    "224 pixels behind a frozen trunk": "frozen60",
+}
+"""Heading on the page of tables -> form that has it to itself."""
 BLOCK = "A block is a data set with a pattern of who labels what."
 
 
@@ -68,6 +74,11 @@ def make_page() -> str:
         demote_headings(benchmark_as_markdown(read_form("published"))),
         "## FedMLP beside FedNoRo",
         select_section(benchmark_as_markdown(read_form("fednoro")), "Data set by data set"),
+        *(
+            part
+            for heading, form in SINGLE_FORMS.items()
+            for part in (f"## {heading}", demote_headings(benchmark_as_markdown(read_form(form))))
+        ),
         "## More rounds",
         *describe_more_rounds(),
         "## Equal rounds and equal time",
@@ -179,6 +190,10 @@ def list_deciding_tables() -> dict[str, str]:
         "equal time": reached,
         "ours at equal steps": steps,
         "ours in equal time": time,
+        **{
+            form: select_section(benchmark_as_markdown(read_form(form)), "Block by block")
+            for form in SINGLE_FORMS.values()
+        },
     }
 
 
