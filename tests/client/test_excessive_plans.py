@@ -348,7 +348,7 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
         return value
 
     with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(noted, lambda value: value):
-        backbone, width = build_backbone(architecture, 3, image_size)
+        backbone, width = build_backbone(spec)
         own = {value.untyped_storage()._cdata for value in (*backbone.parameters(), *backbone.buffers())}
         backbone.train()(torch.empty(2, *spec.input_shape))
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2

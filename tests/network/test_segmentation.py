@@ -47,6 +47,7 @@ VOLUMES = ORGANS.replace("image_size = 32\n\n[training]", "image_size = [8, 24, 
 
 PATCHES = VOLUMES.replace("[training]", "patch_size = [8, 16, 16]\n\n[training]\npatches_per_volume = 2")
 
+MASKED = "privacy.secure_aggregation=true"
 VALIDATION_KEYS = ("round", "sites", "train_loss", "validation_loss", "validation_auroc")
 Connected = tuple[Coordinator, Path]
 
@@ -117,7 +118,7 @@ def test_killed_and_resumed_it_ends_in_the_same_model(outlining: Connected, tmp_
 
 def test_under_masks_figures_leave_in_a_sum_alone(outlining: Connected, tmp_path: Path) -> None:
     coordinator, experiment = outlining
-    coordinator.run(experiment, tmp_path / "run", "privacy.secure_aggregation=true", once=True).succeeds()
+    coordinator.run(experiment, tmp_path / "run", MASKED, once=True).succeeds()
     summary = summary_of(tmp_path / "run")
     assert all(not site["per_class"] for site in summary["per_site"].values())
     overlap = summary["test"]["segmentation"]
@@ -153,12 +154,45 @@ def test_killed_and_resumed_volumes_in_patches_give_the_model_of_simulation(
     assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
 
 
+def test_a_network_planned_from_all_hospitals_volumes_is_that_of_simulation(
+    outlining_volumes: Connected, tmp_path: Path
+) -> None:
+    coordinator, experiment = outlining_volumes
+    left = ("model.patch_size=none", "training.batch_size=none", "training.patches_per_volume=2")
+    settings = ("model.architecture=monai:DynUNet", *left, 'planning={kind = "nnunet", memory_gb = 0.005}')
+    run = coordinator.run(experiment, tmp_path / "network", *settings)
+    run.says("round 1 of 3")
+    coordinator.kill_leading(run)
+    run.succeeds()
+    undisturbed(experiment, tmp_path / "simulation", *settings)
+    plans = [(tmp_path / name / "planning.json").read_text() for name in ("network", "simulation")]
+    assert plans[0] == plans[1]
+    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+    have_equal_figures(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pictures", "volumes in patches"])
+def test_under_masks_a_segmentation_killed_and_resumed_ends_in_the_model_of_simulation(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    connection: Connected = request.getfixturevalue("outlining" if kind == "pictures" else "outlining_volumes")
+    coordinator, experiment = connection
+    run = coordinator.run(experiment, tmp_path / "network", MASKED)
+    run.says("round 1 of 3")
+    coordinator.kill_leading(run)
+    run.succeeds()
+    undisturbed(experiment, tmp_path / "simulation", MASKED)
+    network, simulation = (summary_of(tmp_path / name) for name in ("network", "simulation"))
+    assert network["model_sha256"] == simulation["model_sha256"]
+
+
 @pytest.mark.network
 def test_under_masks_volumes_in_patches_end_in_a_model_and_figures_of_sums_alone(
     outlining_volumes: Connected, tmp_path: Path
 ) -> None:
     coordinator, experiment = outlining_volumes
-    coordinator.run(experiment, tmp_path / "run", "privacy.secure_aggregation=true", once=True).succeeds()
+    coordinator.run(experiment, tmp_path / "run", MASKED, once=True).succeeds()
     summary = summary_of(tmp_path / "run")
     assert all(not site["per_class"] for site in summary["per_site"].values())
     assert set(summary["test"]["segmentation"]["per_class"]) == {"Liver", "Pancreas"}
