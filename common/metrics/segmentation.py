@@ -323,8 +323,8 @@ def pool_site_overlaps(
     for name, of_class in pooled.per_class.items():
         dice = _pool_exact_means([(each.exact_dice, each.patients) for each in sites[name]])
         hd95 = _pool_exact_means([(each.exact_hd95, each.patients - each.missed) for each in sites[name]])
-        exact = {key: value for key, value in (("dice", dice), ("hd95", hd95)) if value is not None}
-        per_class[name] = replace(of_class, **exact)
+        dice, hd95 = of_class.dice if dice is None else dice, of_class.hd95 if hd95 is None else hd95
+        per_class[name] = replace(of_class, dice=dice, hd95=hd95)
     return replace(pooled, mean_dice=average_dice(per_class.values()), per_class=per_class)
 
 

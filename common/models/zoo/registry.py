@@ -203,15 +203,13 @@ def _build_monai_unet(nets: Any, name: str, channels: int, *, dimensions: int) -
 def _build_planned_unet(spec: ModelSpec) -> nn.Module:
     """Build a DynUNet whose levels the model itself names."""
     refuse_missing_packages(ARCHITECTURE, "monai")
-    from monai.networks import nets
+    from monai.networks.nets.dynunet import DynUNet
 
     assert spec.kernel_sizes is not None, "checked with the model"
     assert spec.strides is not None, "checked with the model"
     features = [count_level_features(level) for level in range(len(spec.strides))]
     strides = spec.strides
-    network: Any = nets.DynUNet(
-        len(spec.sides), spec.channels, 1, spec.kernel_sizes, strides, strides[1:], filters=features
-    )
+    network = DynUNet(len(spec.sides), spec.channels, 1, spec.kernel_sizes, strides, strides[1:], filters=features)
     return _return_feature_map(network)
 
 
