@@ -18,9 +18,9 @@ COUNT = 14
 SIZE = "[10, 24, 24]"
 NO_PATIENTS = ("--patient-column", "")
 SMALL = (
-    "run.rounds=1", "model.architecture=tiny_unet", f"model.image_size={SIZE}", f"data.image_size={SIZE}",
-    f"external_test.image_size={SIZE}", "training.epochs=1", "training.batch_size=4", "training.momentum=0",
-    "data.spacing=[6, 3, 3]", "external_test.spacing=[6, 3, 3]",
+    "run.rounds=1", "model.architecture=tiny_unet", f"model.image_size={SIZE}", "model.patch_size=[8, 16, 16]",
+    f"data.image_size={SIZE}", f"external_test.image_size={SIZE}", "training.epochs=1", "training.batch_size=4",
+    "training.momentum=0", "data.spacing=[6, 3, 3]", "external_test.spacing=[6, 3, 3]",
 )  # fmt: skip
 
 
