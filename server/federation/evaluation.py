@@ -84,7 +84,7 @@ MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
 """The unit of distances in volumes, of which hospitals tell counts alone."""
 SITES_PARTS = "mean over the sites' own test parts"
 SITES_PATIENTS = "mean over the patients of the sites' own test parts"
-"""The figures of a segmentation."""
+"""Note of the figures of a segmentation."""
 Histograms = Mapping[str, ScoreHistogram]
 
 
