@@ -5,11 +5,11 @@ the number of volumes and the mean of their values, so that no value of one pati
 """
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 GREY_VALUES = 256
@@ -50,16 +50,6 @@ class VolumeFingerprint(BaseModel):
         """Number of training volumes."""
         return sum(count for _, count in self.spacing[0])
 
-    @property
-    def spacings(self) -> list[NDArray[np.float64]]:
-        """Spacing of every volume, one array for each axis; those of a group have the group's mean."""
-        return [_repeat_groups(axis) for axis in self.spacing]
-
-    @property
-    def extents(self) -> list[NDArray[np.float64]]:
-        """Length of every volume in mm, one array for each axis."""
-        return [_repeat_groups(axis) for axis in self.extent]
-
     def __add__(self, other: Self) -> "VolumeFingerprint":
         """Return the fingerprint of both hospitals' volumes; grey values only if both send them."""
         both = zip(self.grey, other.grey, strict=True) if self.grey and other.grey else ()
@@ -93,6 +83,13 @@ def group_volumes(values: Sequence[float], patients: Sequence[str], smallest: in
     return tuple((mean, len(rows)) for mean, rows in zip(means, groups, strict=True))
 
 
-def _repeat_groups(axis: Sequence[Group]) -> NDArray[np.float64]:
-    means, counts = zip(*axis, strict=True)
-    return np.repeat(np.array(means, np.float64), counts)
+def compute_percentile(axis: Sequence[Group], percentile: float) -> float:
+    """Return a percentile of the values of all volumes, as ``np.percentile``; those of a group have the group's mean.
+
+    Its memory does not depend on the numbers of volumes, which a hospital states.
+    """
+    order = sorted(axis)
+    ends = np.cumsum([count for _, count in order])
+    place = (int(ends[-1]) - 1) * percentile / 100
+    low, high = (order[int(np.searchsorted(ends, index, side="right"))][0] for index in (int(place), math.ceil(place)))
+    return low + (high - low) * (place - int(place))

@@ -7,7 +7,7 @@ them, and the run's own roll call sends them to the hospitals.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from polyclinic.common.config import Experiment, PlanningSection, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.zoo.spec import FEWEST_LEVELS, PLANNED_KEYS, PLANNED_NETWORK, ModelSpec, is_segmentation
-from polyclinic.common.models.zoo.unet_planning import UNetPlan, choose_target_spacing, plan_unet
+from polyclinic.common.models.zoo.unet_planning import COARSE_PERCENTILE, UNetPlan, choose_target_spacing, plan_unet
 from polyclinic.common.system.files import write_atomically
-from polyclinic.common.volume_fingerprint import VolumeFingerprint
+from polyclinic.common.volume_fingerprint import VolumeFingerprint, compute_percentile
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.base.spec import describe_sides, format_image_size
 from polyclinic.server.federation.evaluation import RunContext
@@ -35,6 +35,8 @@ from polyclinic.strategies.registry import build_experiment_strategy
 PLANNING_FILE = "planning.json"
 PLANNING_RUN = "-planning"
 """End of the name of the roll call that asks for the volumes: hospitals take one plan a run."""
+MOST_VOLUMES_AN_IMAGE = 2
+"""Volumes that a hospital may sum up for each training image that it states, a number that its policy rounds down."""
 FEWEST_GREY_LEVELS = 1.0
 """Smallest standard deviation of grey values, of 0 to 255, by which images are divided."""
 
@@ -170,12 +172,9 @@ def plan_network(
     fingerprints, left_out = dict[str, VolumeFingerprint](), dict[str, str]()
     for site, member in sorted(members.items()):
         try:
-            fingerprints[site] = VolumeFingerprint.model_validate_json(member.answer.fingerprint)
-        except ValidationError:
-            is_silent = not member.answer.fingerprint
-            left_out[site] = (
-                "its policy or its data let out no sums over volumes" if is_silent else "it is not readable"
-            )
+            fingerprints[site] = read_fingerprint(member)
+        except ValueError as error:
+            left_out[site] = str(error)
     if not fingerprints:
         problem = f"none of the hospitals sends sums over its training volumes: {quote_names(left_out)}."
         remedy = "They leave with label_counts = true, from volumes of a table or arrays, and smallest_count patients."
@@ -184,12 +183,11 @@ def plan_network(
     stored = pixels.volume_size if pixels is not None else None
     assert isinstance(model.image_size, tuple), "checked before"
     largest = model.image_size if stored is None else stored
-    median_shape = [
-        float(np.median(mm) / np.median(side)) for mm, side in zip(whole.extents, whole.spacings, strict=True)
-    ]
-    target = choose_target_spacing(whole.spacings, median_shape)
-    spacing = _find_common_spacing(pixels, target, whole)
-    at_spacing = tuple(float(np.median(np.round(mm / side))) for mm, side in zip(whole.extents, spacing, strict=True))
+    median, finer = ([compute_percentile(axis, each) for axis in whole.spacing] for each in (50, COARSE_PERCENTILE))
+    lengths = [compute_percentile(axis, 50) for axis in whole.extent]
+    target = choose_target_spacing(median, finer, [mm / side for mm, side in zip(lengths, median, strict=True)])
+    spacing = _find_common_spacing(pixels, target, lengths)
+    at_spacing = tuple(float(round(mm / side)) for mm, side in zip(lengths, spacing, strict=True))
     classes = {name for member in members.values() for name in member.answer.class_names}
     largest_patch = [min(one, other) for one, other in zip(largest, model.image_size, strict=True)]
     unet = plan_unet(spacing, at_spacing, largest_patch, whole.volumes, len(classes), planning.memory_gb)
@@ -211,15 +209,34 @@ def plan_network(
     )
 
 
+def read_fingerprint(member: RunMember) -> VolumeFingerprint:
+    """Return the sums over a hospital's volumes.
+
+    Raises:
+        ValueError: If it sends none, or such as cannot be.
+    """
+    if not (text := member.answer.fingerprint):
+        raise ValueError("its policy or its data let out no sums over volumes")
+    try:
+        fingerprint = VolumeFingerprint.model_validate_json(text)
+    except ValidationError:
+        raise ValueError("its sums cannot be read") from None
+    if len({sum(count for _, count in axis) for axis in (*fingerprint.spacing, *fingerprint.extent)}) > 1:
+        raise ValueError("its sums are of unequal numbers of volumes")
+    if fingerprint.volumes > MOST_VOLUMES_AN_IMAGE * member.answer.train_samples:
+        raise ValueError("its sums are of more volumes than it has")
+    return fingerprint
+
+
 def _find_common_spacing(
-    pixels: PixelForm | None, target: tuple[float, ...], whole: VolumeFingerprint
+    pixels: PixelForm | None, target: Sequence[float], lengths: Sequence[float]
 ) -> tuple[float, ...]:
     """Return the spacing to which the hospitals resample; refuse volumes that are resized instead, of any spacing."""
     if pixels is None or not pixels.decoded:
         return (1.0, 1.0, 1.0)
     if (spacing := pixels.read_setting("spacing")) is not None:
         return tuple(map(float, spacing))
-    shape = [max(1, round(float(np.median(mm)) / side)) for mm, side in zip(whole.extents, target, strict=True)]
+    shape = [max(1, round(mm / side)) for mm, side in zip(lengths, target, strict=True)]
     depth, height, width = shape
     rounded = [float(f"{side:.3g}") for side in target]
     problem = "volumes are resized, so that each has voxels of its own size."

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from polyclinic.common.volume_fingerprint import LONGEST_FINGERPRINT, MOST_GROUPS, VolumeFingerprint, group_volumes
+from polyclinic.common.volume_fingerprint import (
+    LONGEST_FINGERPRINT,
+    MOST_GROUPS,
+    VolumeFingerprint,
+    compute_percentile,
+    group_volumes,
+)
 
 
 def test_groups_by_hand() -> None:
@@ -41,7 +47,7 @@ def fingerprint_of(spacing: float, count: int, grey: tuple[int, ...] = ()) -> Vo
 def test_two_hospitals_add_up() -> None:
     both = fingerprint_of(1.0, 2, (0, 5, 1)) + fingerprint_of(3.0, 1, (2, 0, 1))
     assert both.volumes == 3
-    assert [axis.tolist() for axis in both.spacings] == [[1.0, 1.0, 3.0]] * 3
+    assert both.spacing == (((1.0, 2), (3.0, 1)),) * 3
     assert both.grey == (2, 5, 2)
     assert (both + fingerprint_of(1.0, 1)).grey == ()
     assert VolumeFingerprint.model_validate_json(both.to_json()) == both
@@ -58,3 +64,16 @@ def test_the_longest_fingerprint_fits_its_field() -> None:
     axes = [[(float(f"{value:.6g}"), 10**9) for value in random.uniform(1e5, 1e6, MOST_GROUPS)] for _ in range(3)]
     tables = {"spacing": axes, "extent": axes, "grey": [2**53] * 256}
     assert len(VolumeFingerprint.model_validate(tables).to_json()) <= LONGEST_FINGERPRINT
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 9)), min_size=1, max_size=20), st.sampled_from([0, 10, 50])
+)
+def test_a_percentile_of_groups_is_that_of_all_volumes(groups: list[tuple[float, int]], percentile: float) -> None:
+    values, counts = zip(*groups, strict=True)
+    expected = np.percentile(np.repeat(values, counts), percentile)
+    assert compute_percentile(groups, percentile) == pytest.approx(expected)
+
+
+def test_a_percentile_of_a_billion_volumes_takes_no_memory() -> None:
+    assert compute_percentile(((1.0, 10**9), (3.0, 10**9)), 50) == 2.0

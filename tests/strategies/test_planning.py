@@ -96,6 +96,36 @@ def test_without_sums_of_any_hospital_the_run_is_refused_by_name(
     assert all(site in str(refused.value) for site in ("east", "north", "south"))
 
 
+def axes_of(spacing: float, count: int) -> dict[str, Any]:
+    return {"spacing": [[(spacing, count)]] * 3, "extent": [[(24 * spacing, count)]] * 3, "grey": []}
+
+
+WRONG_SUMS = {
+    "none": "",
+    "no JSON": "volumes",
+    "a billion volumes": json.dumps(axes_of(1000.0, 10**9)),
+    "unequal numbers": json.dumps({**axes_of(1.0, 3), "extent": [[(8.0, 2)]] * 3}),
+    "voxels of no length": json.dumps(axes_of(0.0, 3)),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_SUMS.values(), ids=WRONG_SUMS)
+def test_a_hospital_without_possible_sums_is_left_out_of_the_plan_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    from polyclinic.client import app
+
+    honest = app._describe_volumes
+    monkeypatch.setattr(
+        app, "_describe_volumes", lambda site, plan: text if site.name == "north" else honest(site, plan)
+    )
+    summary = federation(tmp_path, *UNPLANNED, PLANNING, "run.rounds=1")
+    tables = planned_tables(tmp_path / "run")
+    assert (tables["sites"], list(tables["left_out"])) == (["east", "south"], ["north"])
+    assert tables["median_spacing"] == [1.0] * 3
+    assert list(summary["per_site"]) == ["east", "north", "south"]
+
+
 def test_grey_values_count_where_something_annotated_is_outlined() -> None:
     stored = np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 2, 1)  # two volumes of 1 x 2 x 2
     outlines = np.array([[[[1, 3], [0, 2]]], [[[2, 0], [1, 0]]]], np.uint8)  # bit 1: liver, bit 2: spleen

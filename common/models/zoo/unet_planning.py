@@ -74,24 +74,26 @@ def count_level_features(level: int) -> int:
     return min(MOST_FEATURES, FIRST_FEATURES << level)
 
 
-def choose_target_spacing(spacings: Sequence[np.ndarray], median_shape: Sequence[float]) -> tuple[float, ...]:
+def choose_target_spacing(
+    median: Sequence[float], finer: Sequence[float], median_shape: Sequence[float]
+) -> tuple[float, ...]:
     """Return the spacing to which all volumes are resampled: the median along each axis.
 
     If one axis has much longer voxels and much fewer of them than the others, it gets the 10th percentile, but no
     smaller voxels than the others.
 
     Args:
-        spacings: For each axis the spacing of every volume, in mm.
+        median: Median spacing of the volumes along each axis, in mm.
+        finer: Their 10th percentile (:data:`COARSE_PERCENTILE`).
         median_shape: Median number of voxels along each axis.
     """
-    target = [float(np.median(of_axis)) for of_axis in spacings]
+    target = list(median)
     coarse = int(np.argmax(target))
     others = [axis for axis in range(len(target)) if axis != coarse]
     longest = max(target[axis] for axis in others)
     fewest = min(median_shape[axis] for axis in others)
     if target[coarse] > ANISOTROPY * longest and median_shape[coarse] * ANISOTROPY < fewest:
-        finer = float(np.percentile(spacings[coarse], COARSE_PERCENTILE))
-        target[coarse] = max(finer, longest)
+        target[coarse] = max(finer[coarse], longest)
     return tuple(target)
 
 

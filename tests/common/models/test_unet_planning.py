@@ -69,20 +69,15 @@ def test_less_memory_gives_smaller_patches_and_never_fewer_than_two() -> None:
 
 
 def test_the_target_spacing_is_the_median() -> None:
-    spacings = [np.array([1.0, 3.0, 2.0]), np.array([0.5, 0.7, 0.9]), np.array([0.5, 0.7, 0.9])]
-    assert choose_target_spacing(spacings, (100, 500, 500)) == (2.0, 0.7, 0.7)
+    assert choose_target_spacing((2.0, 0.7, 0.7), (1.0, 0.5, 0.5), (100, 500, 500)) == (2.0, 0.7, 0.7)
 
 
 def test_a_coarse_axis_of_few_slices_gets_finer_voxels_than_the_median() -> None:
-    coarse = np.array([5.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0])
-    fine = np.full(11, 1.5)
-    # The 10th percentile of eleven values is the second.
-    assert choose_target_spacing([coarse, fine, fine], (10, 200, 200)) == (10.0, 1.5, 1.5)
-    coarse[1] = 6.0
-    assert choose_target_spacing([coarse, fine, fine], (10, 200, 200)) == (6.0, 1.5, 1.5)
-    assert choose_target_spacing([coarse, fine, fine], (80, 200, 200)) == (10.0, 1.5, 1.5)  # it has enough slices
-    coarse[:2] = 1.0  # but no finer than the others
-    assert choose_target_spacing([coarse, fine, fine], (10, 200, 200)) == (1.5, 1.5, 1.5)
+    coarse = (10.0, 1.5, 1.5)
+    assert choose_target_spacing(coarse, (6.0, 1.2, 1.2), (10, 200, 200)) == (6.0, 1.5, 1.5)
+    assert choose_target_spacing(coarse, (6.0, 1.2, 1.2), (80, 200, 200)) == coarse  # it has enough slices
+    assert choose_target_spacing(coarse, (1.0, 1.2, 1.2), (10, 200, 200)) == (1.5, 1.5, 1.5)  # no finer than the others
+    assert choose_target_spacing((4.0, 1.5, 1.5), (1.0, 1.2, 1.2), (10, 200, 200)) == (4.0, 1.5, 1.5)  # not coarse
 
 
 LEVELS = {
