@@ -136,7 +136,7 @@ def _describe_list(entries: Sequence[Any]) -> str:
     kinds = list(dict.fromkeys(describe_values(each) for each in entries if each is not Ellipsis))
     if len(kinds) > 1:
         return f"list: {', '.join(kinds)}"
-    plural = re.sub(r"^(whole number|number|text|table)", r"\1s", kinds[0])
+    plural = re.sub(r"^(whole number|number|text|table|list)", r"\1s", kinds[0])
     number = "" if entries[-1] is Ellipsis else f"{len(entries)} "
     return f"list of {number}{plural}"
 

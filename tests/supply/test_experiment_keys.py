@@ -36,6 +36,7 @@ class Torch(Lamp):
 
     sizes: tuple[float, float] = (1.0, 2.5)
     on: bool = False
+    strides: tuple[tuple[int, ...], ...] = ()
 
 
 def members(union: object) -> set[type]:
@@ -68,10 +69,11 @@ def test_every_key_is_explained_in_words_without_names_of_code(model: type[BaseM
 
 
 def test_a_row_has_values_default_and_the_text_of_the_nearest_class_that_explains_the_key() -> None:
-    colour, watts, lumens, sizes, on = list_key_rows(Torch)
+    colour, watts, lumens, sizes, on, strides = list_key_rows(Torch)
     assert colour == KeyRow("colour", "`red`, `blue` or `plugin:NAME`", "none", "Colour of the light; none for white.")
     assert watts == KeyRow("watts", "whole number from 1 to 2,000", "–", "Power \\| brightness.")
     assert lumens == KeyRow("lumens", "number from 0 and below 1", "`1e-5`", "Power \\| brightness. At night.")
     assert (sizes.values, sizes.default, sizes.meaning) == ("list of 2 numbers", "`[1, 2.5]`", "")
     assert (on.values, on.default) == ("`true` or `false`", "`false`")
+    assert (strides.values, strides.default) == ("list of lists of whole numbers", "none")
     assert find_key_meaning(Torch, "kind") == ""
