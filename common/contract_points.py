@@ -109,7 +109,7 @@ def describe_protection(plan: HospitalPlan) -> str:
 
 
 def describe_release(release: str, wire: int) -> str:
-    """Return a release with its wire version."""
+    """Return a release, with its wire version if that is not ours."""
     return f"{release} (wire {wire})" if wire != WIRE_VERSION else release
 
 

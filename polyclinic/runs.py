@@ -414,7 +414,7 @@ def import_pandas() -> Any:
 
 
 def make_table(rows: Sequence[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return a pandas DataFrame whose text has all columns, below one another where the width ends."""
+    """Return a pandas DataFrame that prints all its columns; those that do not fit into a line come below."""
     import_pandas()
     from polyclinic.whole_table import WholeTable
 

@@ -478,7 +478,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members, avera
 
 
 def summarise_over_seeds(values: Sequence[float | None]) -> MeanAndSd:
-    """Return mean and sample SD over the seeds with a value."""
+    """Return mean and sample SD (``n - 1``) over the seeds with a value; the SD is None for one seed."""
     defined = [value for value in values if value is not None]
     sd = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
     return MeanAndSd(compute_mean_and_sd(defined)[0], sd)

@@ -146,7 +146,6 @@ class PaperTable(TomlSection):
 
     @property
     def measure_headings(self) -> list[str]:
-        """Return the table headings of the measures."""
         return [STUDY_MEASURES[each][0] if isinstance(each, str) else each.title for each in self.measures]
 
     @property
@@ -236,7 +235,7 @@ class StudyFile(TomlSection):
     Attributes:
         title: The study's name.
         seeds: Number of seeds of each experiment: 0, 1, and so on.
-        quick: The quick scale.
+        quick: Changes for a run in minutes (``--quick``); None if the study has no such scale.
         tables: The paper's tables.
         paper: Authors, year and venue.
         differs: Differences from the paper in data and scale, for all tables.

@@ -82,7 +82,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The results of all tables of a study."""
+    """The results of a study, with what its page says of the paper."""
 
     title: str
     paper: str

@@ -459,7 +459,7 @@ class LedgerUnusable(Exception):
 
 
 def open_site_ledger(settings: SiteSettings) -> PatientLedger:
-    """Return the ledger of a site's patients, which nothing is written to yet.
+    """Return the ledger of a site's patients; no file is made before the first entry.
 
     It lies where ``policy.ledger`` says; else in ``$XDG_STATE_HOME/polyclinic/ledger`` of this account
     (``~/.local/state``); if this account has no such place to write, in the site's own state folder.

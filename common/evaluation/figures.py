@@ -339,7 +339,11 @@ class Coverage:
 
 @dataclass(frozen=True)
 class EvaluationFigures:
-    """All figures of an evaluation."""
+    """The figures of an evaluation: of each class and model, of two models compared, and which classes have none.
+
+    Attributes:
+        over_patients: True if intervals and tests treat a patient's images as one unit, not each image.
+    """
 
     rows: tuple[FigureRow, ...]
     comparisons: tuple[ModelComparison, ...]

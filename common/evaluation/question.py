@@ -79,7 +79,7 @@ class SentModel(TomlSection):
 
     @property
     def is_run(self) -> bool:
-        """True for the model of a run."""
+        """True for the model of a run's folder, False for a model file that somebody describes."""
         return self.described is None and [file.name for file in self.files] == list(RUN_FILES)
 
     @property

@@ -69,7 +69,7 @@ class FederationBenefit:
 
     @property
     def compared_classes(self) -> tuple[str, ...]:
-        """The classes that were compared."""
+        """The classes with an AUROC of each model."""
         return tuple(self.auroc["alone"])
 
     @property

@@ -159,7 +159,7 @@ def format_signed(value: float | None) -> str:
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:
-    """Format an interval: ``"0.812–0.871"``."""
+    """Format an interval, such as ``"0.812–0.871"``; ``"n/a"`` for None."""
     return NOT_APPLICABLE if ends is None else "–".join(map(format_number, ends))
 
 

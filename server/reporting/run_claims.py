@@ -69,7 +69,7 @@ class RunClaims:
 
 
 def make_run_claims(run: RunFolderContent) -> RunClaims:
-    """Return the claims that a run supports."""
+    """Return the claims of a run's summary and rounds."""
     is_auroc = run.summary.test.figure_name == "AUROC"
     mean = run.summary.test.compute_headline_auroc().mean if is_auroc else None
     return RunClaims(

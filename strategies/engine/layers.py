@@ -137,7 +137,7 @@ class ImageClaimLayer(CoordinatorRoundLayer):
     coordinator: "Coordinator"
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Return the reply with the number of training images that counts for the site."""
+        """Return the reply; if it claims too many training images, with the lower number that counts."""
         images = self.coordinator.requests.images.get(reply.site)
         return reply if images is None else replace(reply, train_samples=images)
 

@@ -120,10 +120,10 @@ def _read_values(picture: Path, file: Path) -> list[int] | None:
 
 
 def parse_named_values(texts: Sequence[str]) -> dict[int, str]:
-    """Return value -> class, of options such as ``1=Liver``.
+    """Read options such as ``1=Liver``; return value -> class.
 
     Raises:
-        BadInput: If a text is none, or a value or a class stands twice.
+        BadInput: If an option does not have this form, or two name the same value or class.
     """
     named, faults = dict[int, str](), list[Fault]()
     for text in texts:

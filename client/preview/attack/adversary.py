@@ -294,7 +294,6 @@ def select_fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
 
 @torch.no_grad()
 def zero_all_parameters(network: nn.Module) -> None:
-    """Set all parameters of a network to 0."""
     for value in network.parameters():
         value.zero_()
 

@@ -130,7 +130,6 @@ class SuperLinkControlClient:
         }
 
     def close(self) -> None:
-        """Close the connection to the SuperLink."""
         self._channel.close()
         self._socket.close()
 
@@ -177,7 +176,7 @@ class SuperLinkControlClient:
         return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
-        """End this run on the SuperLink."""
+        """Mark a run as over on the SuperLink, which removes the files of its requests."""
         self._call_with_retries("end_run", proto.Run(run_id=run))
 
     def send_run_heartbeat(self, run: int) -> bool:
