@@ -47,5 +47,5 @@ def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[C
         reasons = "; ".join(f"{site}: {why}" for site, why in sorted(queries.absent.items()))
         return MaskedSum(fault=f"{error} {reasons}".strip())
     numbers = unmasked.vector.reshape(len(names), MASKED_ROW_NUMBERS).astype(int)
-    rows = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
-    return read_masked_rows(rows, unmasked.rows, unmasked.survivors)
+    sums = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
+    return read_masked_rows(sums, unmasked.rows, unmasked.survivors)
