@@ -24,7 +24,7 @@ Forms = Sequence[tuple[str, PixelForm]]
 
 @dataclass(frozen=True)
 class PixelTerms:
-    """What a run itself says about pixels, before any site has a say.
+    """The pixel settings that a run fixes before any site answers the roll call.
 
     Attributes:
         table: The table ``[pixels]`` of the experiment.

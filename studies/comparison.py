@@ -159,7 +159,7 @@ class SiteGain:
 
 
 def name_figure_in_text(text: str, figure: str) -> str:
-    """Return a text about AUROCs with the name of another figure."""
+    """Return a text about AUROCs with ``figure``, such as Dice, in place of AUROC."""
     return text if figure == "AUROC" else text.replace("an AUROC", f"a {figure}").replace("AUROC", figure)
 
 

@@ -37,7 +37,7 @@ NEAR_CHANCE = 0.7
 LANE = 0.5
 """Height of one method's lane, as a share of a row."""
 OWN_METRICS = "Metrics of your own"
-TESTED: tuple[Subset, ...] = ("all", "unique")
+TESTED_SUBSETS: tuple[Subset, ...] = ("all", "unique")
 
 
 def write_comparison_report(
@@ -302,7 +302,7 @@ def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
     """Return a table for each subset of classes: the reference minus each other method, with what p tests."""
     tables = []
     others = [method.label for method in comparison.methods if method.label != comparison.reference]
-    for subset in TESTED:
+    for subset in TESTED_SUBSETS:
         rows = []
         for other in others:
             test = comparison.find_method_contrast(other, subset).result

@@ -25,8 +25,8 @@ LEVEL = 0.95
 AddCurve = Callable[[Plot, AccuracyCurve, SeriesStyle, str], None]
 """Adds a curve to a plot, in a style and with a dash."""
 LINES = (SOLID, DASHED, DASH_DOTTED, DOTTED)
-POINTS = 801
-PANELS = 3
+DENSITY_POINTS = 801
+MAX_PANELS = 3
 HEIGHT = 175.0
 """Height of each plot in points within its axes."""
 
@@ -165,7 +165,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
         )
     densities = {}
     for each in table.curves if "density" in table.figures else ():
-        if (density := estimate_accuracy_density(each.sites, POINTS)) is not None:
+        if (density := estimate_accuracy_density(each.sites, DENSITY_POINTS)) is not None:
             densities[each.method, each.setting] = density
     if densities:
         about = "Density of the accuracies of the sites, by method."
@@ -177,7 +177,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
 
 def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
     """Draw the measures along the settings, with a line for each method; hollow markers are the paper's numbers."""
-    headings, positions = table.headings[:PANELS], replace_none_by_nan(table.positions)
+    headings, positions = table.headings[:MAX_PANELS], replace_none_by_nan(table.positions)
     ticks = [(float(position), f"{position:g}") for position in positions if np.isfinite(position)]
     plots = [Plot(Axis(ticks=ticks), Axis(grid=True), heading) for heading in headings]
     for measure, plot in enumerate(plots):

@@ -17,7 +17,7 @@ from polyclinic.common.system.terminal import EscapingConsole
 
 SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]
-_CODES: Mapping[Cause, ClientExitCode] = {
+_EXIT_CODES: Mapping[Cause, ClientExitCode] = {
     "": ClientExitCode.BAD_INPUT,
     "column": ClientExitCode.COLUMN,
     "patients": ClientExitCode.PATIENTS,
@@ -89,7 +89,7 @@ class CheckArea:
     def add_input_faults(self, bad: BadInput) -> None:
         """Add a fault for each fault of settings files and tables that the exception ``bad`` lists."""
         for fault in bad.faults:
-            self.add_fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
+            self.add_fault(_EXIT_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class SheetAudit:
         return unsafe
 
     def add_rule(self, system: FeasibleCounts, unknowns: Indices, truth: int) -> None:
-        """Add what a reader who knows the reason concludes from a hidden number of patients.
+        """Add the bound that a reader concludes from a hidden number: below the threshold, or not below it.
 
         Args:
             unknowns: The unknowns in the number; the rest of it stays as it is.

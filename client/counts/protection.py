@@ -206,7 +206,7 @@ class SheetProtection:
 
 
 def _find_next(place: str, order: Sequence[str], options: Iterable[str]) -> str | None:
-    """Return the option that follows ``place`` in ``order``, from whose end it goes on at the beginning."""
+    """Return the next option after ``place`` in ``order``; after the last one, the first."""
     available = set(options) - {place}
     start = order.index(place) if place in order else 0
     return next((name for name in (*order[start + 1 :], *order[: start + 1]) if name in available), None)

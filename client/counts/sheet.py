@@ -34,13 +34,13 @@ KEY_BYTES, FINGERPRINT_CHARACTERS = 32, 24
 
 @dataclass(frozen=True)
 class CountSheet:
-    """The counts that may leave.
+    """The counts of a hospital that its policy discloses, made once and stored.
 
     Attributes:
         made: The day, such as ``2026-11-30``.
         settings: What the sheet depends on beside the data; a sheet of other settings is made anew.
         key, patients: Key, and keyed fingerprints of the patients, by which a change of the data is measured.
-        cells: Told count -> numbers of patients and of images; images are -1 beside noise.
+        cells: Disclosed count -> numbers of patients and of images; images are -1 beside noise.
         missing: Tables for which the hospital's table has no column.
         noise: Standard deviation of the noise on numbers of patients.
     """

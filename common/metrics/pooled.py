@@ -13,7 +13,7 @@ from operator import add
 
 import numpy as np
 
-from polyclinic.common.metrics.bootstrap import LEVEL, Interval, compute_pooled_auroc_interval
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, Interval, compute_pooled_auroc_interval
 from polyclinic.common.metrics.calibration import (
     Calibration,
     DecisionCounts,
@@ -184,5 +184,5 @@ def _compute_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 
     variance = sum(by * by for by in moved.values())
-    reach = float(stdtrit(max(len(moved) - 1, 1), (1 + LEVEL) / 2)) * variance**0.5
+    reach = float(stdtrit(max(len(moved) - 1, 1), (1 + CONFIDENCE_LEVEL) / 2)) * variance**0.5
     return max(mean - reach, 0.0), min(mean + reach, 1.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.metrics.bootstrap import LEVEL, RESAMPLES, Interval
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, Interval
 from polyclinic.common.metrics.score_histograms import BIN_CENTRES, BINS, Counts, ScoreHistogram, find_score_bins
 from polyclinic.data.images.outlines import find_border
 
@@ -263,5 +263,5 @@ def _average(values: Sequence[float]) -> float | None:
 
 
 def _make_interval(means: Floats) -> Interval:
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return float(low), float(high)

@@ -196,7 +196,7 @@ def find_left_out_patients(patients: Sequence[str], opted_out: Identifiers) -> t
 
 
 def leave_out_patients(splits: DatasetSplits, opted_out: Identifiers) -> tuple[DatasetSplits, LeftOutPatients]:
-    """Return the data without the patients who opted out, and what is said of these.
+    """Return the data without the patients who opted out, and the comparison of these with the data.
 
     Args:
         opted_out: Result of :meth:`OptOutSource.read_identifiers`.

@@ -15,7 +15,7 @@ _LARGEST_ASPECT = 100
 
 @dataclass(frozen=True)
 class RenderedPicture:
-    """A picture of 8 bits.
+    """A picture rendered as 8-bit grey values or colours.
 
     Attributes:
         pixels: uint8 ``(height, width)`` for grey, ``(height, width, 3)`` for colour.

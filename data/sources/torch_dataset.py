@@ -345,7 +345,7 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CollectedItems:
-    """What the items of a data set say, beside their images.
+    """The labels, patients and parts that the items of a data set state, and notes for the user.
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN for unknown.

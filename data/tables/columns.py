@@ -126,9 +126,9 @@ def list_two_words(column: CsvColumn) -> list[str]:
 
 
 def list_few_words(column: CsvColumn) -> list[str]:
-    """Return the words of a column of few short ones, of which some are no labels; else an empty list.
+    """Return the distinct words of a column with few short words, if one of them is no label; else an empty list.
 
-    It may hold 1 and 0 besides, such as 1, 0 and n.b. Such words may say present, absent and unknown.
+    An example is a column with 1, 0 and n.b. Such words may mean present, absent and unknown.
     """
     spellings = map_folded_cells(column)
     strange = [word for word in spellings if interpret_label_cell(word) is None]
@@ -206,7 +206,7 @@ def choose_patient_column(columns: CsvTable) -> str | None:
 
 
 def group_rows_alike(columns: CsvTable, names: Iterable[str]) -> bool:
-    """Return True if each value of one of these columns stands beside one value of each other, and the reverse."""
+    """Return True if these columns divide the rows into the same groups, under other names."""
     places = [columns.get_column(name).places.astype(np.int64) for name in names]
     sizes = {len(np.unique(of_column)) for of_column in places}
     together = np.unique(np.stack(places), axis=1).shape[1]

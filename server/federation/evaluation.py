@@ -80,7 +80,7 @@ from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
 MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
 """The unit of distances in volumes, of which hospitals tell counts alone."""
-SITES_PARTS = "mean over the sites' own test parts"
+MEAN_OVER_SITES_NOTE = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]
 
 
@@ -230,7 +230,7 @@ def save_and_test_model(
             vocabulary=plan.vocabulary,
         )
         sha256 = saved.model_sha256
-        test = summarise_test_results(over_sites, *groups, SITES_PARTS)
+        test = summarise_test_results(over_sites, *groups, MEAN_OVER_SITES_NOTE)
         if setting.test is not None and len(setting.test) > 0:
             test, histograms = _test_global_model(network, setting.test, setting, groups, plan)
         if setting.external is not None:

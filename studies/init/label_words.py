@@ -11,7 +11,7 @@ from polyclinic.data.tables.columns import list_few_words, list_filled_cells, li
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.studies.init.questions import Choice, ColumnHints, Question
 
-_LISTED = 5
+_MAX_LISTED = 5
 MOST_WORDS_WITHOUT_QUESTION = 2
 """Words of a column up to which the one that does not mean present means absent."""
 _MOST_FURTHER_WORDS = 5
@@ -112,7 +112,7 @@ def refuse_useless_words(
         return
     reason = "and the findings are names"
     if label_columns:
-        reason = f"which are {quote_names(label_columns, _LISTED)}"
+        reason = f"which are {quote_names(label_columns, _MAX_LISTED)}"
     faults = list[Fault]()
     lists = {"--present": hints.present_words, "--absent": hints.absent_words}
     for option, words in _find_missing_words(columns, label_columns, lists).items():
@@ -172,7 +172,9 @@ def ask_for_meaning_of_words(
 
 
 def _offer_words(holders: Mapping[str, Sequence[str]], spellings: Mapping[str, str]) -> list[Choice]:
-    return [Choice(spellings[key], f"in {list_first_and_count_rest(names, _LISTED)}") for key, names in holders.items()]
+    return [
+        Choice(spellings[key], f"in {list_first_and_count_rest(names, _MAX_LISTED)}") for key, names in holders.items()
+    ]
 
 
 def refuse_words_in_label_columns(columns: CsvTable, names: Sequence[str], words: LabelWords) -> None:

@@ -41,7 +41,7 @@ class MaskColumn:
 
 @dataclass(frozen=True)
 class MaskClasses:
-    """What the masks of a table mean.
+    """The classes of a table's masks: a value of label maps each, or a column of masks each.
 
     Attributes:
         values: Class -> its value, of one column of label maps; empty for a column for each class.

@@ -270,7 +270,7 @@ def _list_picture_indices(images: ImageSet) -> list[int]:
 # ---------------------------------------------------------------------- crafted networks
 
 
-DENSE = "backbone.7"
+DENSE_LAYER = "backbone.7"
 """The dense layer of ``fedsld_cnn``, behind two convolutions with pooling."""
 AT_A_TIME = 64
 
