@@ -255,9 +255,15 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     class_groups: dict[str, list[str]] = {"shared": [], "some": [], "unique": [], "varies": []}
     for name in sorted({name for _, name in members["all"]}):
         pairs = {pair for pair in members["all"] if pair[1] == name}
-        shared, unique = pairs & members["shared"], pairs & members["unique"]
-        never = "varies" if shared or unique else "some"
-        class_groups["shared" if shared == pairs else "unique" if unique == pairs else never].append(name)
+        shared = pairs & members["shared"]
+        unique = pairs & members["unique"]
+        if shared == pairs:
+            group = "shared"
+        elif unique == pairs:
+            group = "unique"
+        else:
+            group = "varies" if shared or unique else "some"
+        class_groups[group].append(name)
     figure = figures.pop() if figures else "AUROC"
     external = None
     if all(run.summary.external is not None for run in runs):

@@ -96,7 +96,8 @@ def write_comparison_report(
 def find_best_class_aurocs(comparison: MethodComparison) -> dict[str, str]:
     """Return class -> best AUROC as printed, so that all methods equal to three decimals are marked as best."""
     best = {}
-    for name in (name for group in comparison.class_groups.values() for name in group):
+    names = [name for group in comparison.class_groups.values() for name in group]
+    for name in names:
         aurocs = [auroc for method in comparison.methods if (auroc := method.per_class.get(name)) is not None]
         if len(aurocs) > 1:
             best[name] = f"{max(aurocs):.3f}"
@@ -141,10 +142,11 @@ def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     plot = Plot(Axis("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →"))
     plot.y.label_rows([f"against {other}" for other in others])
     for offset, (subset, style) in enumerate(styled):
-        for each in (each for each in contrasts if each.subset == subset):
-            mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
-            if mean is None:
+        for each in contrasts:
+            mean = each.result.mean_difference
+            if each.subset != subset or mean is None:
                 continue
+            row = others.index(each.other) + 0.24 * (offset - 1)
             low, high = each.result.interval or (mean, mean)
             _add_marker_with_interval(plot, style, mean, row, (low, high))
             plot.add_text(format_signed(mean), high, row, shift=(7, 0), size=8.5)

@@ -133,7 +133,9 @@ def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str, bool
         header = read_dicom_elements(content, convert_dicom_keywords_to_tags("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation), False
     with open_png_or_jpeg(content) as image:
-        mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
+        mode = "grey" if image.mode in ("1", "L", "LA") else "colour"
+        if is_16_bit_png(content):
+            mode = "16 bit"
         return str(image.format), mode, has_unequal_density(image)
 
 

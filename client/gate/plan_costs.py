@@ -179,7 +179,9 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
     size = estimate_network_cost(plan.model, rows)
     model, frozen = size.trained * FLOAT32_BYTES, (size.parameters - size.trained) * FLOAT32_BYTES
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
-    moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    moments = 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    if plan.training.reset_optimizer:
+        moments = 0
     copies += moments * (1 + method.trains_own_model)
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)

@@ -84,8 +84,11 @@ def compute_pooled_metrics(
         generator: Random generator of the bootstrap intervals; None for no intervals.
     """
     results = dict[str, PooledClassMetrics]()
-    for name in (name for name in owners if name in sums):
-        histogram, sites = sums[name].histogram, sums[name].sites
+    for name in owners:
+        if name not in sums:
+            continue
+        histogram = sums[name].histogram
+        sites = sums[name].sites
         decided = count_pooled_decisions(histogram)
         results[name] = PooledClassMetrics(
             auroc=compute_pooled_auroc(histogram),

@@ -110,8 +110,9 @@ class OptOutSource:
         except (OSError, ValueError) as error:
             raise _make_command_failure(f"cannot be run: {error}") from None
         if ended.returncode:
+            failure = f"ended with code {ended.returncode}"
             words = make_printable_line(ended.stderr.strip(), _MAX_OUTPUT_CHARACTERS)
-            raise _make_command_failure(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
+            raise _make_command_failure(f"{failure}: {words}" if words else failure)
         return [line.strip() for line in ended.stdout.splitlines()]
 
 

@@ -626,13 +626,17 @@ def is_last_round_best(summary: RunSummary) -> bool:
 
 def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on classes that only one site annotates, because the model learns that site's way of reading."""
-    summary, hidden, active = run.summary, find_hidden_count_classes(run.summary), _list_active_sites(run)
+    summary = run.summary
     if summary.is_initial_model_tested or len(summary.sites) < 2:
         return
-    for site in (site for site in summary.sites if site in active):
-        if names := [
-            n for n in summary.classes if summary.annotating_sites_by_class.get(n, ()) == (site,) and n not in hidden
-        ]:
+    hidden = find_hidden_count_classes(summary)
+    active = _list_active_sites(run)
+    annotating_sites = summary.annotating_sites_by_class
+    for site in summary.sites:
+        if site not in active:
+            continue
+        names = [name for name in summary.classes if annotating_sites.get(name, ()) == (site,) and name not in hidden]
+        if names:
             reading = f"the model has learned that site's way of reading {_choose_verb_form(names, 'it', 'them')}"
             alone = f"{_choose_verb_form(names, 'is', 'are')} annotated by {site} alone"
             yield f"{join_as_english_list([f'“{name}”' for name in names])} {alone}: {reading}."

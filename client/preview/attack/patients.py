@@ -95,10 +95,7 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
         reply = at.request_evaluation(plan, read_model_state(network), test=True)
         scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
         tested.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
-    guesses = [
-        "train" if train else "test" if test else "neither" if train is False and test is False else ""
-        for train, test in zip(trained, tested, strict=True)
-    ]
+    guesses = [_guess_part(train, test) for train, test in zip(trained, tested, strict=True)]
     pairs = list(zip(guesses, truth, strict=True))
     wrong = sum(guess not in ("", part) for guess, part in pairs)
     by_part = [
@@ -117,6 +114,15 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
         notes=by_part + ([f"{wrong} placed wrongly"] if wrong else []),
         response=at.response,
     )
+
+
+def _guess_part(train: bool | None, test: bool | None) -> str:
+    """Return the part that a picture seems to be in; empty if the attacker saw too little to say."""
+    if train:
+        return "train"
+    if test:
+        return "test"
+    return "neither" if train is False and test is False else ""
 
 
 @torch.no_grad()

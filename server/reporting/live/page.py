@@ -131,7 +131,8 @@ def _make_key_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) ->
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
         tiles.append((plain_text.format_duration(run.seconds_left), "left, by the pace so far"))
-    tiles.append((str(len(run.sites)), f"sites take part{f', {len(run.lost)} lost' if run.lost else ''}"))
+    lost = f", {len(run.lost)} lost" if run.lost else ""
+    tiles.append((str(len(run.sites)), f"sites take part{lost}"))
     for name, key in (("validation loss", "validation_loss"), ("validation AUROC", "validation_auroc")):
         values = [(each.round, value) for each in snapshot.rounds if (value := getattr(each, key)) is not None]
         tiles += [(plain_text.format_number(value), f"{name}, round {number}") for number, value in values[-1:]]
