@@ -29,7 +29,7 @@ from polyclinic.studies.comparison import (
 )
 
 TEMPLATES = Path(__file__).parent / "templates"
-SITES_SHOWN = 60
+MAX_SITES = 60
 NAMED_SITES = 24
 """Most sites whose names the figure of gains shows; with more sites it shows ranks."""
 NEAR_CHANCE = 0.7
@@ -79,7 +79,7 @@ def write_comparison_report(
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
         differences=draw_method_differences(deciding) if deciding else "",
-        gain_rows=list(by_site.items())[:SITES_SHOWN],
+        gain_rows=list(by_site.items())[:MAX_SITES],
         gain_sentences=claims.describe_site_gains(comparison),
         gains=draw_gains_by_site(comparison),
         subsets=draw_auroc_by_subset(comparison.methods),

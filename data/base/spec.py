@@ -150,7 +150,7 @@ class PictureRenderingOptions:
     spacing: Spacing | None = None
 
 
-AS_IN_FILE = PictureRenderingOptions()
+DEFAULT_RENDERING = PictureRenderingOptions()
 ONLY_FOR_PICTURES = ("frame", "axis", "bit_depth", "jpeg_draft", "value_range")
 """Keys of ``[data]`` that have no meaning for volumes, which are read whole."""
 ONLY_FOR_VOLUMES = ("spacing",)

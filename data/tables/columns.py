@@ -49,7 +49,7 @@ NO_FINDING_WORDS = frozenset(map(str.casefold, NO_FINDING))
 _LISTED_COLUMNS = 5
 _MOST_WORDS = 30
 """Number of different cells up to which a column of words may be one of findings."""
-_SHOWN_LETTERS = 20
+_MAX_SHOWN_LETTERS = 20
 _FEWEST_WORDS, _MOST_FEW_WORDS, _SHORT_WORDS = 2, 5, 2
 """Different words of a column that may say present, absent and unknown, and the parts of such a word."""
 
@@ -216,7 +216,7 @@ def group_rows_alike(columns: CsvTable, names: Iterable[str]) -> bool:
 def shorten_cell(text: str) -> str:
     """Return the first letters of a cell on one line; a report is never shown as a whole."""
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_LETTERS else f"{line[: _SHOWN_LETTERS - 1]}…"
+    return line if len(line) <= _MAX_SHOWN_LETTERS else f"{line[: _MAX_SHOWN_LETTERS - 1]}…"
 
 
 def describe_some_cells(column: CsvColumn, limit: int = 3) -> str:

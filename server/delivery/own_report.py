@@ -29,7 +29,7 @@ REPLY_WORDS: Mapping[str, str] = {
     "BenefitReply": "comparison of the federated model with this hospital's own",
 }
 """Record class that hospitals sign -> its content in words."""
-AT_HOME = (
+EVALUATE_NOTE = (
     "Figures by class did not leave this hospital, or there are none. flwr-client evaluate scores the model on this "
     "hospital's own images, and nothing leaves."
 )
@@ -120,7 +120,7 @@ def write_own_report(
         models=[WORDS[model] for model in MODELS] if benefit else [WORDS["federated"]],
         rows=make_class_rows(run, site, benefit),
         mean=summary.per_site[site].mean_auroc if site in summary.per_site else None,
-        at_home=f"{AT_HOME} {COMPARED_AT_HOME}" if choice else AT_HOME,
+        at_home=f"{EVALUATE_NOTE} {COMPARED_AT_HOME}" if choice else EVALUATE_NOTE,
         trained=f"in {format_rounds_in_words(rounds)} of {len(receipt.rounds)}" if rounds else "in no round",
         used=format_rounds_in_words(used) if used else "no round",
         absences=absences[:MOST_ABSENCES],

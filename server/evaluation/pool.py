@@ -50,7 +50,7 @@ from polyclinic.server.evaluation.collect import QuestionWithModels
 NORMAL_95 = 1.959964
 BY_HOSPITAL = "inverse variance over hospitals"
 """Name of the test of two models on the images of all hospitals."""
-ABOUT = "The test part: patients on whom no run trains at this site."
+TEST_PART_NOTE = "The test part: patients on whom no run trains at this site."
 RowKey = tuple[str, str, str, str]
 """Model, class, column and group."""
 
@@ -114,7 +114,7 @@ def pool_answers(
             for model, sent in zip(asked.models, asked.question.models, strict=True)
         ),
         data=tuple(
-            ScoredData(site, ABOUT, reply.images, reply.patients if over_patients else None, reply.class_names)
+            ScoredData(site, TEST_PART_NOTE, reply.images, reply.patients if over_patients else None, reply.class_names)
             for site, reply in answers.items()
         ),
         figures=EvaluationFigures(

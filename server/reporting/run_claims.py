@@ -13,7 +13,7 @@ from polyclinic.common.metrics.auroc import (
     compute_mean_and_sd,
 )
 from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
-from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
+from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, LARGEST_ERROR, format_value_with_error
 from polyclinic.common.models.zoo.spec import DICE, is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.plain_text import (
@@ -257,7 +257,7 @@ def explain_missing_auroc(result: ClassMetrics | None) -> str:
     if DICE in result.more and result.positives == 0:
         return "no test image shows it"
     if "auroc" in result.errors:
-        return TOO_WIDE
+        return LARGE_ERROR_NOTE
     if result.positives is None:
         return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
     if not result.positives and not result.negatives:

@@ -57,7 +57,7 @@ _SIGNS_IN_NAMES = (",", "/")
 _JOINING_SIGNS = re.compile(r"[|;,/+&\n\t\uff0c]")
 _WORD = re.compile(r"[^\W_]+")
 _MAX_LISTED = 5
-_WHICH_FINDINGS = (
+_FINDINGS_QUESTION = (
     "Which columns say what a picture shows? Either columns of labels (1 and 0, or words for yes and no), or one "
     "column of names, each of which becomes a class."
 )
@@ -430,7 +430,7 @@ def _assign_findings(
         of_labels = [name for name in rest if name in (*labels, *mixed)]
         if len(of_labels) > 1:
             choices.append(Choice(of_labels[0], "all columns of 0 and 1", more=tuple(of_labels[1:])))
-        questions.append(Question("--findings", _WHICH_FINDINGS, tuple(choices), several=True))
+        questions.append(Question("--findings", _FINDINGS_QUESTION, tuple(choices), several=True))
         return (), None
     if labels:
         own = " or your words" if words.present else ""
@@ -454,7 +454,7 @@ def _assign_findings(
     if not offers:
         problem = f"no column is left that can say what a picture shows. The headings are: {quote_names(columns)}."
         raise BadInput([Fault("labels", problem, "If lines stand above the headings, delete them.")])
-    questions.append(Question("--findings", _WHICH_FINDINGS, offers, several=True))
+    questions.append(Question("--findings", _FINDINGS_QUESTION, offers, several=True))
     return (), None
 
 

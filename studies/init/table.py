@@ -71,7 +71,7 @@ from polyclinic.studies.init.roles import (
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
 USUAL_SIDE, SMALLEST_SIDE = 48, 8
 """Voxels a side of the volumes that init proposes."""
-NEARLY_WHOLE = 0.01
+VOXEL_TOLERANCE = 0.01
 """Part of a voxel for which a grid gets no further one."""
 MOST_SPLIT_SEEDS = 200
 MOST_HASHED_NAMES = 1_000_000
@@ -619,7 +619,7 @@ def choose_volume_size(volumes: Sequence[VolumeHeader]) -> VolumeSize:
     spacings = np.array([volume.spacing for volume in volumes])
     extents = (np.array([volume.shape for volume in volumes]) * spacings).max(axis=0)  # in mm
     voxel = max(float(spacings.min()), float(extents.max()) / USUAL_SIDE)
-    sides = np.ceil(extents / voxel - NEARLY_WHOLE).clip(SMALLEST_SIDE, USUAL_SIDE).astype(int).tolist()
+    sides = np.ceil(extents / voxel - VOXEL_TOLERANCE).clip(SMALLEST_SIDE, USUAL_SIDE).astype(int).tolist()
     depth, height, width = sides
     return depth, height, width
 

@@ -288,7 +288,7 @@ INTERNAL = {
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
     "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
     "REPORT_INTERVAL_S",  # how often a long list of who is waited for is said; nothing else happens
-    "SHOWN_AFTER_S",  # who is waited for is said; nothing else happens
+    "REPORT_DELAY_S",  # who is waited for is said; nothing else happens
 }
 
 

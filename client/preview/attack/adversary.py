@@ -272,7 +272,7 @@ def _list_picture_indices(images: ImageSet) -> list[int]:
 
 DENSE_LAYER = "backbone.7"
 """The dense layer of ``fedsld_cnn``, behind two convolutions with pooling."""
-AT_A_TIME = 64
+BATCH_SIZE = 64
 
 
 class FedsldCnnLayers(NamedTuple):
@@ -320,8 +320,8 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
     convolutions, pixels = backbone[:6], convert_to_channels_first(images.images).float()
-    starts = range(0, len(pixels), AT_A_TIME)
-    parts = [convolutions(network.preprocess_images(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
+    starts = range(0, len(pixels), BATCH_SIZE)
+    parts = [convolutions(network.preprocess_images(pixels[start : start + BATCH_SIZE]))[:, 0] for start in starts]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
