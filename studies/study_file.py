@@ -237,7 +237,7 @@ class StudyFile(TomlSection):
     Attributes:
         title: The study's name.
         seeds: Number of seeds of each experiment: 0, 1, and so on.
-        quick: Changes for a run in minutes (``--quick``); None if the study has no such scale.
+        quick: The quick scale.
         tables: The paper's tables.
         paper: Authors, year and venue.
         differs: Differences from the paper in data and scale, for all tables.

@@ -70,8 +70,8 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: A hospital's training ends after this number of epochs in a row that are worse than the best epoch, or
-            after this number of epochs, in a row or not, in which the loss fell only slightly.
+        patience: A hospital's training ends after this many epochs in a row that are worse than the best one, or after
+            this many slight falls of the loss in total.
         alpha: Weight of the hospitals' model in the mixture: 0.7 in the text, 0.3 in the authors' code.
         slope: Rule that computes one slope from a hospital's losses.
     """
