@@ -48,7 +48,7 @@ NO_LABEL_WORDS = LabelWordLists()
 
 
 def read_label_words(columns: CsvTable, names: Sequence[str], hints: ColumnHints) -> LabelWordLists:
-    """Return the meaning of the words in the columns that hold a word for present.
+    """Return the meaning of each word in the label columns in which the user named a word for present.
 
     Where the user names no word for absent, it is the other word of such a column; where he names one, or says that no
     word means absent, further words are unknown labels.
