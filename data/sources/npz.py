@@ -29,7 +29,7 @@ from polyclinic.data.base.splits import (
     find_shared_patient_faults,
     hold_out_patients,
 )
-from polyclinic.data.base.volume_arrays import is_volume_array
+from polyclinic.data.base.volume_arrays import is_image_array, is_volume_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.masks import PictureGrid, fit_mask_to_format
 from polyclinic.data.images.reading import (
@@ -151,12 +151,10 @@ def _find_npz_jpeg_faults(headers: Headers, prefix: str) -> list[Fault]:
 def _find_npz_picture_faults(spec: NpzDatasetSpec, images: NpyArrayHeader, prefix: str) -> list[Fault]:
     """Return faults if an array of pictures or volumes has a wrong type or shape, or an unknown range of values."""
     faults = list[Fault]()
-    are_pictures = len(images.shape) == 3 or (len(images.shape) == 4 and images.shape[3] == 3)
-    are_volumes = is_volume_array(images.shape)
-    if are_volumes and spec.image_size is not None:
+    if is_volume_array(images.shape) and spec.image_size is not None:
         problem = f"{prefix}_images is {images}, of volumes, and image_size resizes pictures."
         faults.append(Fault("data.path", problem, "Leave data.image_size out: the network resizes volumes."))
-    has_image_shape = (are_pictures or are_volumes) and min(images.shape[1:]) >= 1
+    has_image_shape = is_image_array(images.shape) and min(images.shape[1:]) >= 1
     if not has_image_shape or images.dtype.kind not in "biuf":
         problem = f"{prefix}_images is {images}; expected uint8 (n, height, width) or (n, height, width, 3)."
         faults.append(Fault("data.path", problem))
