@@ -297,7 +297,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     refuse_missing_sliding_window(spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
+        backbone, width = build_backbone(spec)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()

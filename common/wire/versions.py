@@ -96,11 +96,11 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         WIRE_VERSION: WireFormat(),
         16: WireFormat(
             signs_calls_for_coordinator=False,
-            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown"})}),
+            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown", "fingerprint"})}),
             added_records=frozenset(
                 {"Question", "CountRequest", "CountReply", "DeliveryRequest", "ScoringRequest", "ScoringReply"}
             ),
-            plan_tables=frozenset({"pixels", "vocabulary", "run.purpose"}),
+            plan_tables=frozenset({"planning", "pixels", "vocabulary", "run.purpose"}),
             lacks=(
                 LackingFeature(
                     "secure aggregation",
