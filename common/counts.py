@@ -191,7 +191,7 @@ MASKED_ROW_NUMBERS = max(len(list_row_values(table)) * count_numbers_of_value(ta
 
 
 def make_row_name(table: str, class_name: str) -> str:
-    """Return the name of a row: its table, and its class if it has one."""
+    """Return table and class as one name, as :func:`split_row_name` reads it."""
     return f"{table}{_CLASS_SEPARATOR}{class_name}" if class_name else table
 
 

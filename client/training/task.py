@@ -231,7 +231,7 @@ def adapt_plan_to_site(site: Site, text: str) -> SiteAdaptedPlan:
     if read is None or read[0] != text:
         plan = parse_plan_json(text)
         arithmetic = site.choose_arithmetic_for_plan(plan)
-        described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
+        described = f"{arithmetic}, {site.gpus} GPUs" if site.gpus > 1 else str(arithmetic)
         read = (
             text,
             SiteAdaptedPlan(

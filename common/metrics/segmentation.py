@@ -17,7 +17,7 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.metrics.bootstrap import LEVEL, RESAMPLES, Interval
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, Interval
 from polyclinic.common.metrics.score_histograms import (
     BIN_CENTRES,
     BINS,
@@ -365,5 +365,5 @@ def _average(values: Sequence[float]) -> float | None:
 
 
 def _make_interval(means: Floats) -> Interval:
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return float(low), float(high)

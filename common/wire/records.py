@@ -134,7 +134,7 @@ class ModelGroups:
 
     @property
     def is_finite(self) -> bool:
-        """Return True if all numbers are finite."""
+        """Return True if no number is NaN or infinite."""
         heads = (self.head.weight, self.head.bias) if self.head else ()
         flat = math.isfinite(self.trunk_length) and math.isfinite(self.norm_length)
         return flat and all(bool(np.isfinite(array).all()) for array in heads)

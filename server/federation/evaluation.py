@@ -82,8 +82,8 @@ from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
 MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
 """The unit of distances in volumes, of which hospitals tell counts alone."""
-SITES_PARTS = "mean over the sites' own test parts"
-SITES_PATIENTS = "mean over the patients of the sites' own test parts"
+MEAN_OVER_SITES_NOTE = "mean over the sites' own test parts"
+MEAN_OVER_PATIENTS_NOTE = "mean over the patients of the sites' own test parts"
 """Note of the figures of a segmentation."""
 Histograms = Mapping[str, ScoreHistogram]
 
@@ -234,7 +234,7 @@ def save_and_test_model(
             vocabulary=plan.vocabulary,
         )
         sha256 = saved.model_sha256
-        test = summarise_test_results(over_sites, *groups, SITES_PARTS)
+        test = summarise_test_results(over_sites, *groups, MEAN_OVER_SITES_NOTE)
         if setting.test is not None and len(setting.test) > 0:
             test, histograms = _test_global_model(network, setting.test, setting, groups, plan)
         if setting.external is not None:
@@ -313,9 +313,9 @@ def _add_histogram_metrics(
         pooled = _pool_overlaps(coordinator, answers, owners, masked_sums, real=real)
         if test.segmentation is not None or not pooled.per_class:  # the coordinator's own images, or no histogram
             return test
-        if test.note == SITES_PARTS:
+        if test.note == MEAN_OVER_SITES_NOTE:
             of_classes = {name: make_metrics_of_overlap(pooled.per_class.get(name)) for name in contract.class_names}
-            test = summarise_test_results(of_classes, *groups, SUMS if masked_sums else SITES_PATIENTS)
+            test = summarise_test_results(of_classes, *groups, SUMS if masked_sums else MEAN_OVER_PATIENTS_NOTE)
         return replace(test, segmentation=pooled)
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own

@@ -202,7 +202,9 @@ class SimulationBackend:
             self.tell(sentence)
         if not data.patients_known:
             folder.append_event("patients_unknown")
-            if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
+            kind = self.experiment.data.kind if self.experiment.data else ""
+            key = NAMES_PATIENTS.get(kind)
+            if key is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_run_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)

@@ -42,7 +42,7 @@ class MaskColumn:
 
 @dataclass(frozen=True)
 class MaskClasses:
-    """What the masks of a table mean.
+    """The classes of a table's masks: a value of label maps each, or a column of masks each.
 
     Attributes:
         values: Class -> its value, of one column of label maps; empty for a column for each class.
@@ -137,10 +137,10 @@ def _make_form(*, is_volume: bool) -> DecodedImageFormat:
 
 
 def parse_named_values(texts: Sequence[str]) -> dict[int, str]:
-    """Return value -> class, of options such as ``1=Liver``.
+    """Read options such as ``1=Liver``; return value -> class.
 
     Raises:
-        BadInput: If a text is none, or a value or a class stands twice.
+        BadInput: If an option does not have this form, or two name the same value or class.
     """
     named, faults = dict[int, str](), list[Fault]()
     for text in texts:
