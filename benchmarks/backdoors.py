@@ -25,13 +25,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from harm import RULES, choices_of, name_of, run
 
+from supply.blocks import write_block
 from tests.backdoors import TRIGGERS, Schedule, backdoor, measure_success
 
 ROOT = Path(__file__).parents[1]
 PAGE, MEASURED = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "backdoors.json"
 RAW = ROOT / "runs" / "bench" / "backdoors.jsonl"
 """A line a run, so that a measurement that is stopped goes on where it stopped."""
-BEGIN, END = "<!-- measured: python benchmarks/backdoors.py -->\n", "<!-- end of backdoors -->\n"
+BLOCK = "backdoors"
+"""Block of the page."""
 ROUNDS, SEEDS = 6, (0, 1, 2)
 TARGETS = ("3", "7", "1")
 """Of each seed, the class that a model with the backdoor gives a marked image."""
@@ -234,12 +236,6 @@ def _draw_row(row: Sequence[Cell]) -> str:
     return " | ".join([*figures, f"{min(changes):+.3f} to {max(changes):+.3f}"])
 
 
-def write_page(measured: Mapping[str, Any]) -> None:
-    """Put the tables in place of those on the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{draw_tables(measured)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="measure nothing")
@@ -250,7 +246,7 @@ def main() -> None:
         run_missing_trials(options.minutes)
         cells = ",\n".join(json.dumps(cell) for cell in collect_cells(read_trials()))
         MEASURED.write_text(f'{{"date": "{date.today()}", "cells": [\n{cells}\n]}}\n', encoding="utf-8")
-    write_page(json.loads(MEASURED.read_text(encoding="utf-8")))
+    write_block(PAGE, BLOCK, draw_tables(json.loads(MEASURED.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 PYTHONPATH=. python benchmarks/evidence.py [--write]
 
-With ``--write`` the page is written, and so are the tables of docs/results.md that stand between marks. Nothing is run:
+With ``--write`` the page is written, and so are the blocks of docs/results.md. Nothing is run:
 the figures are those of experiments/benchmark/published.jsonl and partitions.csv.
 """
 
@@ -39,6 +39,7 @@ from polyclinic.studies.benchmark_partitions import read_partitions
 from polyclinic.studies.benchmark_report import benchmark_as_markdown, format_mean_cell
 from polyclinic.studies.benchmark_results import BenchmarkResult, read_result_lines
 from polyclinic.studies.claims import format_markdown_table
+from supply.blocks import write_block
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments" / "benchmark"
@@ -179,14 +180,14 @@ def describe_our_methods() -> Iterator[str]:
 
 
 def list_deciding_tables() -> dict[str, str]:
-    """Return the tables that docs/results.md has too, by the name of their marks there."""
+    """Return block -> table, of the tables that docs/results.md has too."""
     parts = benchmark_as_markdown(read_form("published")).split("\n\n")
     ranked, beyond = [part for part in parts if part.startswith("| method")]
     steps, time = (text for text in describe_our_methods() if text.startswith("| AUROC, mean over blocks"))
     reached = next(text for text in describe_budgets_and_rule() if text.startswith("|"))
     return {
-        "ranked": ranked,
-        "not ranked": beyond,
+        "methods by rank": ranked,
+        "methods without rank": beyond,
         "equal time": reached,
         "ours at equal steps": steps,
         "ours in equal time": time,
@@ -199,10 +200,9 @@ def list_deciding_tables() -> dict[str, str]:
 
 def write_pages() -> None:
     """Write the page of tables, and the tables of docs/results.md."""
-    from supply.key_tables import write_tables  # only a checkout has it
-
     (ROOT / "docs" / "results-benchmark.md").write_text(make_page(), encoding="utf-8")
-    write_tables(ROOT / "docs" / "results.md", list_deciding_tables())
+    for name, table in list_deciding_tables().items():
+        write_block(ROOT / "docs" / "results.md", name, table)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from supply.blocks import write_block
+
 ROOT = Path(__file__).parents[1]
 PAGE, MEASURED = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "measured.json"
 RAW = ROOT / "runs" / "bench"
 """What each command wrote the last time."""
-BEGIN, END = "<!-- measured: make bench -->\n", "<!-- end of measured -->\n"
+BLOCK = "benchmarks"
+"""Block of the page."""
 VERSIONS = ("flwr", "grpcio", "ray", "torch", "numpy")
 FOR_ALL = {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
 QUIET = 0.7
@@ -315,12 +318,6 @@ def table_of(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(result: Mapping[str, Any]) -> None:
-    """Put the tables in place of those on the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table_of(result)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help=f"some of {', '.join(BENCHES)}; all by default")
@@ -333,8 +330,8 @@ def main() -> None:
     for name in names:
         result[name] = measured(name)
         MEASURED.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        write(result)
-    write(result)
+        write_block(PAGE, BLOCK, table_of(result))
+    write_block(PAGE, BLOCK, table_of(result))
 
 
 if __name__ == "__main__":

@@ -173,7 +173,23 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         pixels=site.pixel_form.to_json() if site.pixel_form else "",
         level="" if site.simulated else policy.level,
         shown=_mark_shown_classes(site, plan),
+        fingerprint=_describe_volumes(site, plan),
     )
+
+
+def _describe_volumes(site: Site, plan: HospitalPlan) -> str:
+    """Return the fingerprint of the training volumes as JSON; empty if the plan asks for none, or none may leave."""
+    if plan.planning is None or not may_send_label_counts(site, plan):
+        return ""
+    from polyclinic.client.counts.volumes import make_volume_fingerprint  # takes a second
+
+    fingerprint = make_volume_fingerprint(site)
+    return "" if fingerprint is None else fingerprint.to_json()
+
+
+def may_send_label_counts(site: Site, plan: HospitalPlan) -> bool:
+    """Return True if the policy lets counts of training images leave in a run of this plan."""
+    return site.policy.label_counts and (plan.privacy.level == "none" or site.policy.metrics_outside_privacy)
 
 
 def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:
@@ -181,8 +197,7 @@ def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:
 
     That no image shows a class is the count 0 of its positive images, so it is hidden where small counts are.
     """
-    allows_figures = plan.privacy.level == "none" or site.policy.metrics_outside_privacy
-    if not (site.policy.label_counts and allows_figures):
+    if not may_send_label_counts(site, plan):
         return ""
     hidden = site.hidden_classes("train")
     shown = (site.reported_training_images.labels == 1).any(axis=0).tolist()

@@ -160,7 +160,8 @@ def preview_outgoing_records(
     from polyclinic.common.system.files import find_output_file_faults, find_output_folder_faults
 
     read_site_with_faults(folder)  # before torch is imported
-    raise_faults([] if out is None else find_output_file_faults(out) if attack else find_output_folder_faults(out))
+    find_output_faults = find_output_file_faults if attack else find_output_folder_faults
+    raise_faults([] if out is None else find_output_faults(out))
     planned = _read_experiment_file(experiment)
     from polyclinic.client.preview.dry_run import (
         answer_question_for_all_counts,

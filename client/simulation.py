@@ -1,7 +1,8 @@
 """The Flower ClientApp of a simulation: one process serves all sites, one message at a time."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.simulation import SimulatedData, load_simulated_data, select_simulated_site_images
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.data.base.pixel_form import make_pixel_form
+from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.tables.labels import find_files_by_line
 from polyclinic.strategies.local.arithmetic import read_number_format
 from polyclinic.strategies.registry import build_site_method
 
@@ -68,11 +71,17 @@ class SimulatedSiteProvider:
                 pixel_form=make_pixel_form(
                     experiment.data, images.train.stored.shape[1:], drops_color=images.train.drops_color
                 ),
+                find_picture_files=_make_picture_file_finder(experiment, self.base),
             )
         sites[index] = site  # the site that was used last stands last
         if len(sites) > MOST_SITES:
             del sites[next(iter(sites))]
         return site
+
+
+def _make_picture_file_finder(experiment: Experiment, base: Path) -> Callable[[], Mapping[int, Path]] | None:
+    data = experiment.data
+    return partial(find_files_by_line, data, base) if isinstance(data, FolderDatasetSpec) else None
 
 
 _parse_experiment = lru_cache(maxsize=1)(Experiment.model_validate_json)

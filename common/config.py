@@ -25,7 +25,13 @@ from pydantic import (
 from polyclinic.common import plugins
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.examples import find_experiment_file
-from polyclinic.common.models.zoo.spec import SEGMENTATION_METRICS, ModelSpec, Sha256, is_segmentation
+from polyclinic.common.models.zoo.spec import (
+    FEWEST_LEVELS,
+    SEGMENTATION_METRICS,
+    ModelSpec,
+    Sha256,
+    is_segmentation,
+)
 from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
@@ -290,6 +296,22 @@ class PrivacySection(TomlSection):
         return self
 
 
+SMALL_PATCH = 16
+"""Side of the patches of a network that is not planned yet."""
+
+
+class PlanningSection(TomlSection):
+    """The ``[planning]`` table: before round 1 the coordinator plans the network from all hospitals' training volumes.
+
+    Attributes:
+        kind: The rules: those of nnU-Net (:mod:`polyclinic.common.models.zoo.unet_planning`).
+        memory_gb: Memory of the GPU for which the network is planned.
+    """
+
+    kind: Literal["nnunet"]
+    memory_gb: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 8.0
+
+
 class SimulationSection(TomlSection):
     """The ``[simulation]`` table: where simulated sites run.
 
@@ -337,6 +359,7 @@ class Experiment(TomlSection):
     """All tables of an experiment file.
 
     Attributes:
+        planning: Who plans the network; None if the tables ``model`` and ``training`` say everything.
         pixels: How every site reads its images (:func:`polyclinic.data.base.pixel_form.check_pixel_table`). A key that
             it leaves out follows from the model, or is the one that the sites agree on.
         vocabulary: The study's classes, with synonyms and definitions (:mod:`polyclinic.common.vocabulary`).
@@ -355,6 +378,7 @@ class Experiment(TomlSection):
     participation: ParticipationSection = ParticipationSection()
     privacy: PrivacySection = PrivacySection()
     simulation: SimulationSection = SimulationSection()
+    planning: PlanningSection | None = None
     pixels: PixelTable | None = None
     vocabulary: VocabularyTable | None = None
     data: DataSpec | None = None
@@ -415,15 +439,28 @@ class Experiment(TomlSection):
                 needed = "[depth, height, width], of volumes" if self.model.takes_volumes else "one number, of pictures"
                 size = format_image_size(table.image_size)
                 raise ValueError(f"{key}.image_size must be {needed}, as model.image_size is, got {size}")
-        if self.model.patch_size is None and (
-            given := sorted(self.training.model_fields_set.intersection(PATCH_TRAINING_KEYS))
-        ):
+        has_patches = self.model.patch_size is not None or self.planning is not None
+        if not has_patches and (given := sorted(self.training.model_fields_set.intersection(PATCH_TRAINING_KEYS))):
             raise ValueError(f"training.{given[0]} goes with model.patch_size: without it whole images are trained on")
         if evaluation.test_each_round and self.model.task != "multi_class":
             raise ValueError('evaluation.test_each_round counts right classes: it needs model.task = "multi_class"')
         if evaluation.test_each_round and participation.sites_per_round:
             raise ValueError("evaluation.test_each_round is about all sites: it does not go with sites_per_round")
         return self
+
+    @property
+    def model_before_planning(self) -> ModelSpec:
+        """The model; before it is planned, a small one by which everything else can be checked.
+
+        Nobody is to judge the default network on whole volumes, which nobody will train.
+        """
+        if self.planning is None or self.model.strides is not None:
+            return self.model
+        axes = len(self.model.sides)
+        level = (1,) * axes
+        small = tuple(min(side, SMALL_PATCH) for side in self.model.sides)
+        levels = {"kernel_sizes": (level,) * FEWEST_LEVELS, "strides": (level,) * FEWEST_LEVELS}
+        return self.model.model_copy(update={"patch_size": small, **levels})
 
 
 class HospitalPlan(TomlSection):
@@ -432,6 +469,7 @@ class HospitalPlan(TomlSection):
     Attributes:
         weights_sha256: Hash of the weights file of the initial model; None if there is no file, and the seed alone
             determines the initial weights.
+        planning: The ``[planning]`` table, in the roll call that asks for the volumes alone; then left out of the JSON.
         pixels: The ``[pixels]`` table of the experiment; left out of the JSON if it is None.
         vocabulary: The ``[vocabulary]`` table of the experiment; left out of the JSON if it is None.
     """
@@ -445,13 +483,14 @@ class HospitalPlan(TomlSection):
     privacy: PrivacySection = PrivacySection()
     plugins: tuple[PluginIdentity, ...] = ()
     weights_sha256: Sha256 | None = None
+    planning: PlanningSection | None = None
     pixels: PixelTable | None = None
     vocabulary: VocabularyTable | None = None
 
     @model_serializer(mode="wrap")
     def _leave_out_missing_tables(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tables: dict[str, Any] = serialize(self)
-        optional = ("pixels", "vocabulary")
+        optional = ("planning", "pixels", "vocabulary")
         return {name: table for name, table in tables.items() if name not in optional or table is not None}
 
     @field_validator("model")
@@ -496,12 +535,14 @@ _cached_plan = lru_cache(maxsize=4)(HospitalPlan.model_validate_json)
 def make_hospital_plan(experiment: Experiment) -> HospitalPlan:
     """Return the plan of an experiment for its hospitals, with the hash of the weights file in place of the file.
 
+    A planned network is in the tables ``model`` and ``training``: the plan has no table ``planning``.
+
     Raises:
         BadInput: If the experiment names a plug-in that is not installed.
     """
     tables = ("run", "method", "training", "augmentation", "evaluation", "privacy", "pixels", "vocabulary")
     shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
-    model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
+    model = experiment.model_before_planning.model_copy(update={"weights": None, "weights_sha256": None})
     weights_sha256 = experiment.model.weights_sha256
     return HospitalPlan(
         **shared, model=model, plugins=list_plugin_identities(experiment), weights_sha256=weights_sha256

@@ -59,7 +59,7 @@ class ContractPoint:
 
 
 def describe_words(declaration: LabelDeclaration) -> str:
-    """Return a site's classes, each with the site's own name where that is another."""
+    """List a site's classes; a class that the site names differently as ``OWN as CLASS``."""
     pairs = zip(declaration.names, declaration.canonical_names, strict=True)
     return ", ".join(name if own == name else f"{own} as {name}" for own, name in pairs)
 
@@ -102,14 +102,14 @@ def _describe_pixel_terms(terms: PixelTerms) -> str:
 
 
 def describe_protection(plan: HospitalPlan) -> str:
-    """Return by what a run protects the updates of its sites."""
+    """Name the protection of a run's updates: masks, noise with its level, both, or neither."""
     masks = ["masks"] if plan.privacy.secure_aggregation else []
     noise = [f"noise ({plan.privacy.level})"] if plan.privacy.level != "none" else []
     return " and ".join(masks + noise) or "neither masks nor noise"
 
 
 def describe_release(release: str, wire: int) -> str:
-    """Return a release with its wire version."""
+    """Return a release, with its wire version if that is not ours."""
     return f"{release} (wire {wire})" if wire != WIRE_VERSION else release
 
 

@@ -27,12 +27,12 @@ MENU: Mapping[str, str] = MappingProxyType(
         CLASS: "images and patients that show each class",
         **{f"class_by_{name}": f"each class by {name}" for name in CROSSED},
         COMBINATIONS: "which classes occur together, of those that each hospital annotates",
-        "sex": "all by sex",
-        "age": "all by age, in bands of ten years",
-        "year": "all by year of the image",
-        "device": "all by device",
-        "intensity": "all by mean grey value, in eight bins",
-        "size": "all by the shorter side of the picture in its file, in pixels",
+        "sex": "images and patients by sex",
+        "age": "images and patients by age, in bands of ten years",
+        "year": "images and patients by year of the image",
+        "device": "images and patients by device",
+        "intensity": "images and patients by mean grey value, in eight bins",
+        "size": "images and patients by the shorter side of the picture in its file, in pixels",
     }
 )
 """Name of each table -> what it counts."""
@@ -191,7 +191,7 @@ MASKED_ROW_NUMBERS = max(len(list_row_values(table)) * count_numbers_of_value(ta
 
 
 def make_row_name(table: str, class_name: str) -> str:
-    """Return the name of a row: its table, and its class if it has one."""
+    """Return table and class as one name, as :func:`split_row_name` reads it."""
     return f"{table}{_CLASS_SEPARATOR}{class_name}" if class_name else table
 
 

@@ -24,7 +24,7 @@ Forms = Sequence[tuple[str, PixelForm]]
 
 @dataclass(frozen=True)
 class PixelTerms:
-    """What a run itself says about pixels, before any site has a say.
+    """The pixel settings that a run fixes before any site answers the roll call.
 
     Attributes:
         table: The table ``[pixels]`` of the experiment.
@@ -90,7 +90,9 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
         faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
     faults += _find_nearly_black_sites(forms, _select_without_fault(forms, faults), terms)
     rules = [(site, form.rules) for site, form in _select_without_fault(forms, faults)]
-    most = terms.begun.rules if terms.begun else (_choose_by_vote(rules).value if rules else 0)
+    most = _choose_by_vote(rules).value if rules else 0
+    if terms.begun:
+        most = terms.begun.rules
     for site, form in forms:
         if form.rules != most:
             problem = f"its release turns files into pixels by rules {form.rules}, the run by rules {most}."

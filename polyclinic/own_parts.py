@@ -1,4 +1,4 @@
-"""Parts of one's own for runs from Python: a network, a loss, a data set and others, as objects of this process."""
+"""A caller's own network, loss, data set and other parts of a run from Python, as objects of this process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OwnDataset = OwnImages | Mapping[str, OwnImages] | DatasetPlugin
 
 @dataclass(frozen=True)
 class OwnParts:
-    """The objects that a caller gives to ``simulate`` or ``compare`` in place of settings; None where he gives none.
+    """The objects that a caller gives to ``simulate`` or ``compare`` in place of settings; None for those not given.
 
     They exist only in this process, so a run with any of them stays in it.
     """
@@ -68,7 +68,7 @@ class OwnParts:
     metrics: Sequence[ClassMetric] = ()
 
     def __bool__(self) -> bool:
-        """Return True if there is an object; the name of a head is none."""
+        """Return True if the caller gives at least one object; the name of a head alone does not count."""
         return bool(self.metrics) or self.dataset is not None or bool(self._list_replaced_settings())
 
     def _list_replaced_settings(self) -> dict[str, tuple[str, Any]]:
@@ -171,24 +171,28 @@ def copy_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def wrap_as_dataset_plugin(images: OwnDataset) -> DatasetPlugin:
     """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
-    if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
+    are_images = isinstance(images, Mapping | LabelledImages) or hasattr(images, "__getitem__")
+    if callable(images) and not are_images:
         return images
 
     def wrap_images(part: Any) -> LabelledImages:
         return part if isinstance(part, LabelledImages) else LabelledImages(part)
 
-    wrapped = (
-        {name: wrap_images(part) for name, part in images.items()}
-        if isinstance(images, Mapping)
-        else wrap_images(images)
-    )
+    wrapped: LabelledImages | Mapping[str, LabelledImages]
+    # Messages about faults call the data set by this name.
+    if isinstance(images, Mapping):
+        wrapped = {name: wrap_images(part) for name, part in images.items()}
+        name = "parts"
+    else:
+        wrapped = wrap_images(images)
+        is_array = isinstance(wrapped.images, np.ndarray)
+        name = type(wrapped if is_array else wrapped.images).__name__
 
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
         return wrapped
 
-    named = wrapped if isinstance(wrapped, Mapping) or isinstance(wrapped.images, np.ndarray) else wrapped.images
     setattr(dataset, GIVEN_IMAGES, wrapped)
-    dataset.__name__ = "parts" if isinstance(wrapped, Mapping) else type(named).__name__  # by which faults call it
+    dataset.__name__ = name
     return dataset
 
 
@@ -201,7 +205,8 @@ def format_toml_value(value: Any) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {format_toml_value(entry)}" for key, entry in value.items()) + "}"
+        entries = [f"{json.dumps(key)} = {format_toml_value(entry)}" for key, entry in value.items()]
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(format_toml_value, value)) + "]"
     try:

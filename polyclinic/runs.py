@@ -369,7 +369,8 @@ class FinishedRun:
         """Return the result and all limitations, as the report gives them."""
         claims = self._claims
         lines = [claims.result]
-        lines += [sentence] if (sentence := self._describe_own_metrics()) else []
+        own_metrics = self._describe_own_metrics()
+        lines += [own_metrics] if own_metrics else []
         lines += [f"! {caution}" for caution in claims.cautions]
         lines += ["What this run does not show:"] if claims.limits else []
         lines += [f"- {limit}" for limit in claims.limits]
@@ -379,12 +380,13 @@ class FinishedRun:
         """Return the same as :meth:`__str__` for notebooks."""
         claims = self._claims
         cautions = "".join(f"<li>{escape(caution)}</li>" for caution in claims.cautions)
+        caution_list = f"<ul>{cautions}</ul>" if cautions else ""
         limits = "".join(f"<li>{escape(limit)}</li>" for limit in claims.limits)
         more = f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
         result = " ".join(filter(None, (claims.result, self._describe_own_metrics())))
         first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(result)}</p>"
         page = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
-        return f"{first}{f'<ul>{cautions}</ul>' if cautions else ''}{more}{page}"
+        return f"{first}{caution_list}{more}{page}"
 
 
 def predict(
@@ -414,7 +416,7 @@ def import_pandas() -> Any:
 
 
 def make_table(rows: Sequence[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return a pandas DataFrame whose text has all columns, below one another where the width ends."""
+    """Return a pandas DataFrame that prints all its columns; those that do not fit into a line come below."""
     import_pandas()
     from polyclinic.whole_table import WholeTable
 

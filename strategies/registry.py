@@ -85,7 +85,7 @@ def list_statistic_meanings() -> dict[str, str]:
 
 
 def find_segmentation_faults(experiment: Experiment | HospitalPlan, method: SiteMethod) -> list[Fault]:
-    """Return the faults of settings that know labels of images alone, in a task with a label for each pixel."""
+    """Return a fault for each setting that needs one label for each image, if the task labels each pixel."""
     settings = {
         "privacy.level": (
             experiment.privacy.level in BY_STEP,

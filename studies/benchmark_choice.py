@@ -47,7 +47,7 @@ class Candidates:
 
 
 def choose_by_rule(candidates: Candidates) -> str:
-    """Return the method with the best mean over the data sets that give the rule."""
+    """Return the method with the best mean AUROC over the data sets :data:`GIVE_THE_RULE`, whose blocks all have it."""
     of_data = [candidates.average_over_blocks(data) for data in GIVE_THE_RULE]
     common = set.intersection(*(set(methods) for methods in of_data))
     return max(sorted(common), key=lambda method: np.mean([methods[method] for methods in of_data]))

@@ -44,7 +44,7 @@ class RowsOverDataSets:
         return rank_methods({row: values for row, values in self.auroc.items() if row != CEILING})
 
     def compare_rows(self, row: str, other: str) -> PairedTest:
-        """Test two rows, paired over data sets."""
+        """Test whether the AUROCs of two rows differ, paired by data set."""
         pairs = np.stack([self.auroc[row], self.auroc[other]], axis=1)  # (data sets, 2)
         return compute_paired_test(pairs, np.random.default_rng(0))
 

@@ -193,7 +193,8 @@ def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
 def hash_result_code() -> str:
     """Return a hash of the code that determines a run's result, without comments and docstrings."""
     digest = hashlib.sha256()
-    for path in (path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))):
+    paths = [path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))]
+    for path in paths:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -399,7 +400,8 @@ def _compare_with_reference(
     if method.label == reference:
         return method
     by_data: dict[str, list[tuple[float, float]]] = {}
-    for block in (block for block in shared if method.label in block.entries):
+    blocks = [block for block in shared if method.label in block.entries]
+    for block in blocks:
         pair = (block.entries[method.label].auroc, block.entries[reference].auroc)
         by_data.setdefault(block.data, []).append(pair)
     means = np.array([np.mean(pairs, axis=0) for pairs in by_data.values()]).reshape(-1, 2)

@@ -159,7 +159,7 @@ class SiteGain:
 
 
 def name_figure_in_text(text: str, figure: str) -> str:
-    """Return a text about AUROCs with the name of another figure."""
+    """Return a text about AUROCs with ``figure``, such as Dice, in place of AUROC."""
     return text if figure == "AUROC" else text.replace("an AUROC", f"a {figure}").replace("AUROC", figure)
 
 
@@ -255,9 +255,15 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     class_groups: dict[str, list[str]] = {"shared": [], "some": [], "unique": [], "varies": []}
     for name in sorted({name for _, name in members["all"]}):
         pairs = {pair for pair in members["all"] if pair[1] == name}
-        shared, unique = pairs & members["shared"], pairs & members["unique"]
-        never = "varies" if shared or unique else "some"
-        class_groups["shared" if shared == pairs else "unique" if unique == pairs else never].append(name)
+        shared = pairs & members["shared"]
+        unique = pairs & members["unique"]
+        if shared == pairs:
+            group = "shared"
+        elif unique == pairs:
+            group = "unique"
+        else:
+            group = "varies" if shared or unique else "some"
+        class_groups[group].append(name)
     figure = figures.pop() if figures else "AUROC"
     external = None
     if all(run.summary.external is not None for run in runs):
@@ -478,7 +484,7 @@ def _average_method_over_seeds(label: str, seeds: Seeds, members: Members, avera
 
 
 def summarise_over_seeds(values: Sequence[float | None]) -> MeanAndSd:
-    """Return mean and sample SD over the seeds with a value."""
+    """Return mean and sample SD (``n - 1``) over the seeds with a value; the SD is None for one seed."""
     defined = [value for value in values if value is not None]
     sd = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
     return MeanAndSd(compute_mean_and_sd(defined)[0], sd)

@@ -29,7 +29,7 @@ from polyclinic.studies.comparison import (
 )
 
 TEMPLATES = Path(__file__).parent / "templates"
-SITES_SHOWN = 60
+MAX_SITES = 60
 NAMED_SITES = 24
 """Most sites whose names the figure of gains shows; with more sites it shows ranks."""
 NEAR_CHANCE = 0.7
@@ -37,7 +37,7 @@ NEAR_CHANCE = 0.7
 LANE = 0.5
 """Height of one method's lane, as a share of a row."""
 OWN_METRICS = "Metrics of your own"
-TESTED: tuple[Subset, ...] = ("all", "unique")
+TESTED_SUBSETS: tuple[Subset, ...] = ("all", "unique")
 
 
 def write_comparison_report(
@@ -79,7 +79,7 @@ def write_comparison_report(
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
         differences=draw_method_differences(deciding) if deciding else "",
-        gain_rows=list(by_site.items())[:SITES_SHOWN],
+        gain_rows=list(by_site.items())[:MAX_SITES],
         gain_sentences=claims.describe_site_gains(comparison),
         gains=draw_gains_by_site(comparison),
         subsets=draw_auroc_by_subset(comparison.methods),
@@ -96,7 +96,8 @@ def write_comparison_report(
 def find_best_class_aurocs(comparison: MethodComparison) -> dict[str, str]:
     """Return class -> best AUROC as printed, so that all methods equal to three decimals are marked as best."""
     best = {}
-    for name in (name for group in comparison.class_groups.values() for name in group):
+    names = [name for group in comparison.class_groups.values() for name in group]
+    for name in names:
         aurocs = [auroc for method in comparison.methods if (auroc := method.per_class.get(name)) is not None]
         if len(aurocs) > 1:
             best[name] = f"{max(aurocs):.3f}"
@@ -141,10 +142,11 @@ def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     plot = Plot(Axis("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →"))
     plot.y.label_rows([f"against {other}" for other in others])
     for offset, (subset, style) in enumerate(styled):
-        for each in (each for each in contrasts if each.subset == subset):
-            mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
-            if mean is None:
+        for each in contrasts:
+            mean = each.result.mean_difference
+            if each.subset != subset or mean is None:
                 continue
+            row = others.index(each.other) + 0.24 * (offset - 1)
             low, high = each.result.interval or (mean, mean)
             _add_marker_with_interval(plot, style, mean, row, (low, high))
             plot.add_text(format_signed(mean), high, row, shift=(7, 0), size=8.5)
@@ -302,7 +304,7 @@ def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
     """Return a table for each subset of classes: the reference minus each other method, with what p tests."""
     tables = []
     others = [method.label for method in comparison.methods if method.label != comparison.reference]
-    for subset in TESTED:
+    for subset in TESTED_SUBSETS:
         rows = []
         for other in others:
             test = comparison.find_method_contrast(other, subset).result

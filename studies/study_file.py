@@ -44,7 +44,7 @@ STUDY_MEASURES: Mapping[str, tuple[str, Reading]] = {
 
 
 def title_to_slug(title: str) -> str:
-    """Convert a title to a part of a folder's name."""
+    """Return a title as a part of a folder's name: only letters, digits, dots and plus signs, else underscores."""
     return re.sub(r"[^\w.+]+", "_", title)
 
 
@@ -129,13 +129,13 @@ class PaperTable(TomlSection):
         for kind, parts in (("methods", self.methods), ("settings", self.settings)):
             if len({title_to_slug(part.title) for part in parts}) < len(parts):
                 raise ValueError(f'two {kind} of "{self.title}" have one title')
-        for name in (name for name in self.measures if isinstance(name, str) and name not in STUDY_MEASURES):
-            raise ValueError(
-                f'"{name}" is no measure. '
-                f"{suggest_nearest_name(name, STUDY_MEASURES) or 'Known: ' + quote_names(STUDY_MEASURES)}"
-            )
-        for name in (name for name in (self.reference, *self.paper) if name and name not in names):
-            raise ValueError(f'"{name}" is no method of "{self.title}". Methods: {quote_names(names)}')
+        for measure in self.measures:
+            if isinstance(measure, str) and measure not in STUDY_MEASURES:
+                remedy = suggest_nearest_name(measure, STUDY_MEASURES) or f"Known: {quote_names(STUDY_MEASURES)}"
+                raise ValueError(f'"{measure}" is no measure. {remedy}')
+        for name in (self.reference, *self.paper):
+            if name and name not in names:
+                raise ValueError(f'"{name}" is no method of "{self.title}". Methods: {quote_names(names)}')
         if "sweep" in self.figures and any(setting.x is None for setting in self.settings):
             raise ValueError(f'every setting of "{self.title}" needs an x for its sweep')
         for name, rows in self.paper.items():
@@ -146,7 +146,6 @@ class PaperTable(TomlSection):
 
     @property
     def measure_headings(self) -> list[str]:
-        """Return the table headings of the measures."""
         return [STUDY_MEASURES[each][0] if isinstance(each, str) else each.title for each in self.measures]
 
     @property
@@ -160,13 +159,15 @@ class PaperTable(TomlSection):
     def get_paper_value(self, method: str, setting: int, measure: int) -> float | None:
         """Return the paper's number as a fraction; None if the paper gives none."""
         row = self.paper[method][setting] if method in self.paper else ()
-        value = row[measure] if measure < len(row) else None
-        return value if value is None or self.paper_unit == "fraction" else value / 100
+        if measure >= len(row):
+            return None
+        return row[measure] / 100 if self.paper_unit == "percent" else row[measure]
 
     def reduce_to_quick_scale(self) -> "PaperTable":
         """Return the table with only the settings and methods of the quick scale."""
         indices = [index for index, setting in enumerate(self.settings) if setting.title in self.quick]
-        indices = indices or list(range(len(self.settings)))
+        if not indices:
+            indices = list(range(len(self.settings)))
         methods = tuple(method for method in self.methods if method.title in self.quick) or self.methods
         names = {method.title for method in methods}
         paper = {name: tuple(rows[index] for index in indices) for name, rows in self.paper.items() if name in names}

@@ -25,8 +25,8 @@ LEVEL = 0.95
 AddCurve = Callable[[Plot, AccuracyCurve, SeriesStyle, str], None]
 """Adds a curve to a plot, in a style and with a dash."""
 LINES = (SOLID, DASHED, DASH_DOTTED, DOTTED)
-POINTS = 801
-PANELS = 3
+DENSITY_POINTS = 801
+MAX_PANELS = 3
 HEIGHT = 175.0
 """Height of each plot in points within its axes."""
 
@@ -76,13 +76,15 @@ def describe_study_result(result: StudyResult) -> str:
             continue
         half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * ours.sd / seeds**0.5
         distance = paper - ours.mean
-        sides.append(0 if abs(distance) <= half else 1 if distance > 0 else -1)
-    unknown = sides.count(None)
+        if abs(distance) <= half:
+            sides.append(0)
+        else:
+            sides.append(1 if distance > 0 else -1)
+    unknown = f"; {sides.count(None)} cannot be compared" if None in sides else ""
     return (
         f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over "
         f"{format_count_with_noun(seeds, 'seed')}; "
-        f"{sides.count(1)} lie above it and {sides.count(-1)} below"
-        f"{f'; {unknown} cannot be compared' if unknown else ''}."
+        f"{sides.count(1)} lie above it and {sides.count(-1)} below{unknown}."
     )
 
 
@@ -120,14 +122,17 @@ def _format_table_as_markdown(table: TableResult) -> str:
             ]
             rows.append([*[setting, method][-len(names) :], *cells])
     below = [_format_list_as_markdown("Here:", describe_run_sizes(table))]
-    below += [sentence] if (sentence := describe_untrained_results(table)) else []
+    untrained = describe_untrained_results(table)
+    below += [untrained] if untrained else []
     below += [_format_list_as_markdown("What differs:", table.differs)] if table.differs else []
     tests = []
     for comparison in table.tests:
-        test, pairs = comparison.result, "classes" if comparison.setting else "settings"
+        test = comparison.result
+        pairs = "classes" if comparison.setting else "settings"
         difference = f"{format_signed(test.mean_difference)}, {format_p_value(test.holm_p)} after Holm's correction"
         figures = f"not tested: {test.reason}" if test.holm_p is None else f"{difference}, {test.pairs} {pairs}"
-        tests.append(f"{comparison.other}{f' ({comparison.setting})' if comparison.setting else ''}: {figures}")
+        setting = f" ({comparison.setting})" if comparison.setting else ""
+        tests.append(f"{comparison.other}{setting}: {figures}")
     below += [_format_list_as_markdown(f"{table.reference} against:", tests)] if tests else []
     return "\n\n".join(
         [f"## {table.title}", format_markdown_table([*names, *table.headings], rows, len(names)), *below]
@@ -165,7 +170,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
         )
     densities = {}
     for each in table.curves if "density" in table.figures else ():
-        if (density := estimate_accuracy_density(each.sites, POINTS)) is not None:
+        if (density := estimate_accuracy_density(each.sites, DENSITY_POINTS)) is not None:
             densities[each.method, each.setting] = density
     if densities:
         about = "Density of the accuracies of the sites, by method."
@@ -177,7 +182,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
 
 def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
     """Draw the measures along the settings, with a line for each method; hollow markers are the paper's numbers."""
-    headings, positions = table.headings[:PANELS], replace_none_by_nan(table.positions)
+    headings, positions = table.headings[:MAX_PANELS], replace_none_by_nan(table.positions)
     ticks = [(float(position), f"{position:g}") for position in positions if np.isfinite(position)]
     plots = [Plot(Axis(ticks=ticks), Axis(grid=True), heading) for heading in headings]
     for measure, plot in enumerate(plots):
@@ -205,8 +210,9 @@ def _draw_panels(
     plots = [Plot(*axes, title=setting) for setting in settings]
     for plot, setting in zip(plots, settings, strict=True):
         for index, style in enumerate(choose_series_styles(len(methods))):
-            for each in (each for each in drawn if (each.method, each.setting) == (methods[index], setting)):
-                add_curve(plot, each, style, _choose_dash(index))
+            for each in drawn:
+                if each.method == methods[index] and each.setting == setting:
+                    add_curve(plot, each, style, _choose_dash(index))
     return draw_figure(plots, name, description, height=HEIGHT, legend=_make_legend(methods))
 
 

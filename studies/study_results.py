@@ -82,7 +82,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The results of all tables of a study."""
+    """The results of a study, with what its page says of the paper."""
 
     title: str
     paper: str
@@ -172,9 +172,10 @@ def _compute_paired_tests(
 
 def _collect_accuracy_curves(method: str, setting: str, runs: Sequence[RunFolderContent]) -> AccuracyCurve:
     by_round: dict[int, list[float]] = {}
-    for each in (each for run in runs for each in run.rounds if each.test_accuracy):
-        assert each.test_accuracy is not None
-        by_round.setdefault(each.round, []).append(each.test_accuracy.mean)
+    for run in runs:
+        for each in run.rounds:
+            if each.test_accuracy:
+                by_round.setdefault(each.round, []).append(each.test_accuracy.mean)
     rounds = tuple(sorted(number for number, values in by_round.items() if len(values) == len(runs)))
     means = tuple(float(np.mean(by_round[number])) for number in rounds)
     best = [run.summary.client_accuracy for run in runs if run.summary.client_accuracy]

@@ -98,7 +98,7 @@ def refuse_seed_override(overrides: Iterable[str]) -> None:
 
 
 def check_trials(trials: Sequence[Trial]) -> None:
-    """Check every experiment with every seed, and that no folder holds another experiment.
+    """Check the experiment of each trial, and that its folder does not hold the run of another experiment.
 
     Raises:
         BadInput: With all faults.

@@ -1,12 +1,8 @@
-"""The tables of keys in docs/experiments.md, made from the schemas of experiment files.
-
-``python -m supply.experiment_keys`` writes them anew.
-"""
+"""The tables of keys in docs/experiments.md, made from the schemas of experiment files by ``make reference``."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -54,11 +50,10 @@ from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
 from polyclinic.strategies.local.site_method import Parameters
 from polyclinic.strategies.registry import STRATEGIES
 from polyclinic.studies.study_file import PaperTable, StudyFile, StudyQuickScale, StudyRowOrColumn
-from supply.key_tables import KeyRow, describe_default, describe_summary, format_key_table, list_key_rows, write_tables
+from supply.key_tables import KeyRow, describe_default, describe_summary, format_key_table, list_key_rows
 
 _OPENING = re.compile(r"^The `\[method\]` table of `?\w+`?(?:\.|, which|;)")
 """The words with which a method's docstring begins."""
-PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "run": RunSection,
     "method": Parameters,
@@ -76,7 +71,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "study.tables": PaperTable,
     "study.methods": StudyRowOrColumn,
 }
-"""Tables of configuration files whose keys are one class, by the name of their marks on the page."""
+"""Tables of configuration files whose keys are one class, by their names in the blocks of the page."""
 
 DATA_KINDS: Mapping[str, type[BaseModel]] = {
     "npz": NpzDatasetSpec,
@@ -114,18 +109,18 @@ HEADINGS: Mapping[str, frozenset[str]] = {
 """Headings that ``flwr-sim init`` knows, by the role of their columns."""
 
 
-def list_tables() -> dict[str, str]:
-    """Return the page's tables in Markdown by the name of their marks."""
-    tables = {f"keys: {name}": format_key_table(list_key_rows(model)) for name, model in SECTIONS.items()}
-    tables["keys: method"] = format_key_table(list(iterate_common_method_rows()))
-    tables["keys of methods"] = format_method_tables()
-    tables["keys: data of tables with pictures"] = format_key_table(list_key_rows(PictureTableSpec))
-    tables["keys: data of your own tables"] = format_key_table(list_own_rows(LabelColumnsSpec, PictureTableSpec))
-    tables["kinds of data"] = format_kinds(DATA_KINDS, (LabelColumnsSpec, PictureTableSpec))
-    tables["keys: partition"] = format_key_table(list_key_rows(BaseClassPartitionSpec))
-    tables["kinds of partition"] = format_kinds(PARTITION_KINDS, (BaseClassPartitionSpec,))
-    tables["headings"] = format_headings()
-    return tables
+def list_blocks_of_keys() -> dict[str, str]:
+    """Return block -> text of docs/experiments.md."""
+    blocks = {f"keys of {name}": format_key_table(list_key_rows(model)) for name, model in SECTIONS.items()}
+    blocks["keys of method"] = format_key_table(list(iterate_common_method_rows()))
+    blocks["keys of methods"] = format_method_tables()
+    blocks["keys of tables with pictures"] = format_key_table(list_key_rows(PictureTableSpec))
+    blocks["keys of your own tables"] = format_key_table(list_own_rows(LabelColumnsSpec, PictureTableSpec))
+    blocks["kinds of data"] = format_kinds(DATA_KINDS, (LabelColumnsSpec, PictureTableSpec))
+    blocks["keys of partition"] = format_key_table(list_key_rows(BaseClassPartitionSpec))
+    blocks["kinds of partition"] = format_kinds(PARTITION_KINDS, (BaseClassPartitionSpec,))
+    blocks["headings of tables"] = format_headings()
+    return blocks
 
 
 # ---------------------------------------------------------------------- methods
@@ -196,7 +191,3 @@ def format_headings() -> str:
     lines = ["| role | headings |", "| --- | --- |"]
     lines += [f"| {role} | {', '.join(sorted(names))} |" for role, names in HEADINGS.items()]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    write_tables(PAGE, list_tables())

@@ -1,15 +1,10 @@
-"""Tables of configuration keys in Markdown, from pydantic models and the ``Attributes:`` of their docstrings.
-
-The code is the only place that explains a key; a page of the docs holds tables between two marks, which
-:func:`fill_tables` writes anew.
-"""
+"""Tables of configuration keys in Markdown, from pydantic models and the ``Attributes:`` of their docstrings."""
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -17,8 +12,8 @@ from pydantic import BaseModel, WrapValidator
 from pydantic.fields import FieldInfo
 
 from polyclinic.common.plugins import OrPlugin
+from polyclinic.common.system.docstrings import read_attribute_texts
 
-_ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.+(?:\n {8}.+)*)", re.MULTILINE)
 _SAME_AS = re.compile(r"(?:See|As in) :class:`(\w+)`")
 _REFERENCE = re.compile(r" \(:\w+:`[^`]+`\)")
 """A reference to code at the end of a statement, which the reader of a page does not need."""
@@ -74,7 +69,7 @@ def find_key_meaning(model: type, name: str) -> str:
     empty if no docstring explains the key.
     """
     for owner in model.__mro__:
-        text = _read_attributes(owner).get(name)
+        text = read_attribute_texts(owner).get(name)
         if text is None:
             continue
         if reference := _SAME_AS.match(text):
@@ -90,15 +85,6 @@ def describe_summary(model: type) -> str:
     text = inspect.getdoc(model) or ""
     text = re.split(r"^(?:Attributes|Raises|Args):$", text, flags=re.MULTILINE)[0]
     return _as_markdown(" ".join(text.split()))
-
-
-def _read_attributes(owner: type) -> dict[str, str]:
-    """Return attribute -> text of a class's own docstring; a text may explain several attributes."""
-    _, _, attributes = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")
-    texts = dict[str, str]()
-    for names, text in _ENTRY.findall(attributes):
-        texts |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return texts
 
 
 def _as_markdown(text: str) -> str:
@@ -150,7 +136,7 @@ def _describe_list(entries: Sequence[Any]) -> str:
     kinds = list(dict.fromkeys(describe_values(each) for each in entries if each is not Ellipsis))
     if len(kinds) > 1:
         return f"list: {', '.join(kinds)}"
-    plural = re.sub(r"^(whole number|number|text|table)", r"\1s", kinds[0])
+    plural = re.sub(r"^(whole number|number|text|table|list)", r"\1s", kinds[0])
     number = "" if entries[-1] is Ellipsis else f"{len(entries)} "
     return f"list of {number}{plural}"
 
@@ -213,31 +199,3 @@ def format_key_table(rows: Sequence[KeyRow]) -> str:
     lines = ["| key | values | default | what it does |", "| --- | --- | --- | --- |"]
     lines += [f"| `{row.name}` | {row.values} | {row.default} | {row.meaning} |" for row in rows]
     return "\n".join(lines)
-
-
-def fill_tables(page: str, tables: Mapping[str, str]) -> str:
-    """Return a page with each table between its marks, ``<!-- NAME -->`` and ``<!-- end -->``.
-
-    Raises:
-        ValueError: If the page lacks the marks of a table.
-    """
-    for name, table in tables.items():
-        marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
-        page, count = re.subn(marks, rf"\g<1>\n{_escape(table)}\n\n\g<2>", page, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"the page has the marks of {name} {count} times")
-    return page
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\")
-
-
-def list_marks(page: str) -> Iterator[str]:
-    """Yield the names of the tables of a page, in order."""
-    yield from (name for name in re.findall(r"^<!-- (.+) -->$", page, re.MULTILINE) if name != "end")
-
-
-def write_tables(path: Path, tables: Mapping[str, str]) -> None:
-    """Write the tables of a page anew."""
-    path.write_text(fill_tables(path.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -1,19 +1,12 @@
-"""Write the table "What goes with what" of docs/methods.md from the methods themselves.
-
-PYTHONPATH=. python supply/method_table.py
-"""
+"""The table "What goes with what" of docs/methods.md, made from the methods themselves by ``make reference``."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput
 from polyclinic.strategies.registry import STRATEGIES, build_experiment_strategy
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
-BEGIN = "<!-- begin: written by supply/method_table.py -->\n"
-END = "<!-- end: written by supply/method_table.py -->\n"
 MODEL = {"architecture": "tiny_cnn", "channels": 1, "image_size": 32, "norm": "group"}
 VOLUMES = {"architecture": "tiny_cnn_3d", "channels": 1, "image_size": [16, 16, 16], "norm": "group"}
 MASKS = {"architecture": "tiny_unet", "channels": 1, "image_size": 32, "norm": "group", "task": "segmentation"}
@@ -59,15 +52,3 @@ def make_method_table() -> str:
         dots = ["●" if works(name, settings) else "" for settings in COLUMNS.values()]
         lines.append(f"| `{name}` | {' | '.join(dots)} |")
     return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Write the table between the marks of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}{make_method_table()}{END}{after}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """``make reference``: write the blocks of the docs that follow from the code.
 
-A block stands between two marks, ``<!-- made by make reference: NAME -->`` and ``<!-- end -->``. Its text comes from
-docstrings and defaults of the code, so that a page cannot differ from the program (``tests/test_reference.py``).
+Their text comes from docstrings, schemas and defaults of the code and from the experiment files, so that a page cannot
+differ from the program (``tests/test_reference.py``).
 """
 
 import ast
@@ -22,6 +22,10 @@ from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import SENTENCES
 from polyclinic.server.runs.reader import RunSummary
+from supply.blocks import list_blocks, write_block
+from supply.experiment_keys import list_blocks_of_keys
+from supply.method_table import make_method_table
+from supply.paper_settings import list_blocks_of_settings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -30,7 +34,7 @@ IMPORT_NAMES = {"scikit-learn": "sklearn", "pillow": "PIL", "grpcio": "grpc", "p
 """Package -> name by which it is imported, where the names differ."""
 IMPORTED_BY_OTHERS = ("click", "pylibjpeg", "pylibjpeg-openjpeg")
 """Packages that no code of ours imports, but typer or pydicom does."""
-_BLOCK = re.compile(r"(<!-- made by make reference: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+COMMAND = "make reference"
 
 
 def make_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -181,32 +185,30 @@ def _read_project() -> tuple[str, dict[str, Any]]:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "records": describe_sent_records,
     "policy keys": describe_policy_keys,
-    "levels": describe_levels,
+    "policy levels": describe_levels,
     "exit codes": describe_exit_codes,
-    "summary": describe_summary,
+    "summary.json": describe_summary,
     "events": describe_events,
     "count tables": describe_count_tables,
     "base packages": describe_base_packages,
     "extras": describe_extras,
+    "what goes with what": make_method_table,
 }
-"""Block -> function that makes its text."""
+"""Block -> function that makes its text, of the blocks that stand alone."""
 
 
-def fill_blocks(text: str) -> str:
-    """Return a page's text with every block made anew."""
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n{match[3]}", text)
-
-
-def list_blocks(text: str) -> list[str]:
-    """Return the names of the blocks of a page."""
-    return [name for _, name, _ in _BLOCK.findall(text)]
+def make_blocks() -> dict[str, str]:
+    """Return block -> text of all blocks that follow from the code."""
+    return {name: make() for name, make in BLOCKS.items()} | list_blocks_of_keys() | list_blocks_of_settings()
 
 
 def main() -> None:
     """Write the blocks of all pages."""
+    texts = make_blocks()
     for page in sorted(DOCS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        page.write_text(fill_blocks(text), encoding="utf-8")
+        for name, command in list_blocks(page.read_text(encoding="utf-8")):
+            if command == COMMAND:
+                write_block(page, name, texts[name])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from supply.blocks import replace_block
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -29,7 +31,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def measure(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Call the program for some of three commands, with a page of its own: two write their argument, one fails."""
-    (tmp_path / "page.md").write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
+    marks = ("<!-- begin: benchmarks, written by make bench -->\n", "<!-- end: benchmarks -->\n")
+    (tmp_path / "page.md").write_text(f"before\n{marks[0]}old\n{marks[1]}after\n", encoding="utf-8")
     script = "import sys; open(sys.argv[-1], 'w').write(sys.argv[1])"
 
     def rows(value: object) -> list[Any]:
@@ -54,7 +57,7 @@ def measure(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_page_holds_what_was_measured_by_the_commands_of_today(table: ModuleType) -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page.split(table.BEGIN)[1].split(table.END)[0].strip() == table.table_of(MEASURED).strip()
+    assert replace_block(page, table.BLOCK, table.table_of(MEASURED)) == page
     commands = {name: bench.command for name, bench in table.BENCHES.items()}
     assert {name: measured["command"] for name, measured in MEASURED.items()} == commands
     assert [name for name, measured in MEASURED.items() if not measured["rows"]] == []
@@ -101,7 +104,7 @@ def test_the_page_holds_the_range_of_each_backdoor_over_three_triggers_and_three
 ) -> None:
     measured = json.loads((ROOT / "benchmarks" / "backdoors.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page.split(backdoors.BEGIN)[1].split(backdoors.END)[0].strip() == backdoors.draw_tables(measured).strip()
+    assert replace_block(page, backdoors.BLOCK, backdoors.draw_tables(measured)) == page
     cells = [backdoors.Cell(*fields) for fields in measured["cells"]]
     figures: dict[tuple[Any, ...], list[int]] = {}
     for cell in cells:

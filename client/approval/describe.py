@@ -220,7 +220,7 @@ def _format_meaning(meaning: str) -> str:
 
 
 def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tuple[str, ...]]:
-    """Return record class -> the fields that may leave with something in them, by a plan and this site's policy."""
+    """Return record class -> the fields that are not empty when they leave, by a plan and this site's policy."""
     plan, method = work.plan, work.method
     masked, private = plan.privacy.secure_aggregation, plan.privacy.level != "none"
     figures_leave = not private or policy.metrics_outside_privacy

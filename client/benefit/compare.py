@@ -23,8 +23,8 @@ from polyclinic.client.training.task import LocalTask, prepare_local_task
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.auroc import compute_metrics_per_class
 from polyclinic.common.metrics.benefit import (
+    COMPARED_MODELS,
     MODELS,
-    OVER_ALONE,
     WORDS,
     FederationBenefit,
     SiteModel,
@@ -43,7 +43,7 @@ from polyclinic.strategies.local.site_method import compute_largest_epoch_count
 LOCAL_TRAINING_FOLDER = "alone"
 """Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
 PAGE, FIGURES = "does-it-help.txt", "does-it-help.json"
-ABOUT_THE_MODELS = (
+MODELS_NOTE = (
     "",
     "Both models that were trained here lie beside this page: model/ (alone) and fine-tuned/. They never leave.",
     "One comparison in 40 calls a site better off alone by chance, where both models are equally good.",
@@ -96,7 +96,7 @@ class FourModelScores:
         for model in MODELS:
             rows = compute_metrics_per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
-        by_model = dict(zip(MODELS, means, strict=True)), dict(zip(OVER_ALONE, gains, strict=True))
+        by_model = dict(zip(MODELS, means, strict=True)), dict(zip(COMPARED_MODELS, gains, strict=True))
         return FederationBenefit(aurocs, *by_model, "patients" if are_all_patients_known(self.patients) else "images")
 
 
@@ -146,7 +146,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
         released.compared_classes,
         tuple(released.auroc[model][name] for model in MODELS for name in released.compared_classes),
         **_make_estimate_columns("mean", [released.mean[model] for model in MODELS]),
-        **_make_estimate_columns("gain", [released.gain[model] for model in OVER_ALONE]),
+        **_make_estimate_columns("gain", [released.gain[model] for model in COMPARED_MODELS]),
         over_patients=released.over == "patients",
     )
 
@@ -226,7 +226,7 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     folder = site.folder / LOCAL_TRAINING_FOLDER
     about = f"Run {run}. Trained alone for {format_count_with_noun(epochs, 'local epoch')}, as many as in the run."
-    text = "\n".join([sentence, "", about, "", *table, *ABOUT_THE_MODELS])
+    text = "\n".join([sentence, "", about, "", *table, *MODELS_NOTE])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
     write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)
     write_atomically(folder / FIGURES, json.dumps(figures, indent=2).encode(), durable=site.durable, private=True)

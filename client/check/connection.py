@@ -48,7 +48,7 @@ EARLIEST_S, LATEST_S = -300.0, 5.0
 """Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""
 UNEASY_S = 2.0
 RENEWAL_DAYS = 30
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SET_CLOCKS = (
     "Set the clock by NTP, here or there. A site's calls are signed with the time: the coordinator takes none more than"
     " 5 minutes old, and none more than 5 seconds from the future."
@@ -177,7 +177,7 @@ def _add_tls_fault(
         protocol = ""
         if not find_proxy_address(host, environment):  # the answer to an HTTP/2 greeting without TLS tells it
             with contextlib.suppress(OSError), socket.create_connection((host, port), TLS_TIMEOUT_S) as connection:
-                connection.sendall(_PREFACE)
+                connection.sendall(_HTTP2_PREFACE)
                 answer = connection.recv(64)
                 if answer.startswith(b"HTTP/1"):
                     protocol = " It speaks plain HTTP."

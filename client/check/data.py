@@ -58,7 +58,7 @@ FEWEST_PATIENTS = 10
 """The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""
 MOST_BYTES = 4 * 2**30
 """Most bytes that are read to find duplicates; files beyond this are not compared."""
-_WITHOUT = {
+_MISSING_PART_EFFECTS = {
     "validation": "this hospital has no say in which round's model is best",
     "test": "no figure of this hospital's will be told",
 }
@@ -111,7 +111,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         )
     for part in PARTS[1:]:
         if not (source.parts == part).any():
-            area.add_note(f"there is no {part} image: {_WITHOUT[part]}.")
+            area.add_note(f"there is no {part} image: {_MISSING_PART_EFFECTS[part]}.")
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
     _check_picture_appearance(area, source, settings.file.data, heads, decoded)
     _check_duplicate_images(area, source, duplicates)

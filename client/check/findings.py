@@ -17,7 +17,7 @@ from polyclinic.common.system.terminal import EscapingConsole
 
 SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]
-_CODES: Mapping[Cause, ClientExitCode] = {
+_EXIT_CODES: Mapping[Cause, ClientExitCode] = {
     "": ClientExitCode.BAD_INPUT,
     "column": ClientExitCode.COLUMN,
     "patients": ClientExitCode.PATIENTS,
@@ -89,7 +89,7 @@ class CheckArea:
     def add_input_faults(self, bad: BadInput) -> None:
         """Add a fault for each fault of settings files and tables that the exception ``bad`` lists."""
         for fault in bad.faults:
-            self.add_fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
+            self.add_fault(_EXIT_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,14 @@ class ClassImageCounts:
         If either is of too few patients, both are hidden, because one could be computed from the other. A 0 is always
         shown.
         """
-        present, absent = (
-            f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
-            for few, count in zip(self.few, (self.present, self.absent), strict=True)
-        )
-        return present, absent
+
+        def format_count(count: int, few: bool) -> str:
+            if few:
+                return f"<{self.smallest}"
+            return "not told" if any(self.few) and count else f"{count:,}"
+
+        few_present, few_absent = self.few
+        return format_count(self.present, few_present), format_count(self.absent, few_absent)
 
     def as_json(self) -> dict[str, object]:
         present, absent = self.printable_counts

@@ -25,7 +25,7 @@ from polyclinic.common.system.files import is_exposed_to_others, make_exposed_fi
 from polyclinic.common.system.plain_text import format_bytes, quote_for_shell
 from polyclinic.common.system.resources import read_container_memory_limit
 
-FLOAT = 4
+FLOAT32_BYTES = 4
 GB = 10**9
 DISK_FLOOR = 1 * GB
 """Least free disk: for logs, the message being answered, and the file system itself."""
@@ -132,10 +132,10 @@ def estimate_training_resource_needs(
         gpus: Number of GPUs that share each batch.
         images_on_disk: True if decoded images are kept on disk, and read from there batch by batch.
     """
-    model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
+    model = FLOAT32_BYTES * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()
     # Each layer's output is kept for the backward pass, where its gradient is of the same size.
-    batch = 2 * plan.training.batch_size * FLOAT * count_layer_outputs(network, sample.float())
+    batch = 2 * plan.training.batch_size * FLOAT32_BYTES * count_layer_outputs(network, sample.float())
     on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
     return TrainingResourceNeeds(
         model=model,

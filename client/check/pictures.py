@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.check.source import SiteImageSource
-from polyclinic.data.base.spec import AS_IN_FILE
+from polyclinic.data.base.spec import DEFAULT_RENDERING
 from polyclinic.data.images.headers import (
     NO_DICOM,
     DicomHeader,
@@ -105,7 +105,7 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
                 of_file = shown.header
                 facts = PictureFacts(row, of_file.kind, of_file.shape[2], of_file.shape[1], "grey", volume=of_file)
                 return replace(facts, pixels=shown.voxels, head=dicom, blank=shown.is_blank)
-            image = decode_picture(content, form.rendering if form else AS_IN_FILE)
+            image = decode_picture(content, form.rendering if form else DEFAULT_RENDERING)
             kind, mode, unequal = _read_picture_format_and_mode(content)
             decoded = np.asarray(image)
             pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
@@ -133,7 +133,9 @@ def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str, bool
         header = read_dicom_elements(content, convert_dicom_keywords_to_tags("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation), False
     with open_png_or_jpeg(content) as image:
-        mode = "16 bit" if is_16_bit_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
+        mode = "grey" if image.mode in ("1", "L", "LA") else "colour"
+        if is_16_bit_png(content):
+            mode = "16 bit"
         return str(image.format), mode, has_unequal_density(image)
 
 

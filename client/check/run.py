@@ -25,13 +25,13 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.contract_points import ContractPoint
 from polyclinic.common.errors import BadInput
 
-IMAGES = 200
+DEFAULT_IMAGES = 200
 
 
 def run_site_check(
     folder: Path,
     *,
-    images: int | None = IMAGES,
+    images: int | None = DEFAULT_IMAGES,
     offline: bool = False,
     experiment: Experiment | None = None,
     look: Callable[[SiteSettings], MachineMeasurements] = measure_machine,

@@ -18,7 +18,7 @@ _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL
 class ClientExitCode(IntEnum):
     """Exit codes of ``flwr-client``: the command ``start`` uses those below 20, the command ``check`` uses all.
 
-    docs/troubleshooting.md prints these texts: the cause, and after the semicolon who acts.
+    docs/troubleshooting.md prints these texts: the cause, and after the semicolon who or what helps.
 
     Attributes:
         STOPPED: Done, or `start` was stopped on request. `check`: nothing but notes.

@@ -120,7 +120,7 @@ class RequestRefused(Exception):
 
 
 class MessageUnreadable(Exception):
-    """Raised if all parts of a message have come, and they are no message; the text is the reason."""
+    """Raised if all parts of a message arrived and cannot be decoded; the text is the reason."""
 
 
 class ReplyRejected(Exception):

@@ -29,7 +29,7 @@ class PendingMessage:
         self._begun: tuple[bytes, int] | None = None  # the message at work, and the deaths at it before this process
 
     def begin_work(self, received: bytes, attempts: int) -> bool:
-        """Store a received message as one at which this process would die, if it died.
+        """Store a received message before the work on it; if this process dies, the death counts against the message.
 
         Args:
             attempts: Number of earlier processes that died while they worked on the message.

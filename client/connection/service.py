@@ -541,7 +541,7 @@ class HospitalMessageLoop:
         self.report_left_out_patients(left_out)
 
     def report_left_out_patients(self, left_out: LeftOutPatients) -> None:
-        """Tell the hospital's staff how many patients are left out, and who fits nobody; the audit gets the counts."""
+        """Report to the staff, and count in the audit, the patients left out and the opt-outs that fit no patient."""
         self.tell(left_out.describe())
         if warning := left_out.warn_about_unmatched():
             self.tell(f"{warning} {REMEDY_FOR_UNMATCHED}")

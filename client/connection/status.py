@@ -27,8 +27,10 @@ from polyclinic.common.wire.versions import WIRE_VERSION
 STALE_S = 300.0
 """Time without an answer of the coordinator after which a site that is not training is unhealthy."""
 STATUS_FILE = "status.json"
-POLL_INTERVAL_S, WRITE_INTERVAL_S = 0.5, 10.0
-"""Pause between two checks for a changed status, and longest time between two writes of the file."""
+POLL_INTERVAL_S = 0.5
+"""Pause between two checks for a changed status."""
+WRITE_INTERVAL_S = 10.0
+"""Longest time between two writes of the file."""
 SILENT_S = 60.0
 """Age of the status file after which the program counts as hanging, or the disk as full."""
 
@@ -105,15 +107,20 @@ def is_client_healthy(status: Mapping[str, Any], now: float) -> bool:
 @contextlib.contextmanager
 def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date from a thread while the program runs; remove it at the end."""
-    path, stop = state / STATUS_FILE, threading.Event()
+    path = state / STATUS_FILE
+    stop = threading.Event()
     _write_status_file(asdict(status), path)
 
     def write_changed_status() -> None:
-        last, written = asdict(status), time.monotonic()
+        last = asdict(status)
+        written = time.monotonic()
         while not stop.wait(POLL_INTERVAL_S):
             present = asdict(status)
-            if (present != last or time.monotonic() - written > WRITE_INTERVAL_S) and _write_status_file(present, path):
-                last, written = present, time.monotonic()
+            is_due = present != last or time.monotonic() - written > WRITE_INTERVAL_S
+            # A status whose writing failed stays due.
+            if is_due and _write_status_file(present, path):
+                last = present
+                written = time.monotonic()
 
     thread = threading.Thread(target=write_changed_status, name="status", daemon=True)
     thread.start()
@@ -157,7 +164,8 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
         present = asdict(ClientStatus(**present))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         age_s = float("inf")
-    if not abs(age_s) <= SILENT_S:  # a clock that was set back is followed by a new file within WRITE_INTERVAL_S
+    # A file from the future is as wrong as an old one. A clock that was set back gets a new file in WRITE_INTERVAL_S.
+    if not abs(age_s) <= SILENT_S:
         problem = f"flwr-client runs on this folder and has not written {STATUS_FILE} for {SILENT_S:.0f} s."
         remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
         raise BadInput([Fault(str(state.parent), problem, remedy)])
@@ -185,14 +193,17 @@ def format_client_status(status: Mapping[str, Any]) -> str:
     lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")
     if status["coordinator_wire"] not in (0, status["wire"]):
         lines.append(describe_other_wire_version(status["coordinator_release"], status["coordinator_wire"]))
-    if phrase := status["authority_phrase"]:
-        confirmed = status["authority_confirmed"][:10]
-        lines.append(f"its phrase: {phrase} ({f'confirmed on {confirmed}' if confirmed else 'not confirmed yet'})")
+    if status["authority_phrase"]:
+        day = status["authority_confirmed"][:10]
+        confirmed = f"confirmed on {day}" if day else "not confirmed yet"
+        lines.append(f"its phrase: {status['authority_phrase']} ({confirmed})")
     if status["privacy"]:
         lines += describe_privacy_status(status["privacy"])
-    if (days := status["certificate_days"]) is not None:
+    days = status["certificate_days"]
+    if days is not None:
         lines.append(f"its certificate is valid for {days:.0f} more days")
-    lines.append(
-        f"last error: {status['last_error']} ({status['last_error_time']})" if status["last_error"] else "no error"
-    )
+    if status["last_error"]:
+        lines.append(f"last error: {status['last_error']} ({status['last_error_time']})")
+    else:
+        lines.append("no error")
     return escape_for_terminal("\n".join(lines))

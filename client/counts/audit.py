@@ -1,12 +1,12 @@
-"""The audit of a count sheet: could each hidden number be another one, given all that is told?
+"""The audit of a count sheet: could each hidden number be another one, given all that is disclosed?
 
-A hidden number is safe if we find two populations with all told numbers in which it differs by half a threshold. The
-reader is assumed to know the rules, and to know of each hidden column whether it is hidden for its own number. Each
+A hidden number is safe if we find two populations with all disclosed numbers in which it differs by half a threshold.
+The reader is assumed to know the rules, and to know of each hidden column whether it is hidden for its own number. Each
 search changes the true population in one way that leaves all other tables as they are:
 
 - values of an attribute are exchanged between patients whose classes differ in one class at least;
 - states of hidden classes are changed, while the states of visible classes stay;
-- combinations: states and values are exchanged at will, as far as all told numbers stay.
+- combinations: states and values are exchanged at will, as far as all disclosed numbers stay.
 
 Searches move some combinations of classes and leave the others as they are. So a number without a proof may still be
 safe, and more is hidden than necessary; a proof is never wrong.
@@ -51,7 +51,7 @@ class Tally:
     numbers: NDArray[np.int64]
 
     def select_numbers(self, rows: Indices, values: Sequence[int]) -> NDArray[np.int64]:
-        """Return the numbers of these combinations and values."""
+        """Return the numbers ``(rows, values)`` of some combinations at some values."""
         selected: NDArray[np.int64] = self.numbers[rows][:, list(values)]
         return selected
 
@@ -72,15 +72,15 @@ def tally_units(units: CountedUnits, columns: Sequence[int], places: Indices, va
 
 @dataclass(frozen=True)
 class SheetAudit:
-    """The audit of a sheet whose told columns and hidden classes are these.
+    """The audit of a sheet with these disclosed columns and hidden classes.
 
     Attributes:
-        smallest: Fewest patients of a count that is told.
+        smallest: Fewest patients of a count that may be disclosed.
     """
 
     data: CountedData
     smallest: int
-    told: frozenset[Column]
+    disclosed: frozenset[Column]
     hidden: frozenset[str]
 
     @property
@@ -119,7 +119,7 @@ class SheetAudit:
         for name in ("", *crossed):
             table = f"class_by_{attribute}" if name else attribute
             values = [self.data.values[attribute][place] for place in self._list_used_values(attribute)]
-            hidden = {(table, name, value) for value in values} - self.told
+            hidden = {(table, name, value) for value in values} - self.disclosed
             for together in [UNITS] if attribute == "sex" else [UNITS[:1], UNITS[1:]]:
                 unproved = hidden
                 for most in MOVING_ROWS:
@@ -135,7 +135,7 @@ class SheetAudit:
     def find_unsafe_values_of_hidden_classes(self, attribute: str) -> set[Column]:
         """Return the columns of hidden classes without a proof, by an attribute, or their totals (empty text).
 
-        Units change the states of hidden classes and nothing else, so that all told numbers stay.
+        Units change the states of hidden classes and nothing else, so that all disclosed numbers stay.
         """
         if not self.hidden:
             return set()
@@ -160,7 +160,7 @@ class SheetAudit:
         for unit in UNITS:
             tallies = {name: self._tally(unit, self._visible, name) for name in ("", *self.data.values)}
             values = np.unique(name_combinations(tallies[""].states, self._visible)).tolist()
-            hidden = [column for value in values if (column := (COMBINATIONS, "", value)) not in self.told]
+            hidden = [column for value in values if (column := (COMBINATIONS, "", value)) not in self.disclosed]
             for start in range(0, len(hidden), COMBINATIONS_AT_A_TIME):
                 batch = set(hidden[start : start + COMBINATIONS_AT_A_TIME])
                 if time.monotonic() < deadline:
@@ -169,7 +169,7 @@ class SheetAudit:
         return unsafe
 
     def add_rule(self, system: FeasibleCounts, unknowns: Indices, truth: int) -> None:
-        """Add what a reader who knows the reason concludes from a hidden number of patients.
+        """Add the bound that a reader concludes from a hidden number: below the threshold, or not below it.
 
         Args:
             unknowns: The unknowns in the number; the rest of it stays as it is.
@@ -283,7 +283,7 @@ class _ValueSearch:
                 moving = np.flatnonzero(showing[chosen])
                 sums[unit] = self._starts[unit] + moving * len(self._values) + position
                 truth[unit] = int(tally.numbers[showing, place].sum())
-                if column in self._audit.told:
+                if column in self._audit.disclosed:
                     self._system.add_known_sum(sums[unit])
                 elif not name or state in PATIENT_STATES:
                     if unit == "patients":
@@ -417,7 +417,7 @@ class _CombinationSearch:
         sizes = self._tallies[""].numbers.sum(axis=1)
         for value in np.unique(combinations).tolist():
             column, unknowns = (COMBINATIONS, "", value), np.flatnonzero(combinations == value)
-            if column in self._audit.told:
+            if column in self._audit.disclosed:
                 self._system.add_known_sum(unknowns)
                 continue
             if self._unit == "patients":
@@ -434,7 +434,7 @@ class _CombinationSearch:
             if name:
                 showing = tally.states[:, self._audit._visible.index(name)] == STATE_NUMBERS[state]
             unknowns = self._starts[attribute] + np.flatnonzero(showing[self._rows]) * len(values) + position
-            if column in self._audit.told:
+            if column in self._audit.disclosed:
                 self._system.add_known_sum(unknowns)
             elif self._unit == "patients" and (not name or state in PATIENT_STATES):
                 self._audit.add_rule(self._system, unknowns, int(tally.numbers[showing, values[position]].sum()))

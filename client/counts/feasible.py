@@ -46,7 +46,7 @@ class FeasibleCounts:
         self.add_combination(unknowns, np.ones(len(unknowns)), low, high)
 
     def add_known_sum(self, unknowns: Indices) -> None:
-        """State that the sum of these unknowns is the true one."""
+        """State that the sum of these unknowns is as in the true population."""
         total = float(self.truth[unknowns].sum())
         self.add_sum(unknowns, total, total)
 

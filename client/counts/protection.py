@@ -1,9 +1,9 @@
-"""Which counts of a sheet are told, so that no count of few patients can be computed from them.
+"""Choose the counts of a sheet that may be disclosed, so that no count of few patients can be computed from them.
 
 A column is a line of a table: of one class and one value, the numbers of patients and images in which the class is
 present, absent and not annotated. A column is hidden if fewer patients than the policy's threshold show the class, or
 fewer lack it; zeros too. More columns are then hidden, in the order of values and names and not by their numbers, until
-each hidden number could be at least half a threshold larger or smaller, given all that is told
+each hidden number could be at least half a threshold larger or smaller, given all that is disclosed
 (:mod:`polyclinic.client.counts.audit`).
 """
 
@@ -23,11 +23,11 @@ COMBINATIONS_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
-class ToldColumns:
-    """The columns of a sheet that may leave.
+class DisclosedColumns:
+    """The columns of a sheet that may be disclosed.
 
     Attributes:
-        hidden_classes: Classes of which nothing is told.
+        hidden_classes: Classes of which nothing is disclosed.
         combined: The classes of the table of combinations: all others.
     """
 
@@ -36,8 +36,8 @@ class ToldColumns:
     combined: tuple[str, ...]
 
 
-def choose_told_columns(data: CountedData, smallest: int) -> ToldColumns:
-    """Return the columns that may leave.
+def choose_disclosed_columns(data: CountedData, smallest: int) -> DisclosedColumns:
+    """Return the columns that may be disclosed.
 
     Args:
         smallest: The policy's ``smallest_count``; 0 hides nothing.
@@ -45,7 +45,7 @@ def choose_told_columns(data: CountedData, smallest: int) -> ToldColumns:
     if not smallest:
         cells = count_cells(data.patients, data, data.class_names)
         columns = frozenset((table, name, value) for table, name, _, value in cells)
-        return ToldColumns(columns, frozenset(), data.class_names)
+        return DisclosedColumns(columns, frozenset(), data.class_names)
     protection = SheetProtection(data, smallest)
     protection.hide_classes()
     for attribute in data.values:
@@ -56,22 +56,22 @@ def choose_told_columns(data: CountedData, smallest: int) -> ToldColumns:
 
 @dataclass
 class SheetProtection:
-    """The columns of one sheet that are told so far.
+    """The columns of one sheet that are disclosed so far.
 
     Attributes:
-        smallest: Fewest patients of a count that is told.
-        told: The columns that are told.
-        hidden: Classes of which nothing is told.
+        smallest: Fewest patients of a count that may be disclosed.
+        disclosed: The columns that are disclosed.
+        hidden: Classes of which nothing is disclosed.
     """
 
     data: CountedData
     smallest: int
-    told: set[Column] = field(default_factory=set)
+    disclosed: set[Column] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
 
     @property
-    def result(self) -> ToldColumns:
-        return ToldColumns(frozenset(self.told), frozenset(self.hidden), self.visible)
+    def result(self) -> DisclosedColumns:
+        return DisclosedColumns(frozenset(self.disclosed), frozenset(self.hidden), self.visible)
 
     @property
     def visible(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class SheetProtection:
 
     @property
     def width(self) -> int:
-        """Return by how much a hidden number must be able to differ."""
+        """Return by how much a hidden number must be able to differ from its true value: half the threshold."""
         return -(-self.smallest // 2)
 
     @cached_property
@@ -90,7 +90,7 @@ class SheetProtection:
     def _is_large(self, column: Column) -> bool:
         """Return True if enough patients show and lack the class of a column, or are in it.
 
-        That the table states an attribute of every image says nothing about a patient, and may be told.
+        That the table states an attribute of every image says nothing about a patient, and may be disclosed.
         """
         table, name, value = column
         if value == NOT_STATED and not self._has_unstated(table.removeprefix("class_by_")):
@@ -108,8 +108,8 @@ class SheetProtection:
     def hide_classes(self) -> None:
         """Hide the classes that few patients show or lack, and further classes if needed."""
         names = self.data.class_names
-        self.told = {(CLASS, name, "") for name in names if self._is_large((CLASS, name, ""))}
-        self.hidden = {name for name in names if (CLASS, name, "") not in self.told}
+        self.disclosed = {(CLASS, name, "") for name in names if self._is_large((CLASS, name, ""))}
+        self.hidden = {name for name in names if (CLASS, name, "") not in self.disclosed}
         while self.hidden and self.visible:
             unsafe = self._audit.find_unsafe_values_of_hidden_classes("")
             if not unsafe:
@@ -120,17 +120,17 @@ class SheetProtection:
     def _hide_class(self, name: str | None) -> None:
         if name is not None:
             self.hidden.add(name)
-            self.told = {column for column in self.told if column[1] != name}
+            self.disclosed = {column for column in self.disclosed if column[1] != name}
 
     def hide_combinations(self) -> None:
-        """Choose the combinations of visible classes that are told."""
+        """Choose the combinations of visible classes that are disclosed."""
         visible = self.visible
         if not visible:
             return
         columns = [self.data.class_names.index(name) for name in visible]
         names, counts = np.unique(name_combinations(self.data.patients.states[:, columns], visible), return_counts=True)
         large = {name for name, count in zip(names.tolist(), counts.tolist(), strict=True) if count >= self.smallest}
-        self.told |= {(COMBINATIONS, "", name) for name in large}
+        self.disclosed |= {(COMBINATIONS, "", name) for name in large}
         deadline = time.monotonic() + COMBINATIONS_SECONDS
         while large:
             unsafe = {column[2] for column in self._audit.find_unsafe_combinations(deadline)}
@@ -139,74 +139,74 @@ class SheetProtection:
             more = {name for one in sorted(unsafe) if (name := _find_related_combination(one, large)) is not None}
             more |= large if time.monotonic() > deadline else set()
             large -= more
-            self.told -= {(COMBINATIONS, "", name) for name in more}
+            self.disclosed -= {(COMBINATIONS, "", name) for name in more}
 
     # ------------------------------------------------------------------ attributes
 
     def hide_values(self, attribute: str) -> None:
-        """Choose the values of one attribute that are told, of all patients and of each visible class."""
+        """Choose the values of one attribute that are disclosed, of all patients and of each visible class."""
         values = self.data.values[attribute]
         table = f"class_by_{attribute}"
         crossed = self.visible if attribute in CROSSED else ()
-        self.told |= {(attribute, "", value) for value in values if self._is_large((attribute, "", value))}
+        self.disclosed |= {(attribute, "", value) for value in values if self._is_large((attribute, "", value))}
         for name in crossed:
-            self.told |= {(table, name, value) for value in values if self._is_large((table, name, value))}
+            self.disclosed |= {(table, name, value) for value in values if self._is_large((table, name, value))}
         for name in ("", *crossed):
             line = table if name else attribute
-            hidden = [value for value in values if (line, name, value) not in self.told]
+            hidden = [value for value in values if (line, name, value) not in self.disclosed]
             if len(hidden) == 1:
-                self._hide_value(attribute, name, _find_next(hidden[0], values, self._list_told(line, name)))
+                self._hide_value(attribute, name, _find_next(hidden[0], values, self._list_disclosed(line, name)))
         self._hide_classes_by_value(attribute)
-        while any(column[0] in (attribute, table) for column in self.told):
+        while any(column[0] in (attribute, table) for column in self.disclosed):
             self._hide_classes_at_hidden_values(attribute)
             unsafe = self._audit.find_unsafe_values(attribute)
             if not unsafe:
                 return
-            before = len(self.told)
+            before = len(self.disclosed)
             for column in sorted(unsafe):
                 self._hide_beside(attribute, column)
-            if len(self.told) == before:  # nothing beside them is left to hide
-                whole = table if any(column[0] == table for column in self.told) else attribute
-                self.told = {column for column in self.told if column[0] != whole}
+            if len(self.disclosed) == before:  # nothing beside them is left to hide
+                whole = table if any(column[0] == table for column in self.disclosed) else attribute
+                self.disclosed = {column for column in self.disclosed if column[0] != whole}
 
     def _hide_classes_by_value(self, attribute: str) -> None:
         """Hide a table of classes by values if the numbers of hidden classes follow from it."""
         table = f"class_by_{attribute}"
         if attribute in CROSSED and self._audit.find_unsafe_values_of_hidden_classes(attribute):
-            self.told = {column for column in self.told if column[0] != table}
+            self.disclosed = {column for column in self.disclosed if column[0] != table}
 
-    def _list_told(self, table: str, name: str) -> list[str]:
-        return [column[2] for column in self.told if column[:2] == (table, name)]
+    def _list_disclosed(self, table: str, name: str) -> list[str]:
+        return [column[2] for column in self.disclosed if column[:2] == (table, name)]
 
     def _hide_value(self, attribute: str, name: str, value: str | None) -> None:
         if value is not None:
-            self.told.discard((f"class_by_{attribute}" if name else attribute, name, value))
+            self.disclosed.discard((f"class_by_{attribute}" if name else attribute, name, value))
 
     def _hide_classes_at_hidden_values(self, attribute: str) -> None:
         """Hide each class at the values whose number of patients is hidden: the states of a class add up to it."""
-        table, shown = f"class_by_{attribute}", set(self._list_told(attribute, ""))
-        self.told = {column for column in self.told if column[0] != table or column[2] in shown}
+        table, shown = f"class_by_{attribute}", set(self._list_disclosed(attribute, ""))
+        self.disclosed = {column for column in self.disclosed if column[0] != table or column[2] in shown}
 
     def _hide_beside(self, attribute: str, column: Column) -> None:
         """Hide one more column to protect this one: of the same class, else of the same value, else of all patients."""
         table, name, value = column
         values = self.data.values[attribute]
-        if name and (more := _find_next(value, values, self._list_told(table, name))) is not None:
+        if name and (more := _find_next(value, values, self._list_disclosed(table, name))) is not None:
             self._hide_value(attribute, name, more)
             return
-        others = [told[1] for told in self.told if told[0] == table and told[2] == value and told[1]]
+        others = [column[1] for column in self.disclosed if column[0] == table and column[2] == value and column[1]]
         if name and (other := _find_next(name, self.data.class_names, others)) is not None:
             self._hide_value(attribute, other, value)
             return
-        self._hide_value(attribute, "", _find_next(value, values, self._list_told(attribute, "")))
+        self._hide_value(attribute, "", _find_next(value, values, self._list_disclosed(attribute, "")))
 
     @property
     def _audit(self) -> SheetAudit:
-        return SheetAudit(self.data, self.smallest, frozenset(self.told), frozenset(self.hidden))
+        return SheetAudit(self.data, self.smallest, frozenset(self.disclosed), frozenset(self.hidden))
 
 
 def _find_next(place: str, order: Sequence[str], options: Iterable[str]) -> str | None:
-    """Return the option that follows ``place`` in ``order``, from whose end it goes on at the beginning."""
+    """Return the next option after ``place`` in ``order``; after the last one, the first."""
     available = set(options) - {place}
     start = order.index(place) if place in order else 0
     return next((name for name in (*order[start + 1 :], *order[: start + 1]) if name in available), None)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.client.counts.noise import NoisySheetPrice, add_noise_to_counts
-from polyclinic.client.counts.protection import choose_told_columns
+from polyclinic.client.counts.protection import choose_disclosed_columns
 from polyclinic.client.counts.units import CellKey, CountedData, count_cells, count_data_of_images
 from polyclinic.client.site.site import Site
 from polyclinic.common.counts import COUNT_TABLES
@@ -34,13 +34,13 @@ KEY_BYTES, FINGERPRINT_CHARACTERS = 32, 24
 
 @dataclass(frozen=True)
 class CountSheet:
-    """The counts that may leave.
+    """The counts of a hospital that its policy discloses, made once and stored.
 
     Attributes:
         made: The day, such as ``2026-11-30``.
         settings: What the sheet depends on beside the data; a sheet of other settings is made anew.
         key, patients: Key, and keyed fingerprints of the patients, by which a change of the data is measured.
-        cells: Told count -> numbers of patients and of images; images are -1 beside noise.
+        cells: Disclosed count -> numbers of patients and of images; images are -1 beside noise.
         missing: Tables for which the hospital's table has no column.
         noise: Standard deviation of the noise on numbers of patients.
     """
@@ -162,12 +162,12 @@ def _store_sheet(path: Path, sheet: CountSheet, *, durable: bool) -> None:
 
 
 def _make_exact_sheet(data: CountedData, settings: Mapping[str, Any], smallest: int) -> CountSheet:
-    told = choose_told_columns(data, smallest)
-    patients, images = (count_cells(units, data, told.combined) for units in (data.patients, data.images))
+    disclosed = choose_disclosed_columns(data, smallest)
+    patients, images = (count_cells(units, data, disclosed.combined) for units in (data.patients, data.images))
     cells = {
         (table, name, state, value): (patients.get((table, name, state, value), 0), number)
         for (table, name, state, value), number in images.items()
-        if (table, name, value) in told.columns
+        if (table, name, value) in disclosed.columns
     }
     key = secrets.token_hex(KEY_BYTES)
     return CountSheet(_today(), settings, key, _fingerprint_patients(data, key), cells, data.missing_tables)

@@ -46,7 +46,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class CountedUnits:
-    """Patients, or images.
+    """All patients, or all images, of a hospital, with their classes and attributes.
 
     Attributes:
         states: int8 ``(n, classes)``: 1 present, 0 absent, -1 not annotated.
@@ -62,7 +62,7 @@ class CountedUnits:
 
 @dataclass(frozen=True)
 class CountedData:
-    """What a hospital counts.
+    """The patients and images that a hospital counts.
 
     Attributes:
         values: Attribute that the hospital's table states -> its values, in order.

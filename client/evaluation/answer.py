@@ -244,7 +244,7 @@ class _Columns:
         )
 
     def make_fields(self) -> Mapping[str, Any]:
-        """Return the fields of the answer."""
+        """Return the lists as fields of a :class:`ScoringReply`, tuples and arrays."""
         made: dict[str, Any] = {name: tuple(values) for name, values in self.lists.items()}
         if self.positive_scores:
             made["positive_scores"] = np.concatenate(self.positive_scores)

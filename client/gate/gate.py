@@ -141,7 +141,7 @@ def record_unread_message(site: Site, received: bytes, rule: str, reason: str) -
 
 
 def record_refused_request(site: Site, message: Message, reason: str, rule: str) -> None:
-    """Write a request that never came to the gate to the audit log.
+    """Write a request to the audit log that was refused before the gate, for its signature or size.
 
     Args:
         rule: Name of the broken rule: ``signature``, also for its Flower App Bundle, or that of its size.

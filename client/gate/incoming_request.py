@@ -297,7 +297,7 @@ DEEPEST = 8
 MOST_DIGITS = 40
 LONGEST_TEXT = 500
 LONGEST_REASON = 400
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class PlanRefused(ValueError):
@@ -334,7 +334,7 @@ def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
             plan.
     """
     depth = deepest = 0
-    for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):  # brackets inside texts do not count
+    for letter in re.findall(r"[\[\]{}]", _JSON_STRING.sub("", text)):  # brackets inside texts do not count
         depth += 1 if letter in "[{" else -1
         deepest = max(deepest, depth)
     if deepest > DEEPEST:

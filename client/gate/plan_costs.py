@@ -22,7 +22,7 @@ from polyclinic.common.system.resources import measure_physical_memory
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.privacy.gradients import choose_micro_batch_size
 
-FLOAT32 = 4
+FLOAT32_BYTES = 4
 COPIES_AT_WORK = 5
 """Copies of the model in memory during training: message, received, trained, gradient, difference."""
 ADAM_MOMENTS = 2
@@ -35,7 +35,7 @@ FILES_AT_ONCE = 2
 
 
 class BackboneCost(NamedTuple):
-    """Sizes of a backbone, for estimates.
+    """Measured sizes of a backbone, from which memory and traffic of a plan are estimated.
 
     Attributes:
         width: Number of its output features.
@@ -87,7 +87,7 @@ def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         backbone = listed or sum(value.numel() for value in build_meta_backbone(spec).module.parameters())
         activations = bytes_a_pixel * math.prod(spec.sides)
     if is_segmentation(spec.task):  # logits and labels of each pixel, and the steps of the loss between them
-        activations += rows * _MAPS_OF_A_ROW * FLOAT32 * math.prod(spec.sides)
+        activations += rows * _MAPS_OF_A_ROW * FLOAT32_BYTES * math.prod(spec.sides)
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
     trained = behind + (backbone if spec.train == "all" else _count_trained_backbone_parameters(spec))
@@ -119,7 +119,7 @@ def _measure_external_network(spec: ModelSpec) -> tuple[int, int, int]:
     device = next((value.device for value in module.parameters()), None)
     image = torch.zeros(1, *spec.input_shape, device=device)
     numbers = count_layer_outputs(module, image)
-    return width, sum(value.numel() for value in module.parameters()), numbers * FLOAT32
+    return width, sum(value.numel() for value in module.parameters()), numbers * FLOAT32_BYTES
 
 
 def count_layer_outputs(network: nn.Module, images: Tensor) -> int:
@@ -160,10 +160,10 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
     narrow = resolve_precision(device, training.precision) != "float32"
     of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
     if private:
-        of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32
+        of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32_BYTES
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS
     frozen = size.parameters - size.trained
-    return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch
+    return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32_BYTES + of_batch
 
 
 def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -> int:
@@ -177,9 +177,11 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
         rows: Number of rows of the model's head, one for each class.
     """
     size = estimate_network_cost(plan.model, rows)
-    model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32
+    model, frozen = size.trained * FLOAT32_BYTES, (size.parameters - size.trained) * FLOAT32_BYTES
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
-    moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    moments = 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    if plan.training.reset_optimizer:
+        moments = 0
     copies += moments * (1 + method.trains_own_model)
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)

@@ -91,7 +91,7 @@ def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountRe
     yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
 
 
-AT_HOME = "evaluate the model at the hospital in place of it: flwr-client evaluate"
+EVALUATE_REMEDY = "evaluate the model at the hospital in place of it: flwr-client evaluate"
 
 
 def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
@@ -105,9 +105,9 @@ def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
         return
     yield "policy.evaluate", _find_unlisted_model(policy, question)
     is_open = not policy.masked_only and policy.epsilon is None
-    stay = f"figures of a single hospital stay at home at level {policy.level}; {AT_HOME}"
+    stay = f"figures of a single hospital stay at home at level {policy.level}; {EVALUATE_REMEDY}"
     yield "policy.level", "" if is_open else stay
-    yield "policy.test_metrics", "" if policy.test_metrics else f"it is false; {AT_HOME}"
+    yield "policy.test_metrics", "" if policy.test_metrics else f"it is false; {EVALUATE_REMEDY}"
     yield "question.sha256", question.find_content_fault(request.content)
     try:
         networks = question.list_architectures(request.content)

@@ -28,7 +28,7 @@ Floats = NDArray[np.floating]
 
 
 class ClassCalibration(BaseModel):
-    """The fit of one class.
+    """The calibration of one class: ``sigmoid(slope * logit + offset)``, with its errors before and after.
 
     Attributes:
         slope, offset: The parameters; 1 and 0 leave a probability as it is.

@@ -34,7 +34,7 @@ class UsableModel:
 
     @property
     def learned_classes(self) -> list[str]:
-        """The classes whose probabilities mean something."""
+        """The classes that the model has learned; probabilities of others mean nothing."""
         return select_learned_classes(self.description.class_names, self.unlearned)
 
 

@@ -52,7 +52,7 @@ class SitePredictions:
     calibrated: tuple[str, ...] = ()
 
     def find_file(self, name: str) -> Path:
-        """Return the file of an image."""
+        """Return the path of the picture file with this name."""
         return locate_picture(self.source, name)
 
 
@@ -118,7 +118,7 @@ def make_mask_options(
 
 
 def choose_image_format(model: UsableModel) -> DecodedImageFormat:
-    """Return how files become images: as those of the training, if the model says how that was."""
+    """Return the format to which files are decoded: that of the training images, if the model states it."""
     if (form := model.description.pixels) is not None:
         return make_trained_image_format(form)
     spec = model.description.model

@@ -51,7 +51,7 @@ from polyclinic.strategies.engine.state import FederationState
 from polyclinic.strategies.registry import build_experiment_strategy
 from polyclinic.strategies.run_length import complete_round_settings
 
-NODE = 2
+SITE_NODE_ID = 2
 DEADLINE_S = 86_400.0
 """Deadline of the exchange with this process, which answers at once."""
 
@@ -100,7 +100,7 @@ class SingleSiteGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def get_node_ids(self) -> Iterable[int]:
-        return [NODE]
+        return [SITE_NODE_ID]
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         names = []
@@ -111,7 +111,9 @@ class SingleSiteGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        replies = [self._app(self._pushed[name], Context(1, NODE, {}, RecordDict(), {})) for name in message_ids]
+        replies = [
+            self._app(self._pushed[name], Context(1, SITE_NODE_ID, {}, RecordDict(), {})) for name in message_ids
+        ]
         for reply in replies:
             if reply.has_error():
                 self.errors.append(str(reply.error.reason))
@@ -171,7 +173,7 @@ def answer_question_for_all_counts(site: Site) -> tuple[list[RecordDict], list[s
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, durable=False))
         request = CountRequest("preview", CountQuestion().model_dump_json())
-        message = make_request(encode_record(request), NODE, COUNT)
+        message = make_request(encode_record(request), SITE_NODE_ID, COUNT)
         try:
             grid.send_and_receive([message])
         except BadInput as error:

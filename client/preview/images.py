@@ -27,11 +27,11 @@ from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.data.images.reading import encode_png_thumbnail
 
-SIDE = 160
+THUMBNAIL_SIDE = 160
 VIEWS = 2
 """Number of augmented views of each image."""
 IMAGES_PER_CLASS = 4
-NOTHING = "none of these classes"
+NO_CLASS = "none of these classes"
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ def _choose_images_by_class(
     """Yield evenly spaced training images of each class, at most ``each``, and then images that show no class."""
     training = source.parts == "train"
     members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
-    members[NOTHING] = training & (labels == 0).all(axis=1)
+    members[NO_CLASS] = training & (labels == 0).all(axis=1)
     generator = torch.Generator().manual_seed(0)
     for name, chosen in members.items():
         rows = np.flatnonzero(chosen)
-        if name == NOTHING and not len(rows):
+        if name == NO_CLASS and not len(rows):
             continue
         tiles = []
         for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), each)]):
@@ -137,4 +137,4 @@ def _choose_images_by_class(
 
 
 def _encode_pixels_as_png(pixels: NDArray[np.uint8]) -> str:
-    return base64.b64encode(encode_png_thumbnail(pixels, SIDE)).decode()
+    return base64.b64encode(encode_png_thumbnail(pixels, THUMBNAIL_SIDE)).decode()

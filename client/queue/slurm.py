@@ -38,7 +38,7 @@ class JobState(Enum):
 
 
 def make_job_name(folder: Path) -> str:
-    """Return the name of a folder's jobs; no other folder has it, because one job of a name runs at a time.
+    """Return the name of a folder's jobs, with a hash of the path: Slurm runs one job of a name at a time.
 
     Args:
         folder: The resolved path of the site's folder.

@@ -53,7 +53,7 @@ class JobQueue(Protocol):
         ...
 
     def read_job_state(self, job: str) -> JobState:
-        """Return the state of a job."""
+        """Ask the queue for the state of a job."""
         ...
 
 

@@ -36,7 +36,7 @@ def format_epsilon(epsilon: float | None) -> str:
 
 
 def describe_ledger(path: str, *, shared: bool) -> str:
-    """Say where costs are counted, and what this cannot notice.
+    """Return a sentence on the ledger that counts costs, and on the costs that it cannot see.
 
     Args:
         path: The ledger's file.

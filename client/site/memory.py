@@ -31,7 +31,7 @@ from polyclinic.common.system.files import remove_temporary_files, write_atomica
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.common.wire.records import Arrays, ModelGroups, make_empty_arrays
 
-NOTHING = ModelGroups()
+NO_GROUPS = ModelGroups()
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class SiteRoundState:
     """
 
     round: int = 0
-    parts: ModelGroups = NOTHING
-    evaluated: ModelGroups = NOTHING
+    parts: ModelGroups = NO_GROUPS
+    evaluated: ModelGroups = NO_GROUPS
     evaluated_round: int = -1
-    best: ModelGroups = NOTHING
+    best: ModelGroups = NO_GROUPS
     best_round: int = -1
     best_loss: float = float("inf")
     optimizer: Arrays = field(default_factory=make_empty_arrays)
     method_state: Arrays = field(default_factory=make_empty_arrays)
-    unsent: ModelGroups = NOTHING
+    unsent: ModelGroups = NO_GROUPS
 
 
 class LostRoundState(WireError):
@@ -251,7 +251,7 @@ def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
             parts[part][name] = array
         for group in _GROUPS:
             parts[group] = (
-                ModelGroups.from_named_arrays(parts[group], classes.get(group, [])) if parts[group] else NOTHING
+                ModelGroups.from_named_arrays(parts[group], classes.get(group, [])) if parts[group] else NO_GROUPS
             )
         return SiteRoundState(**parts, **facts), origin
     except (SafetensorError, LookupError, TypeError, AttributeError) as error:

@@ -21,7 +21,7 @@ _COUNT_BYTES = 8
 
 @dataclass(frozen=True)
 class ChargedGroup:
-    """Some patients that a cost is charged to.
+    """The patients that one cost is charged to, as keyed fingerprints.
 
     Attributes:
         key: The secret of the ledger by which the fingerprints were computed.

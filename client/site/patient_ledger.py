@@ -40,7 +40,7 @@ from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.mechanism import NoisySteps
 
 LEDGER_FILE = "ledger.sqlite"
-FORMAT = 1
+FORMAT_VERSION = 1
 LOCK_PATIENCE_S = 120.0
 """Longest wait for another folder's process that decides about a cost."""
 RESERVED, SPENT = "reserved", "spent"
@@ -191,7 +191,6 @@ class PatientLedger:
 
     @property
     def path(self) -> Path:
-        """The ledger's file."""
         return self.folder / LEDGER_FILE
 
     @property
@@ -441,12 +440,14 @@ class PatientLedger:
             database.execute(statement)
         # A lost ledger gets its key back with the costs of its folders.
         key = self._files.find_latest_key() or secrets.token_bytes(KEY_BYTES)
-        database.execute("INSERT INTO about VALUES (?, ?)", (FORMAT, key))
+        database.execute("INSERT INTO about VALUES (?, ?)", (FORMAT_VERSION, key))
 
     def _check_identity(self, database: sqlite3.Connection, *, identified: bool) -> None:
         form, key = database.execute("SELECT format, key FROM about").fetchone()
-        if form != FORMAT:
-            raise LedgerUnusable(f"{self.path} has format {form}; this release reads {FORMAT}: install a newer one.")
+        if form != FORMAT_VERSION:
+            raise LedgerUnusable(
+                f"{self.path} has format {form}; this release reads {FORMAT_VERSION}: install a newer one."
+            )
         if identified and key != self._key:
             raise LedgerUnusable(f"{self.path} is another ledger than a moment ago: was it put back from a backup?")
 
@@ -459,7 +460,7 @@ class LedgerUnusable(Exception):
 
 
 def open_site_ledger(settings: SiteSettings) -> PatientLedger:
-    """Return the ledger of a site's patients, which nothing is written to yet.
+    """Return the ledger of a site's patients; no file is made before the first entry.
 
     It lies where ``policy.ledger`` says; else in ``$XDG_STATE_HOME/polyclinic/ledger`` of this account
     (``~/.local/state``); if this account has no such place to write, in the site's own state folder.

@@ -36,7 +36,7 @@ DECRYPTED_AT_A_TIME = 256
 
 @dataclass(frozen=True)
 class PatientFingerprints:
-    """The fingerprints of some patients.
+    """Keyed fingerprints of the names and pictures of patients.
 
     Attributes:
         values: uint64 ``(n,)``; a patient has one for the name, if it is known, and one for each picture.

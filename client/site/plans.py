@@ -82,7 +82,7 @@ def read_request_text(fields: Mapping[str, Any]) -> RequestText | None:
 
 
 class RequestFacts(BaseModel):
-    """What a site knew when a text came for the first time.
+    """Facts that a site stores when a text arrives for the first time: its sender, and the data it was for.
 
     Attributes:
         time: UTC time (ISO 8601).

@@ -308,7 +308,6 @@ class Site:
 
     @cached_property
     def name(self) -> str:
-        """The site's name."""
         return self.declaration.site
 
     @cached_property

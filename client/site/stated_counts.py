@@ -28,7 +28,7 @@ class StatedImageCounts:
         self._entries.write_entry(run, {"images": images})
 
     def read_count(self, run: str, present: int) -> int:
-        """Return the number of a run's roll call; ``present`` if it is not stored."""
+        """Return the number that the site stated at a run's roll call; ``present``, today's, if none is stored."""
         entry = self._entries.read_entry(run) or {}
         stated = entry.get("images")
         return stated if isinstance(stated, int) else present

@@ -308,8 +308,8 @@ ALL_FIGURES, LIMITED_FIGURES = RequestedMetricsComputer(), DisclosableMetricsCom
 def has_protected_local_parts(task: "LocalTask") -> bool:
     """Return True if parts of the model stay at the site, and masks or noise protect the update of the other parts.
 
-    No metric of such a model may leave. The local parts are trained without noise, so each metric of a model with them
-    reveals something about them, since the coordinator chooses the other parts. In a simulation the result is False.
+    No metric of such a model may leave. Its local parts are trained without noise, and the coordinator chooses its
+    other parts, so each metric would reveal something about the local parts. In a simulation the result is False.
     """
     covered = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
     return covered and task.method.keeps_local_parts and not task.site.simulated

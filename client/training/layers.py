@@ -149,7 +149,7 @@ class FailureHidingLayer(SiteRoundLayer):
         """Train; return an update of zero if training failed.
 
         Raises:
-            BadInput, WireError: If the request itself is wrong, no matter on which images.
+            BadInput, WireError: If the request itself is wrong; such an error does not depend on images.
         """
         try:
             result = train(task, request)

@@ -231,7 +231,7 @@ def adapt_plan_to_site(site: Site, text: str) -> SiteAdaptedPlan:
     if read is None or read[0] != text:
         plan = parse_plan_json(text)
         arithmetic = site.choose_arithmetic_for_plan(plan)
-        described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
+        described = f"{arithmetic}, {site.gpus} GPUs" if site.gpus > 1 else str(arithmetic)
         read = (
             text,
             SiteAdaptedPlan(
@@ -259,7 +259,10 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         site.refuse_too_few_patients()
     followed, own = adapt_plan_to_site(site, request.plan), site.declaration.canonical_names
     plan, method = followed.plan, followed.method
-    if method.declared_payload.rows == "own" and request.class_names != own:
+    # For a test of exclusive areas, the classes of other sites are rivals of this site's own.
+    with_rivals = isinstance(request, EvaluateRequest) and request.test and method.tests_all_rows
+    holds_own = set(own) <= set(request.class_names) if with_rivals else request.class_names == own
+    if method.declared_payload.rows == "own" and not holds_own:
         raise WireError(
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
         )

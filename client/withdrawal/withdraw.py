@@ -50,7 +50,7 @@ STAYS = (
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What a site's leaving comes to.
+    """The runs that a site took part in, and what it may delete when it leaves.
 
     Attributes:
         runs: The runs in which an update left the site.
@@ -125,7 +125,7 @@ def undo_withdrawal(settings: SiteSettings) -> None:
 
 
 def describe_withdrawal(withdrawal: Withdrawal) -> list[str]:
-    """Return lines on what the site's leaving comes to, for the person who decides."""
+    """Return lines for the person who decides: what the site contributed, what stays, and what may be deleted."""
     lines = [withdrawal.audit, "This hospital trained in:"]
     for run in withdrawal.runs:
         title = make_printable_line(run.title or "a run without a title")

@@ -289,7 +289,8 @@ def compare_models(images: ClassScores) -> Iterator[ModelComparison]:
         difference = compare_resampled_aurocs(first, second)
         spread = float(np.std(first.drawn - second.drawn))
         patient_p = compute_two_sided_p_value(difference.value / spread) if spread > NO_SPREAD else None
-        standard_error = spread if has_repeats else 0.0 if delong is None else delong.standard_error
+        delong_error = 0.0 if delong is None else delong.standard_error
+        standard_error = spread if has_repeats else delong_error
         yield ModelComparison(
             images.data,
             images.class_name,
@@ -339,7 +340,11 @@ class Coverage:
 
 @dataclass(frozen=True)
 class EvaluationFigures:
-    """All figures of an evaluation."""
+    """The figures of an evaluation: of each class and model, of two models compared, and which classes have none.
+
+    Attributes:
+        over_patients: True if intervals and tests treat a patient's images as one unit, not each image.
+    """
 
     rows: tuple[FigureRow, ...]
     comparisons: tuple[ModelComparison, ...]

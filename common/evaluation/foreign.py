@@ -117,7 +117,7 @@ class ForeignModel(TomlSection):
 
     @property
     def format(self) -> ModelFormat:
-        """The file's format."""
+        """The format, by the ending of the file's name."""
         return ModelFormat(Path(self.file).suffix)
 
     @property

@@ -255,7 +255,7 @@ def convert_outputs_to_probabilities(outputs: NDArray[np.floating], kind: str, t
 
 
 def hash_model_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal; the file is not read into memory at once."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

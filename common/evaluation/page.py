@@ -67,7 +67,7 @@ def _write_page(evaluation: Evaluation, path: Path, title: str, *, private: bool
 
 
 def select_subgroup_rows(evaluation: Evaluation, column: str) -> list[FigureRow]:
-    """Return the rows of a column's subgroups."""
+    """Return the rows of an evaluation by one column of patient data, such as the sex."""
     return [row for row in evaluation.figures.rows if row.column == column]
 
 

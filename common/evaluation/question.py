@@ -79,7 +79,7 @@ class SentModel(TomlSection):
 
     @property
     def is_run(self) -> bool:
-        """True for the model of a run."""
+        """True for the model of a run's folder, False for a model file that somebody describes."""
         return self.described is None and [file.name for file in self.files] == list(RUN_FILES)
 
     @property
@@ -126,7 +126,7 @@ class EvaluationQuestion(TomlSection):
             place += file.size
 
     def find_content_fault(self, content: bytes) -> str:
-        """Return which file is another one than the question names; empty if all are right."""
+        """Return why the files are not those that the question names, by size and SHA-256; empty if they are."""
         if len(content) != sum(file.size for file in self.files):
             return f"its files have {len(content):,} bytes, and the question names others"
         for file, part in self.split_content(content):

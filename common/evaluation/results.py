@@ -108,7 +108,7 @@ def _quote_classes(names: Sequence[str]) -> str:
 
 
 def format_p(value: float | None) -> str:
-    """Format a p-value."""
+    """Format a p-value with three decimals; small ones as ``< 0.001``."""
     if value is None:
         return NOT_APPLICABLE
     return f"< {SMALLEST_P}" if value < SMALLEST_P else f"{value:.3f}"

@@ -21,7 +21,7 @@ from polyclinic.common.system.plain_text import (
 SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
 MODELS: tuple[SiteModel, ...] = get_args(SiteModel)
 """The four models; the others are compared with the first."""
-OVER_ALONE = MODELS[1:]
+COMPARED_MODELS = MODELS[1:]
 WORDS: Mapping[SiteModel, str] = {
     "alone": "trained alone",
     "federated": "federated",
@@ -69,13 +69,13 @@ class FederationBenefit:
 
     @property
     def compared_classes(self) -> tuple[str, ...]:
-        """The classes that were compared."""
+        """The classes with an AUROC of each model."""
         return tuple(self.auroc["alone"])
 
     @property
     def better_models(self) -> tuple[SiteModel, ...]:
         """The models whose mean AUROC is above 0.5 and above that of the model trained alone, by the 95 % intervals."""
-        ahead = (model for model in OVER_ALONE if compare_interval_with_zero(self.gain[model].interval) == "above")
+        ahead = (model for model in COMPARED_MODELS if compare_interval_with_zero(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._is_auroc_above_chance(model))
 
     @property
@@ -109,7 +109,7 @@ def format_benefit_sentence(site: str, benefit: FederationBenefit, annotated: Se
     where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
     alone = f"is {format_number(own.value)} ({format_interval(own.interval)}) with the model that it trained alone"
     others = list[str]()
-    for model in OVER_ALONE:
+    for model in COMPARED_MODELS:
         mean, gain = benefit.mean[model], benefit.gain[model]
         difference = f"{format_signed(gain.value)} ({' to '.join(map(format_signed, gain.interval))})"
         others.append(

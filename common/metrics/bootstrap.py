@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from polyclinic.common.metrics.score_histograms import ScoreHistogram, compute_pooled_auroc
 
 RESAMPLES = 1000
-LEVEL = 0.95
-HALVINGS = 60  # to the last bit of a number between 0 and 1
+CONFIDENCE_LEVEL = 0.95
+BISECTION_STEPS = 60  # to the last bit of a number between 0 and 1
 SAME = 1e-5
 """Largest difference of equal AUROCs, whose weights are summed in float32."""
-CHUNK = 10  # resamples at a time, so that the arrays fit into a processor's cache
+RESAMPLES_AT_A_TIME = 10  # so few that the arrays fit into a processor's cache
 
 Floats = NDArray[np.floating]
 Interval = tuple[float, float]
@@ -145,10 +145,11 @@ class ResampledAurocs:
         """
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
-        for _ in range(RESAMPLES // CHUNK):
-            weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)
+        for _ in range(RESAMPLES // RESAMPLES_AT_A_TIME):
+            weights = generator.standard_exponential((len(numbers), RESAMPLES_AT_A_TIME), dtype=np.float32)
             weights = weights.take(owner, 0, mode="clip")
-            drawn.append(np.stack([ranking.compute_weighted_aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
+            aurocs_of_classes = [ranking.compute_weighted_aurocs(weights) for ranking in ranked]
+            drawn.append(np.stack(aurocs_of_classes))  # (classes, RESAMPLES_AT_A_TIME)
         aurocs = np.concatenate(drawn, axis=1)
         observed = np.array(
             [ranking.compute_weighted_aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked]
@@ -243,7 +244,7 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
     Args:
         positives, negatives: Numbers of independent positives and negatives, 1 or more each.
     """
-    z, shape = NormalDist().inv_cdf((1 + LEVEL) / 2), (positives + negatives) / 2 - 1
+    z, shape = NormalDist().inv_cdf((1 + CONFIDENCE_LEVEL) / 2), (positives + negatives) / 2 - 1
 
     def compute_excess(true: float) -> float:
         spread = 1 + shape * ((1 - true) / (2 - true) + true / (1 + true))
@@ -262,7 +263,7 @@ def _find_sign_change_by_bisection(beyond: Callable[[float], float], outside: fl
         beyond: The function; it is positive at ``outside``, and negative or 0 at ``inside``.
     """
     # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
-    for _ in range(HALVINGS):
+    for _ in range(BISECTION_STEPS):
         middle = (outside + inside) / 2
         outside, inside = (middle, inside) if beyond(middle) > 0 else (outside, middle)
     return inside
@@ -298,5 +299,5 @@ def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.rando
 
 
 def _compute_percentile_interval(aurocs: Floats) -> Interval:
-    low, high = np.quantile(aurocs, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    low, high = np.quantile(aurocs, ((1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2))
     return float(low), float(high)

@@ -10,7 +10,7 @@ from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
 
 LARGEST_ERROR = 0.05
 """Largest error of a figure that is printed or used; a figure with a larger error says nothing."""
-TOO_WIDE = f"error above {LARGEST_ERROR:g}"
+LARGE_ERROR_NOTE = f"error above {LARGEST_ERROR:g}"
 DIGITS = 3
 
 
@@ -51,7 +51,7 @@ def format_value_with_error(measured: ValueWithError | None) -> str:
     if not measured.error:
         return format_number(measured.value)
     if measured.error > LARGEST_ERROR:
-        return f"{NOT_APPLICABLE}: {TOO_WIDE}"
+        return f"{NOT_APPLICABLE}: {LARGE_ERROR_NOTE}"
     digits = min(DIGITS, max(1, -math.floor(math.log10(measured.error))))
     value = round(measured.value, digits)
     steps = math.ceil(round((measured.error + abs(measured.value - value)) * 10**digits, 9))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.metrics.bootstrap import CHUNK, LEVEL, RESAMPLES, Floats, Interval
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, RESAMPLES_AT_A_TIME, Floats, Interval
 from polyclinic.common.metrics.calibration import compute_wilson_interval
 
 Weights = NDArray[np.float32]
@@ -27,10 +27,10 @@ def bootstrap_interval(
     """
     names, owner = np.unique(patients, return_inverse=True)
     drawn = []
-    for _ in range(RESAMPLES // CHUNK):
-        weights = generator.standard_exponential((len(names), CHUNK), dtype=np.float32)
+    for _ in range(RESAMPLES // RESAMPLES_AT_A_TIME):
+        weights = generator.standard_exponential((len(names), RESAMPLES_AT_A_TIME), dtype=np.float32)
         drawn.append(compute(weights.take(owner, 0, mode="clip")))
-    low, high = np.quantile(np.concatenate(drawn), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    low, high = np.quantile(np.concatenate(drawn), ((1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2))
     return float(low), float(high)
 
 

@@ -13,7 +13,7 @@ from operator import add
 
 import numpy as np
 
-from polyclinic.common.metrics.bootstrap import LEVEL, Interval, compute_pooled_auroc_interval
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, Interval, compute_pooled_auroc_interval
 from polyclinic.common.metrics.calibration import (
     Calibration,
     DecisionCounts,
@@ -84,8 +84,11 @@ def compute_pooled_metrics(
         generator: Random generator of the bootstrap intervals; None for no intervals.
     """
     results = dict[str, PooledClassMetrics]()
-    for name in (name for name in owners if name in sums):
-        histogram, sites = sums[name].histogram, sums[name].sites
+    for name in owners:
+        if name not in sums:
+            continue
+        histogram = sums[name].histogram
+        sites = sums[name].sites
         decided = count_pooled_decisions(histogram)
         results[name] = PooledClassMetrics(
             auroc=compute_pooled_auroc(histogram),
@@ -184,5 +187,5 @@ def _compute_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 
     variance = sum(by * by for by in moved.values())
-    reach = float(stdtrit(max(len(moved) - 1, 1), (1 + LEVEL) / 2)) * variance**0.5
+    reach = float(stdtrit(max(len(moved) - 1, 1), (1 + CONFIDENCE_LEVEL) / 2)) * variance**0.5
     return max(mean - reach, 0.0), min(mean + reach, 1.0)

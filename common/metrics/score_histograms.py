@@ -135,8 +135,8 @@ def compute_pooled_average_precision(histogram: ScoreHistogram) -> ValueWithErro
     return ValueWithError.from_bounds(float(low), float(high))
 
 
-_LISTED = 64
-_HARMONIC = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, _LISTED + 1))])
+_LISTED_SUMS = 64
+_HARMONIC_NUMBERS = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, _LISTED_SUMS + 1))])
 """The sums of the first 0 to 64 reciprocals."""
 
 
@@ -146,13 +146,15 @@ def _sum_reciprocals(after: Counts, until: Counts) -> Floats:
     Up to 64, the sums are added up. Above, they follow from the Euler-Maclaurin series of the harmonic numbers, whose
     first omitted term is below 1e-16. The memory does not depend on the integers.
     """
-    first: Floats = _HARMONIC[np.minimum(until, _LISTED)] - _HARMONIC[np.minimum(after, _LISTED)]
-    low, high = np.maximum(after, _LISTED).astype(np.float64), np.maximum(until, _LISTED).astype(np.float64)
+    listed_until: Floats = _HARMONIC_NUMBERS[np.minimum(until, _LISTED_SUMS)]
+    listed_after: Floats = _HARMONIC_NUMBERS[np.minimum(after, _LISTED_SUMS)]
+    low = np.maximum(after, _LISTED_SUMS).astype(np.float64)
+    high = np.maximum(until, _LISTED_SUMS).astype(np.float64)
 
     def correct(j: Floats) -> Floats:
         return 1 / (2 * j) - 1 / (12 * j**2) + 1 / (120 * j**4) - 1 / (252 * j**6)
 
     # log1p keeps all digits where few integers lie between two large ones.
     rest: Floats = np.log1p((high - low) / low) + (correct(high) - correct(low))
-    total: Floats = first + rest
+    total: Floats = (listed_until - listed_after) + rest
     return total

@@ -8,14 +8,24 @@ Hospitals send both as histograms over patients, which add up. A Dice lies betwe
 is sent as ``MIDDLE_DISTANCE / (MIDDLE_DISTANCE + d)``, whose bins are as wide as 1 to 2 % of a distance from 1 to 100.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.metrics.bootstrap import LEVEL, RESAMPLES, Interval
-from polyclinic.common.metrics.score_histograms import BIN_CENTRES, BINS, Counts, ScoreHistogram, find_score_bins
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, Interval
+from polyclinic.common.metrics.score_histograms import (
+    BIN_CENTRES,
+    BINS,
+    EDGES,
+    Counts,
+    ScoreHistogram,
+    find_score_bins,
+)
 from polyclinic.data.images.outlines import find_border
 
 Floats = NDArray[np.float64]
@@ -24,6 +34,8 @@ Areas = NDArray[np.bool_]
 PERCENTILE = 95
 MIDDLE_DISTANCE = 10.0
 """Distance, in mm or pixels, that the middle of a histogram stands for."""
+ROUNDING = 1e-6
+"""Share by which a mean may leave the bins of its values, because numbers travel rounded."""
 
 
 def compute_hausdorff_distance(
@@ -196,7 +208,8 @@ class _CountedValues:
         values, counts, total = self.values[filled], self.counts[filled], int(self.counts.sum())
         if not total:
             return None, None, None
-        mean = float(counts @ values / total)
+        # Of exact values the very mean that a hospital sends, to the last digit.
+        mean = float(values.mean() if total == len(values) else counts @ values / total)
         if generator is None:
             return mean, None, None
         means = generator.multinomial(total, counts / total, RESAMPLES) @ values / total
@@ -230,7 +243,7 @@ def summarise_patient_histograms(
     Args:
         generator: Random generator of the bootstrap; None for no intervals, where a patient may count twice.
     """
-    distances_of_bins = MIDDLE_DISTANCE * (1 / BIN_CENTRES - 1)
+    distances_of_bins = _convert_to_distance(BIN_CENTRES)
     values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
     for name, histogram in histograms.items():
         # Nothing is predicted in patients at an infinite distance, which fall into the first bin.
@@ -240,6 +253,95 @@ def summarise_patient_histograms(
         dice = _CountedValues(BIN_CENTRES, histogram.positives)
         values[name] = dice, _CountedValues(distances_of_bins, predicted), missed
     return _summarise(values, generator)
+
+
+@dataclass(frozen=True)
+class SiteOverlap:
+    """Figures of one class over the patients of one hospital.
+
+    Attributes:
+        histogram: Of its patients, see :func:`make_patient_histogram`.
+        dice, hd95: Exact means over its patients; None if the hospital does not send them. They are not used where the
+            histogram does not allow them.
+    """
+
+    histogram: ScoreHistogram
+    dice: float | None = None
+    hd95: float | None = None
+
+    @property
+    def patients(self) -> int:
+        """Number of patients in whom the class is outlined."""
+        return int(self.histogram.positives.sum())
+
+    @property
+    def missed(self) -> int:
+        """Number of these in whom nothing is predicted: an infinite distance falls into the first bin."""
+        return int(self.histogram.negatives[0])
+
+    @property
+    def exact_dice(self) -> float | None:
+        """The exact mean Dice, if it is possible with these patients in their bins."""
+        return _check_mean(self.dice, self.histogram.positives, EDGES[:-1], EDGES[1:])
+
+    @property
+    def exact_hd95(self) -> float | None:
+        """The exact mean distance, if it is possible with these patients in their bins."""
+        predicted = self.histogram.negatives[1:]
+        return _check_mean(self.hd95, predicted, _convert_to_distance(EDGES[2:]), _convert_to_distance(EDGES[1:-1]))
+
+
+def _convert_to_distance(scores: Floats) -> Floats:
+    """Return the distances that scores above 0 stand for in a histogram."""
+    return MIDDLE_DISTANCE * (1 / scores - 1)
+
+
+def _check_mean(mean: float | None, counts: Counts, low: Floats, high: Floats) -> float | None:
+    """Return a mean over patients, or None if it does not lie between those of the bins' borders."""
+    total = int(counts.sum())
+    if mean is None or not total:
+        return None
+    least, most = float(counts @ low / total), float(counts @ high / total)
+    return mean if least - ROUNDING <= mean <= most + ROUNDING * max(1.0, most) else None
+
+
+def pool_site_overlaps(
+    sites: Mapping[str, Sequence[SiteOverlap]], generator: np.random.Generator | None
+) -> SegmentationSummary:
+    """Return the figures over the patients of all hospitals together.
+
+    A mean is that of the hospitals' exact means, weighed by their patients. If one of them is unknown, the mean is that
+    of the histograms. Intervals are always those of the histograms.
+
+    Args:
+        sites: Class -> the figures of each hospital that sends a histogram.
+        generator: As in :func:`summarise_patient_histograms`.
+    """
+    sums = {name: reduce(add, (each.histogram for each in of_sites)) for name, of_sites in sites.items()}
+    pooled = summarise_patient_histograms(sums, generator)
+    per_class = dict[str, ClassOverlap]()
+    for name, of_class in pooled.per_class.items():
+        dice = _pool_exact_means([(each.exact_dice, each.patients) for each in sites[name]])
+        hd95 = _pool_exact_means([(each.exact_hd95, each.patients - each.missed) for each in sites[name]])
+        dice, hd95 = of_class.dice if dice is None else dice, of_class.hd95 if hd95 is None else hd95
+        per_class[name] = replace(of_class, dice=dice, hd95=hd95)
+    return replace(pooled, mean_dice=average_dice(per_class.values()), per_class=per_class)
+
+
+def _pool_exact_means(means: Sequence[tuple[float | None, int]]) -> float | None:
+    """Return the mean of means, weighed by their numbers of patients; None if a mean is unknown, or nobody counts."""
+    counted = [(mean, patients) for mean, patients in means if patients]
+    known = [(mean, patients) for mean, patients in counted if mean is not None]
+    if not known or len(known) < len(counted):
+        return None
+    if len({mean for mean, _ in known}) == 1:  # no rounding where hospitals test on the same images
+        return known[0][0]
+    return math.fsum(mean * patients for mean, patients in known) / sum(patients for _, patients in known)
+
+
+def average_dice(classes: Iterable[ClassOverlap]) -> float | None:
+    """Return the mean over the classes that have a Dice; None if there are none."""
+    return _average([each.dice for each in classes if each.dice is not None])
 
 
 def _summarise(
@@ -253,7 +355,7 @@ def _summarise(
         per_class[name] = ClassOverlap(dice, interval, hd95, hd95_interval, int(of_dice.counts.sum()), missed)
         if means is not None:
             resampled.append(means)
-    mean = _average([each.dice for each in per_class.values() if each.dice is not None])
+    mean = average_dice(per_class.values())
     of_mean = _make_interval(np.mean(resampled, axis=0)) if resampled else None
     return SegmentationSummary(mean, per_class, of_mean)
 
@@ -263,5 +365,5 @@ def _average(values: Sequence[float]) -> float | None:
 
 
 def _make_interval(means: Floats) -> Interval:
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return float(low), float(high)

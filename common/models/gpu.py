@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-PARALLEL = "_data_parallel"
+PARALLEL_ATTRIBUTE = "_data_parallel"
 SMALLEST_PART = 2
 """Fewest images of a part, as batch normalisation needs two; a smaller batch goes through the first GPU alone."""
 
 
 def split_batches_across_gpus(backbone: nn.Module, gpus: int) -> None:
     """Let a backbone split each batch across this number of GPUs; the backbone must be on the first GPU."""
-    backbone.__dict__.pop(PARALLEL, None)
+    backbone.__dict__.pop(PARALLEL_ATTRIBUTE, None)
     if gpus > 1:
-        backbone.__dict__[PARALLEL] = DataParallelBackbone(list_first_gpus(gpus))
+        backbone.__dict__[PARALLEL_ATTRIBUTE] = DataParallelBackbone(list_first_gpus(gpus))
 
 
 def list_first_gpus(gpus: int) -> tuple[torch.device, ...]:
@@ -46,18 +46,18 @@ def describe_gpu_count(gpus: int) -> str:
 
 def is_data_parallel(backbone: nn.Module) -> bool:
     """Return True if a backbone splits its batches across several GPUs."""
-    return PARALLEL in backbone.__dict__
+    return PARALLEL_ATTRIBUTE in backbone.__dict__
 
 
 @contextlib.contextmanager
 def disable_multi_gpu_batches(backbone: nn.Module) -> Iterator[None]:
     """Switch off batch splitting across GPUs inside the ``with`` block, so that forward hooks see whole batches."""
-    parallel = backbone.__dict__.pop(PARALLEL, None)
+    parallel = backbone.__dict__.pop(PARALLEL_ATTRIBUTE, None)
     try:
         yield
     finally:
         if parallel is not None:
-            backbone.__dict__[PARALLEL] = parallel
+            backbone.__dict__[PARALLEL_ATTRIBUTE] = parallel
 
 
 class DataParallelBackbone:
@@ -125,7 +125,7 @@ class _CopyToDevices(torch.autograd.Function):
         return (None, *sums)
 
 
-REPLAY = "_replay"
+GRAPH_ATTRIBUTE = "_replay"
 GRAPH_DEVICES = ("cuda",)
 """Kinds of device on which steps can be recorded."""
 RECORD_AFTER = 20
@@ -237,7 +237,7 @@ def use_cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> 
     if device.type != "cuda" or not any(parameter.requires_grad for parameter in backbone.parameters()):
         yield lambda: None
         return
-    replay: BackboneCudaGraph = backbone.__dict__.setdefault(REPLAY, BackboneCudaGraph())
+    replay: BackboneCudaGraph = backbone.__dict__.setdefault(GRAPH_ATTRIBUTE, BackboneCudaGraph())
     replay.discard_outdated_graph(backbone, more)
     try:
         yield replay.use_graph_in_next_pass
@@ -264,5 +264,5 @@ def use_deterministic_algorithms() -> None:
 
 def compute_backbone_features(backbone: nn.Module, images: Tensor) -> Tensor:
     """Return features ``(batch, width)`` of normalised images, by several GPUs or a CUDA graph if switched on."""
-    computes = backbone.__dict__.get(PARALLEL) or backbone.__dict__.get(REPLAY)
+    computes = backbone.__dict__.get(PARALLEL_ATTRIBUTE) or backbone.__dict__.get(GRAPH_ATTRIBUTE)
     return backbone(images) if computes is None else computes(backbone, images)  # type: ignore[no-any-return]

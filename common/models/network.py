@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
-from polyclinic.common.models.gpu import PARALLEL, REPLAY, compute_backbone_features
+from polyclinic.common.models.gpu import GRAPH_ATTRIBUTE, PARALLEL_ATTRIBUTE, compute_backbone_features
 from polyclinic.common.models.parts import (
     get_tensor,
     has_fixed_modules,
@@ -217,7 +217,7 @@ class SplitNetwork(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``; in segmentation ``(batch, features, *spatial)``."""
         backbone, pixels = self.backbone, self.preprocess_images(images)
-        if PARALLEL in vars(backbone) or REPLAY in vars(backbone):
+        if PARALLEL_ATTRIBUTE in vars(backbone) or GRAPH_ATTRIBUTE in vars(backbone):
             features: Tensor = compute_backbone_features(backbone, pixels)
         else:
             features = backbone(pixels)
@@ -297,7 +297,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     refuse_missing_sliding_window(spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
+        backbone, width = build_backbone(spec)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*make_standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()

@@ -211,7 +211,6 @@ class ScalingLayer(nn.Module):
         self.divisor = divisor
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``features / divisor``."""
         return features / self.divisor
 
 

@@ -110,8 +110,9 @@ class OptOutSource:
         except (OSError, ValueError) as error:
             raise _make_command_failure(f"cannot be run: {error}") from None
         if ended.returncode:
+            failure = f"ended with code {ended.returncode}"
             words = make_printable_line(ended.stderr.strip(), _MAX_OUTPUT_CHARACTERS)
-            raise _make_command_failure(f"ended with code {ended.returncode}{f': {words}' if words else ''}")
+            raise _make_command_failure(f"{failure}: {words}" if words else failure)
         return [line.strip() for line in ended.stdout.splitlines()]
 
 
@@ -196,7 +197,7 @@ def find_left_out_patients(patients: Sequence[str], opted_out: Identifiers) -> t
 
 
 def leave_out_patients(splits: DatasetSplits, opted_out: Identifiers) -> tuple[DatasetSplits, LeftOutPatients]:
-    """Return the data without the patients who opted out, and what is said of these.
+    """Return the data without the patients who opted out, and the comparison of these with the data.
 
     Args:
         opted_out: Result of :meth:`OptOutSource.read_identifiers`.

@@ -75,10 +75,10 @@ class _KnownParts:
 
 @dataclass(frozen=True)
 class PatientPartMemory:
-    """The file of one site's folder.
+    """Stores the part of each patient (training, validation, test) in the file ``patient-parts`` of a site.
 
     Attributes:
-        state: The folder ``state`` of the site.
+        state: The folder ``state`` of the site, which holds the file.
         durable: Flush the file to disk.
     """
 

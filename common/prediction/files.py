@@ -17,7 +17,7 @@ from polyclinic.common.prediction.pictures import (
 )
 from polyclinic.data.base.decoded_size import LARGEST_MB
 from polyclinic.data.base.pixel_form import RENDERING_KEYS, PixelForm
-from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions
+from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions
 from polyclinic.data.images.reading import DecodedImageFormat
 
 
@@ -32,8 +32,8 @@ def make_trained_image_format(
     """
     options = form.rendering_options
     for key in RENDERING_KEYS:
-        value = getattr(rendering or AS_IN_FILE, key)
-        if value != getattr(AS_IN_FILE, key):
+        value = getattr(rendering or DEFAULT_RENDERING, key)
+        if value != getattr(DEFAULT_RENDERING, key):
             options = replace(options, **{key: value})
     if rendering is not None and rendering.bit_depth is not None:
         options = replace(options, value_range=None)  # each of the two says which value is white

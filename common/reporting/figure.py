@@ -50,7 +50,7 @@ class LegendEntry:
 
 
 def make_marker_entry(label: str, style: SeriesStyle) -> LegendEntry:
-    """Return the legend's entry of a series that is drawn as markers."""
+    """Return a legend entry with a marker and no line."""
     return LegendEntry(label, style.color, style.marker)
 
 

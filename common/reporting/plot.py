@@ -103,7 +103,7 @@ class Frame:
         return self.bottom - (value - first) / (last - first) * self.height
 
     def points(self, xs: Values, ys: Values) -> list[Point]:
-        """Return the places of points."""
+        """Convert values of both axes to places on the page, in points."""
         return [(self.x(x), self.y(y)) for x, y in zip(xs, ys, strict=True)]
 
 
@@ -120,7 +120,7 @@ class Label:
     italic: bool
 
     def draw(self, frame: Frame) -> str:
-        """Draw the text."""
+        """Return the text as SVG at its place."""
         left = frame.left if self.x is None else frame.x(self.x)
         place = left + self.shift[0], frame.y(self.y) + self.shift[1]
         return svg.draw_text(self.text, place, anchor=self.anchor, size=self.size, italic=self.italic)
@@ -312,7 +312,7 @@ class Plot:
         return self.y.limits or _widen_range(self._y_range)
 
     def draw(self, frame: Frame, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick]) -> str:
-        """Draw grid, marks, axes and their labels, in this order; a shorter label stands for one that is too long."""
+        """Draw grid, marks, axes and their labels, in this order, and return them as SVG."""
         parts = [*self._draw_grid(frame, x_ticks, y_ticks)]
         parts += [mark(frame) for mark in self.marks]
         parts += [*self._draw_horizontal_axis(frame, x_ticks), *self._draw_vertical_axis(frame, y_ticks)]

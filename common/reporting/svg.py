@@ -123,13 +123,13 @@ def draw_path(points: Iterable[Point], color: str, width: float, dash: str = SOL
 
 
 def draw_area(corners: Sequence[Point], color: str, opacity: float) -> str:
-    """Fill the area within these corners."""
+    """Return a filled polygon; ``opacity`` is from 0 to 1."""
     points = " ".join(f"{format_length(x)},{format_length(y)}" for x, y in corners)
     return f'<polygon points="{points}" style="fill: {color}; fill-opacity: {opacity:g}"/>'
 
 
 def draw_rectangle(left: float, top: float, width: float, height: float, style: str) -> str:
-    """Draw a rectangle in a CSS style."""
+    """Return a rectangle; ``style`` is CSS, such as ``fill: red``."""
     size = f'width="{format_length(width)}" height="{format_length(height)}"'
     return f'<rect x="{format_length(left)}" y="{format_length(top)}" {size} style="{style}"/>'
 

@@ -23,7 +23,7 @@ from polyclinic.common.security.signatures import (
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
 RECEIPT_FILE = "receipt.json"
-TRAINED = "TrainReply"
+TRAIN_REPLY = "TrainReply"
 MOST_NUMBERS = 10
 """Most replies that a fault names one by one."""
 Reply = Mapping[str, Any]
@@ -276,9 +276,9 @@ def _describe_reply_gap(
     else:
         place = "".join(f", sent {'after' if before in numbered else 'before'} its {name}" for name in neighbours)
     text = f"Of {when}{place}."
-    trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
+    trained = {reply["round"] for reply in replies if reply["record"] == TRAIN_REPLY}
     numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
-    if lacking := [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]:
+    if lacking := [f"{TRAIN_REPLY} of round {number}" for number in numbers if first <= number <= last]:
         text += f" The receipt has no {join_as_english_list(lacking[:MOST_NUMBERS])} of it."
     named = {reply["sha256"] for reply in replies}
     unnamed = [reply for reply in sent if reply.sha256 not in named and first <= reply.round <= last]

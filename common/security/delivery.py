@@ -34,17 +34,16 @@ from polyclinic.common.wire.delivery import MOST_PACKAGE_BYTES
 ENDING = ".delivery"
 DELIVERY_RUN = "delivery"
 """Beginning of the name under which the coordinator sends a package, as it sends questions."""
-MODEL, DESCRIPTION, CARD, REPORT, RECEIPT, THRESHOLDS = (
-    "model.safetensors",
-    "model.json",
-    "MODEL_CARD.md",
-    "report.html",
-    "receipt.json",
-    "summary.json",
-)
+MODEL = "model.safetensors"
+DESCRIPTION = "model.json"
+CARD = "MODEL_CARD.md"
+REPORT = "report.html"
+RECEIPT = "receipt.json"
+THRESHOLDS = "summary.json"
 FILES = (MODEL, DESCRIPTION, CARD, REPORT, RECEIPT, THRESHOLDS)
-"""The files of a package, beside the two that are signed and sign."""
-MANIFEST, SIGNATURE = "manifest.json", "signature.json"
+"""The files of a package, without the manifest and its signature."""
+MANIFEST = "manifest.json"
+SIGNATURE = "signature.json"
 _PREFIX = b"polyclinic delivery\n"
 """Keeps a signature of a package from being shown as a signature of something else."""
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
@@ -128,7 +127,7 @@ class Delivery:
 
 
 def describe_files(contents: Mapping[str, bytes]) -> dict[str, DeliveredFile]:
-    """Return file -> size and hash."""
+    """Return file -> its size and SHA-256, as a manifest lists them."""
     return {
         name: DeliveredFile(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         for name, content in sorted(contents.items())
@@ -167,9 +166,9 @@ def verify_delivery(contents: Mapping[str, bytes], authority: x509.Certificate, 
         signature = ManifestSignature.model_validate_json(contents[SIGNATURE])
         key = verify_signing_certificate(bytes.fromhex(signature.certificate), authority)
         key.verify(bytes.fromhex(signature.signature), _PREFIX + contents[MANIFEST], SIGNED_WITH)
-    except (ValidationError, ValueError) as error:
-        if isinstance(error, SignatureFault):
-            raise DeliveryFault(f"another authority signed it than that of this site's kit: {error}") from None
+    except SignatureFault as error:
+        raise DeliveryFault(f"another authority signed it than that of this site's kit: {error}") from None
+    except (ValidationError, ValueError):
         raise DeliveryFault(f"{SIGNATURE} cannot be read: it was changed") from None
     except InvalidSignature:
         raise DeliveryFault(f"{MANIFEST} was changed after the coordinator signed it") from None

@@ -51,7 +51,8 @@ def find_missing_package_faults(where: str, *modules: str, otherwise: str = "") 
     extras = sorted({EXTRAS[module] for module in missing})
     problem = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here."
     # The command stands last, so that it can be copied.
-    remedy = f"{f'{otherwise}, or run' if otherwise else 'Run'}: {make_extras_command(*extras)}"
+    request = f"{otherwise}, or run" if otherwise else "Run"
+    remedy = f"{request}: {make_extras_command(*extras)}"
     return [Fault(where, problem, remedy)]
 
 

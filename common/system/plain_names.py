@@ -13,7 +13,7 @@ from polyclinic.common.system.plain_text import PLAIN_NAME, make_printable_line
 
 MOST_BYTES = 255
 """Longest name of a file that common file systems take, in bytes of UTF-8."""
-_SHOWN = 80
+_MAX_SHOWN_CHARACTERS = 80
 _ENDING = re.compile(r"(\.[a-z0-9]+)*")
 
 
@@ -36,7 +36,7 @@ class PlainName(str):
         if isinstance(text, cls):
             return text
         if not isinstance(text, str) or not cls.pattern.fullmatch(text) or len(text.encode()) > MOST_BYTES:
-            shown = make_printable_line(text, _SHOWN) if isinstance(text, str) else type(text).__name__
+            shown = make_printable_line(text, _MAX_SHOWN_CHARACTERS) if isinstance(text, str) else type(text).__name__
             raise ValueError(f"a name must be {cls.rule}, not {shown!r}")
         return super().__new__(cls, text)
 

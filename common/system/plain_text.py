@@ -159,7 +159,7 @@ def format_signed(value: float | None) -> str:
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:
-    """Format an interval: ``"0.812–0.871"``."""
+    """Format an interval, such as ``"0.812–0.871"``; ``"n/a"`` for None."""
     return NOT_APPLICABLE if ends is None else "–".join(map(format_number, ends))
 
 
@@ -198,7 +198,9 @@ def format_count_with_noun(amount: int, noun: str, plural: str | None = None) ->
 
 def join_as_english_list(words: Sequence[str]) -> str:
     """Join words as an English list: ``"a, b and c"``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def join_first_and_count(words: Sequence[str], most: int = 3) -> str:

@@ -350,7 +350,8 @@ def write_environment_file(unit: InstalledUnit, variables: Mapping[str, str], ea
     Lines about other variables stay as they are.
 
     Args:
-        earlier: Files of the same folder's units of an earlier name, whose lines are taken over.
+        earlier: Environment files that earlier names of this unit left. If the unit has no file yet, it takes over the
+            lines of the first of these that exists.
     """
     path = unit.environment_path
     source = next((each for each in (path, *earlier) if each.exists()), None)

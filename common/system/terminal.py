@@ -283,7 +283,9 @@ def choose_progress_format(requested: ProgressFormat, console: Console) -> Progr
     if requested is ProgressFormat.bar and not drawn:
         problem = "needs a terminal that can draw, and standard output is none."
         raise BadInput([Fault("--progress bar", problem, "Use lines, json, or leave it out.")])
-    return (ProgressFormat.bar if drawn else ProgressFormat.lines) if requested is ProgressFormat.auto else requested
+    if requested is not ProgressFormat.auto:
+        return requested
+    return ProgressFormat.bar if drawn else ProgressFormat.lines
 
 
 def make_json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:

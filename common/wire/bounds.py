@@ -48,11 +48,14 @@ class NumberRangeBound:
         """Return the reason why a value is out of bounds; empty if it is valid."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
-        least, most, actual = (
-            f"{n:g}" if not isinstance(n, int) else f"{n:,}" if abs(n) < 2**64 else "a number of more than 64 bits"
-            for n in (self.least, self.most, value)
-        )
+        least, most, actual = (_format_number(number) for number in (self.least, self.most, value))
         return f"must be from {least} to {most}, not {actual}"
+
+
+def _format_number(number: Any) -> str:
+    if not isinstance(number, int):
+        return f"{number:g}"
+    return f"{number:,}" if abs(number) < 2**64 else "a number of more than 64 bits"
 
 
 @dataclass(frozen=True)

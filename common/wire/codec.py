@@ -9,8 +9,8 @@ Small arrays are in ``fields``, because Flower sends each record, array and chun
 
 Compression has two steps. Rounding gives float32 numbers; packing them loses nothing. So a site knows exactly which
 update the coordinator will add, and can carry the rounding error into its next update. int8: in blocks of
-:data:`BLOCK`, each number is an integer from -127 to 127 times the block's scale, a power of two. Packed int8 arrays
-contain the exponent of each block's scale as one int8, then the integers.
+:data:`INT8_BLOCK`, each number is an integer from -127 to 127 times the block's scale, a power of two. Packed int8
+arrays contain the exponent of each block's scale as one int8, then the integers.
 """
 
 import dataclasses
@@ -342,7 +342,7 @@ Counts = NDArray[np.int64]
 WIDTHS = (1, 2, 4)
 """Number of bytes that a count may take."""
 
-BLOCK = 1024
+INT8_BLOCK = 1024
 _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
 
 
@@ -438,17 +438,17 @@ def unpack_counts(data: bytes, width: int) -> Counts:
 
 
 def _count_scale_blocks(n: int) -> int:
-    return -(-n // BLOCK)
+    return -(-n // INT8_BLOCK)
 
 
 def _compute_block_exponents(values: Float32) -> NDArray[np.int8]:
-    """Return for each block of ``BLOCK`` numbers the power of two by which int8 numbers are scaled.
+    """Return for each block of ``INT8_BLOCK`` numbers the power of two by which int8 numbers are scaled.
 
     It is the smallest exponent e, from -126 to 120, for which ``127 * 2**e`` reaches the block's largest magnitude.
     """
     if not len(values):
         return np.zeros(0, np.int8)
-    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)
+    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), INT8_BLOCK)).astype(np.float64)
     with np.errstate(divide="ignore"):
         exponents = np.ceil(np.log2(largest / _LARGEST))
     return np.clip(exponents, _LOWEST, 120).astype(np.int8)
@@ -462,8 +462,8 @@ def _quantise_to_int8(values: Float32, exponents: NDArray[np.int8]) -> NDArray[n
 def _dequantise_int8(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
     """Return the numbers of int8 blocks; in place, because the numbers alone are four times as large as their bytes."""
     values = whole.astype(np.float32)
-    full = len(values) // BLOCK
-    blocks, rest = values[: full * BLOCK].reshape(full, BLOCK), values[full * BLOCK :]
+    full = len(values) // INT8_BLOCK
+    blocks, rest = values[: full * INT8_BLOCK].reshape(full, INT8_BLOCK), values[full * INT8_BLOCK :]
     np.ldexp(blocks, exponents[:full, np.newaxis].astype(np.int32), out=blocks)
     if len(rest):
         np.ldexp(rest, np.int32(exponents[full]), out=rest)
@@ -471,4 +471,4 @@ def _dequantise_int8(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Fl
 
 
 def _repeat_block_exponents(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
-    return np.repeat(exponents.astype(np.int32), BLOCK)[:n]
+    return np.repeat(exponents.astype(np.int32), INT8_BLOCK)[:n]

@@ -212,12 +212,12 @@ class ScoringReply:
 
     @property
     def has_histograms(self) -> bool:
-        """True if rows have their scores."""
+        """True if the rows have score histograms."""
         return bool(len(self.positive_scores))
 
     @cached_property
     def histograms(self) -> Mapping[int, ScoreHistogram]:
-        """Row -> the spread of its scores; empty if the site does not tell them."""
+        """Row -> histogram of its scores; empty if the site does not send histograms."""
         if not self.has_histograms:
             return {}
         both = (counts.reshape(-1, BINS) for counts in (self.positive_scores, self.negative_scores))

@@ -28,6 +28,7 @@ from polyclinic.common.models.network import Head
 from polyclinic.common.models.norms import compute_euclidean_norm
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.plain_names import RunName
+from polyclinic.common.volume_fingerprint import LONGEST_FINGERPRINT
 from polyclinic.common.wire.bounds import (
     COUNT,
     COUNT_OR_UNKNOWN,
@@ -72,6 +73,7 @@ SHOWN, NOT_SHOWN, HIDDEN = "1", "0", "?"
 UNKNOWN_COUNT = -1
 """Stands for a count that a site's policy does not release."""
 PixelText = Annotated[str, PlainLineBound(2000)]
+FingerprintText = Annotated[str, PlainLineBound(LONGEST_FINGERPRINT)]
 """The form of a site's pixels as JSON, of some hundred characters."""
 PlanText = Annotated[str, LongTextBound(2**20)]
 """A plan as JSON; an ordinary one has some two thousand characters."""
@@ -132,7 +134,7 @@ class ModelGroups:
 
     @property
     def is_finite(self) -> bool:
-        """Return True if all numbers are finite."""
+        """Return True if no number is NaN or infinite."""
         heads = (self.head.weight, self.head.bias) if self.head else ()
         flat = math.isfinite(self.trunk_length) and math.isfinite(self.norm_length)
         return flat and all(bool(np.isfinite(array).all()) for array in heads)
@@ -257,6 +259,10 @@ class RollCallAnswer:
         shown: A sign for each class: `1` if some training image shows it, `0` if none does, `?` if `smallest_count`
             hides it, which it does to every class with few positive patients or none; empty without `label_counts`,
             and in a run with noise without `metrics_outside_privacy`.
+        fingerprint: If the experiment plans its network (`[planning]`): voxel sizes and lengths of the training
+            volumes, as means over groups of at least `smallest_count` patients, and the number of outlined voxels by
+            grey value, as JSON; empty without `label_counts`, and in a run with noise without
+            `metrics_outside_privacy`.
     """
 
     run: RunNameText
@@ -275,6 +281,7 @@ class RollCallAnswer:
     pixels: PixelText = ""
     level: Text = ""
     shown: Annotated[str, PlainLineBound(MOST_CLASSES)] = ""
+    fingerprint: FingerprintText = ""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):

@@ -96,11 +96,11 @@ FORMATS: Mapping[int, WireFormat] = MappingProxyType(
         WIRE_VERSION: WireFormat(),
         16: WireFormat(
             signs_calls_for_coordinator=False,
-            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown"})}),
+            statements=MappingProxyType({"RollCallAnswer": frozenset({"pixels", "level", "shown", "fingerprint"})}),
             added_records=frozenset(
                 {"Question", "CountRequest", "CountReply", "DeliveryRequest", "ScoringRequest", "ScoringReply"}
             ),
-            plan_tables=frozenset({"pixels", "vocabulary", "run.purpose"}),
+            plan_tables=frozenset({"planning", "pixels", "vocabulary", "run.purpose"}),
             lacks=(
                 LackingFeature(
                     "secure aggregation",
@@ -155,7 +155,7 @@ def write_in_version(content: "RecordDict", version: int) -> "RecordDict":
     if fields.get(VERSION_FIELD) == version and is_spoken(version):
         return content
     written = RecordDict(dict(content))
-    written[FIELDS] = ConfigRecord(lower_fields(read_in_present_version(fields), version))
+    written[FIELDS] = ConfigRecord(downgrade_fields(read_in_present_version(fields), version))
     return written
 
 
@@ -171,10 +171,10 @@ def read_in_present_version(fields: Mapping[str, Any]) -> dict[str, Any]:
             f"the other side speaks wire version {make_printable_line(repr(version), 40)}, this one "
             f"{describe_spoken_versions()}. Install the same release on both."
         )
-    return raise_fields(fields, FORMATS[fields[VERSION_FIELD]])
+    return upgrade_fields(fields, FORMATS[fields[VERSION_FIELD]])
 
 
-def raise_fields(fields: Mapping[str, Any], earlier: WireFormat) -> dict[str, Any]:
+def upgrade_fields(fields: Mapping[str, Any], earlier: WireFormat) -> dict[str, Any]:
     """Return the fields of a record of an earlier version as those of :data:`WIRE_VERSION`."""
     record = str(fields.get(RECORD_FIELD))
     added = earlier.added_fields.get(record, {})
@@ -182,7 +182,7 @@ def raise_fields(fields: Mapping[str, Any], earlier: WireFormat) -> dict[str, An
     return {**added, **empty, **fields, VERSION_FIELD: WIRE_VERSION}
 
 
-def lower_fields(
+def downgrade_fields(
     fields: Mapping[str, Any], version: int, formats: Mapping[int, WireFormat] = FORMATS
 ) -> dict[str, Any]:
     """Return the fields of a record of :data:`WIRE_VERSION` as those of an earlier version.

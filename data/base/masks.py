@@ -160,7 +160,7 @@ def make_empty_masks(count: int, shape: Sequence[int], class_names: Sequence[str
 
 
 def pack_class_areas(areas: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the whole numbers of areas ``(classes, *spatial)``, with bit c for class c."""
+    """Pack the areas of classes ``(classes, *spatial)`` into integers ``(*spatial)``: bit c is set within class c."""
     kind = choose_mask_type(len(areas))
     packed = np.zeros(areas.shape[1:], kind)
     for column, area in enumerate(areas):
@@ -169,7 +169,7 @@ def pack_class_areas(areas: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 def pack_label_map(values: NDArray[Any], mask_values: Sequence[int]) -> NDArray[Any]:
-    """Return the whole numbers of a label map: bit c where the map has the value ``mask_values[c]``; 0 is background.
+    """Pack a label map into integers: bit c is set where the map has the value ``mask_values[c]``; 0 is background.
 
     Args:
         values: Whole numbers, also as floats, ``(*spatial)``.

@@ -175,7 +175,8 @@ def _fold_name_to_plain_words(name: str) -> str:
 def _strip_id_prefix_and_extension(name: str) -> str:
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
-    if power := _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None:
+    power = _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None
+    if power:
         return power[1] + "0" * int(power[2])
     return _TAG.sub("", lower) if lower[:1] in "acfimnps" or not lower[:1].isalnum() else lower
 

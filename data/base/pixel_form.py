@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from polyclinic.data.base.spec import (
-    AS_IN_FILE,
+    DEFAULT_RENDERING,
     ONLY_FOR_PICTURES,
     ONLY_FOR_VOLUMES,
     BaseDatasetSpec,
@@ -104,7 +104,7 @@ class PixelForm(BaseModel):
         """Return the value of one of :data:`KEYS`, as JSON has it; of a rendering option that is unset, its default."""
         if key in ("color", "image_size", "resize"):
             return getattr(self, key)
-        value = self.rendering.get(key, getattr(AS_IN_FILE, key, None))
+        value = self.rendering.get(key, getattr(DEFAULT_RENDERING, key, None))
         return list(value) if isinstance(value, tuple) else value
 
     def has_setting(self, key: str) -> bool:
@@ -161,7 +161,7 @@ def make_pixel_form(
     color = bool(channels) and channels[0] == 3
     rendering = {}
     for key in RENDERING_KEYS:
-        default = getattr(AS_IN_FILE, key)
+        default = getattr(DEFAULT_RENDERING, key)
         if (value := getattr(spec, key, default)) != default:
             rendering[key] = value
     is_resized = getattr(spec, "image_size", None) is not None and "spacing" not in rendering

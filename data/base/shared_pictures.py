@@ -17,7 +17,7 @@ from polyclinic.common.system.plain_text import format_count_with_noun, list_fir
 from polyclinic.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, SharedPicture
 from polyclinic.data.base.spec import Duplicates
 
-_LISTED = 5
+_MAX_LISTED = 5
 _MOST_SHARED = 0.05
 """Fraction of a part's pictures, that may be in another part too, above which the parts are refused."""
 _FEW = 4
@@ -69,7 +69,7 @@ def find_shared_picture_faults(where: str, parts: Mapping[str, NamedPictures]) -
 
 
 def _list_pairs(shared: Sequence[SharedPicture]) -> str:
-    return list_first_and_count_rest([f'"{copy.name}" is "{copy.other_name}"' for copy in shared], _LISTED)
+    return list_first_and_count_rest([f'"{copy.name}" is "{copy.other_name}"' for copy in shared], _MAX_LISTED)
 
 
 def settle_shared_pictures(

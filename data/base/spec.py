@@ -86,7 +86,9 @@ def describe_sides(sides: Sequence[int], times: str = "×") -> str:
         sides: Height and width of a picture; depth, height and width of a volume.
         times: The sign between two sides.
     """
-    return f"{f' {times} '.join(map(str, sides))} {'voxels' if len(sides) == 3 else 'pixels'}"
+    product = f" {times} ".join(map(str, sides))
+    unit = "voxels" if len(sides) == 3 else "pixels"
+    return f"{product} {unit}"
 
 
 def format_image_size(size: int | VolumeSize | list[int]) -> str:
@@ -148,7 +150,7 @@ class PictureRenderingOptions:
     spacing: Spacing | None = None
 
 
-AS_IN_FILE = PictureRenderingOptions()
+DEFAULT_RENDERING = PictureRenderingOptions()
 ONLY_FOR_PICTURES = ("frame", "axis", "bit_depth", "jpeg_draft", "value_range")
 """Keys of ``[data]`` that have no meaning for volumes, which are read whole."""
 ONLY_FOR_VOLUMES = ("spacing",)

@@ -41,7 +41,7 @@ from polyclinic.data.images.pixel_cache import MARK, MARK_TEXT
 from polyclinic.data.images.reading import is_dicom_file
 from polyclinic.data.images.store import FileIdentity
 
-_AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
+_ANY_TRANSFER_SYNTAX = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
 """Number of searches after which results are written to the cache; a killed program loses no more."""
 _PLACES = "places.jsonl"
@@ -236,7 +236,7 @@ class PacsArchive:
         uid = file.stem
         if (cached := self.cache.read_cached_image(uid)) is not None:
             return cached
-        response = self.client.get(self.places[uid].wado_path, _AS_STORED, self.largest)
+        response = self.client.get(self.places[uid].wado_path, _ANY_TRANSFER_SYNTAX, self.largest)
         data = extract_dicom_from_response(response.content, response.media_type)
         try:
             head = read_dicom_elements(data, convert_dicom_keywords_to_tags("SOPInstanceUID"))

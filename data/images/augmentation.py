@@ -25,7 +25,8 @@ from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.user_transform import transform_training_images
 
 Interpolation = Literal["bilinear", "nearest"]
-_DRAWS_OF_A_PICTURE, _DRAWS_OF_A_VOLUME = 7, 9
+_DRAWS_OF_A_PICTURE = 7
+_DRAWS_OF_A_VOLUME = 9
 
 
 def count_draws(images: Tensor) -> int:
@@ -160,11 +161,11 @@ def apply_affine_transforms(images: Tensor, transforms: Tensor, mode: Interpolat
 
 CHANGES_PER_IMAGE = 2
 HOLE_SHARE = 0.5
+"""Side of the Cutout square, as a share of the shorter side of the image."""
 GREY = 127.0
-
-_RANDOM_NUMBERS_PER_IMAGE = (
-    2 * CHANGES_PER_IMAGE + 2
-)  # operation and strength for each change, then the square's position
+"""Value of the pixels in the square."""
+_RANDOM_NUMBERS_PER_IMAGE = 2 * CHANGES_PER_IMAGE + 2
+"""Operation and strength of each change, then the position of the square."""
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -185,11 +186,12 @@ def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
             and the vertical and horizontal centre of the Cutout square.
     """
     images = images.clamp(0, 255)
-    for which, strengths in zip((draws[:-2:2] * len(RANDOM_CHANGES)).long(), draws[1:-2:2], strict=True):
+    operations = (draws[:-2:2] * len(RANDOM_CHANGES)).long()  # (2, batch), index of the operation
+    for operation, strengths in zip(operations, draws[1:-2:2], strict=True):
         before = images
         images = before.clone()
         for number, change in enumerate(RANDOM_CHANGES.values()):
-            chosen = (which == number).nonzero().flatten()
+            chosen = (operation == number).nonzero().flatten()
             if len(chosen):
                 rows = chosen.to(images.device)
                 images[rows] = change(before[rows], strengths[chosen].to(images))
@@ -207,7 +209,8 @@ def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
 
 def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
     """Stretch the values of each channel to 0..255; a constant channel stays unchanged. ``strengths`` has no effect."""
-    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    low = images.amin((2, 3), keepdim=True)
+    high = images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
 
@@ -250,6 +253,13 @@ def _change_image_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     return _blend_two_pictures(smooth, images, strengths)
 
 
+def _keep_highest_bits(images: Tensor, strengths: Tensor) -> Tensor:
+    """Set the lowest bits of each pixel to 0, so that 4 to 8 remain; fewer bits remain at a low strength."""
+    lost_bits = 4 - (5 * strengths).floor()  # (batch,), 0 to 4
+    steps = 2 ** lost_bits[:, None, None, None]
+    return images - images % steps
+
+
 def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
     """Shear or shift each image by an affine matrix ``(2, 3)``: the identity with one changed entry.
 
@@ -270,8 +280,7 @@ RANDOM_CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "contrast": lambda images, strengths: _blend_two_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
     "equalized": _equalize_channel_histograms,
     "identity": lambda images, strengths: images,
-    # Keep only the 4 to 8 highest bits of each pixel.
-    "posterized": lambda images, strengths: images - images % 2 ** (4 - (5 * strengths).floor())[:, None, None, None],
+    "posterized": _keep_highest_bits,
     # By up to 30 degrees in either direction, with a column of zeros for the shift.
     "rotated": lambda images, strengths: apply_affine_transforms(
         images, functional.pad(make_rotation_matrices((2 * strengths - 1) * 30 / 360, images), (0, 1))

@@ -104,10 +104,10 @@ _BYTES_PER_FLOAT = 8
 """Bytes per pixel while floats are converted."""
 _RLE_PADDING = 16
 """A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
-_KIND = "PhotometricInterpretation"
-_NUMBERS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
-_READ = convert_dicom_keywords_to_tags(
-    *(_KIND, *_NUMBERS),
+_PHOTOMETRIC_KEYWORD = "PhotometricInterpretation"
+_INTEGER_KEYWORDS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
+_READ_TAGS = convert_dicom_keywords_to_tags(
+    *(_PHOTOMETRIC_KEYWORD, *_INTEGER_KEYWORDS),
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
     *("VOILUTSequence", "ModalityLUTSequence", "PresentationLUTSequence"),
@@ -126,7 +126,7 @@ def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> Render
             of pydicom are not caught.
     """
     dataset = read_dicom_elements(data, largest_mb=rendering.largest_mb)
-    refuse_large_dicom_elements(dataset, _READ, rendering.largest_mb)
+    refuse_large_dicom_elements(dataset, _READ_TAGS, rendering.largest_mb)
     if not read_dicom_element_value(dataset, "PixelData") and (keyword := find_float_pixel_element(dataset)):
         return _render_float_pixels(dataset, keyword, rendering)
     layout = _read_dicom_pixel_layout(dataset)
@@ -182,7 +182,7 @@ def read_dicom_frame_values(dataset: Any, index: int, largest_mb: int) -> NDArra
     Raises:
         ValueError: If the frame is damaged, too large, in colour, or black and white are exchanged in it.
     """
-    refuse_large_dicom_elements(dataset, _READ, largest_mb)
+    refuse_large_dicom_elements(dataset, _READ_TAGS, largest_mb)
     if not read_dicom_element_value(dataset, "PixelData") and find_float_pixel_element(dataset):
         raise ValueError("its pixels are floats, of which no volume is made here")
     layout = _read_dicom_pixel_layout(dataset)
@@ -203,9 +203,9 @@ def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRendering
         ValueError: If an element is missing, or the picture is too large, damaged or not grey.
     """
     stated = [read_dicom_unsigned_integer(dataset, name) for name in ("Rows", "Columns")]
-    kind = str(read_dicom_element_value(dataset, _KIND) or "")[:20]
+    kind = str(read_dicom_element_value(dataset, _PHOTOMETRIC_KEYWORD) or "")[:20]
     if not all(stated) or not kind:
-        raise ValueError(f"the DICOM file does not give Rows, Columns or {_KIND}")
+        raise ValueError(f"the DICOM file does not give Rows, Columns or {_PHOTOMETRIC_KEYWORD}")
     if kind not in _GREY:
         raise ValueError(f"its pixels are of the kind {kind}, which floats cannot be")
     rows, columns = (int(side or 0) for side in stated)
@@ -262,10 +262,10 @@ def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
         raise ValueError("the DICOM file does not give TransferSyntaxUID")
     if not is_transfer_syntax_readable(syntax):
         raise ValueError(f"its pixels are packed as {get_transfer_syntax_name(syntax)}, which cannot be decoded here")
-    photometric = read_dicom_element_value(dataset, _KIND) or None
-    numbers = [read_dicom_unsigned_integer(dataset, name) for name in _NUMBERS]
+    photometric = read_dicom_element_value(dataset, _PHOTOMETRIC_KEYWORD) or None
+    numbers = [read_dicom_unsigned_integer(dataset, name) for name in _INTEGER_KEYWORDS]
     if None in numbers or photometric is None:
-        values = zip((_KIND, *_NUMBERS), (photometric, *numbers), strict=True)
+        values = zip((_PHOTOMETRIC_KEYWORD, *_INTEGER_KEYWORDS), (photometric, *numbers), strict=True)
         missing = ", ".join(name for name, value in values if value is None)
         raise ValueError(f"the DICOM file does not give {missing}")
     rows, columns, samples, allocated, stored, signed = (int(number or 0) for number in numbers)

@@ -36,7 +36,7 @@ _BYTES_PER_READ = 512
 """Estimated memory in bytes per read by pydicom: an element takes one or two reads, a sequence item four."""
 _BYTES_PER_ITEM = 1280
 _DEFLATED = DeflatedExplicitVRLittleEndian.encode()
-_PIECE = 1 << 12
+_READ_BYTES = 1 << 12
 _BYTES_PER_SEQUENCE_BYTE = {"SQ": 40}
 """Estimated memory per byte of a sequence, besides its items."""
 _BYTES_PER_VALUE_BYTE = 300
@@ -87,7 +87,7 @@ def read_dicom_elements(
         counted: Any = _ReadCountLimitedFile(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
     inflater, inflated, limit = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO(), largest_mb << 20
-    while packed := file.read(_PIECE):
+    while packed := file.read(_READ_BYTES):
         inflated.write(inflater.decompress(packed, limit + 1 - inflated.tell()))
         refuse_oversized_file(inflated.tell(), limit)
     inflated.seek(0)
@@ -263,8 +263,10 @@ def compute_rle_plane_sizes(frame: bytes) -> list[int]:
     return sizes
 
 
-_GROUPS = convert_dicom_keywords_to_tags("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-_WINDOWS = (*convert_dicom_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_FUNCTIONAL_GROUP_TAGS = convert_dicom_keywords_to_tags(
+    "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"
+)
+_WINDOWS = (*convert_dicom_keywords_to_tags("WindowCenter", "VOILUTSequence"), *_FUNCTIONAL_GROUP_TAGS)
 _HEAD_TAGS = (
     *convert_dicom_keywords_to_tags(
         *("PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"),
@@ -324,9 +326,10 @@ def read_dicom_header(content: Path | bytes) -> DicomHeader:
         # An element that defines a window or a VOI LUT, directly or for each frame.
         for tag in _WINDOWS if grey else ():
             value: Any = None if (element := head.get_item(tag)) is None else element.value
-            if value and tag in _GROUPS and isinstance(value, bytes):  # not parsed: there may be thousands of items
+            if value and tag in _FUNCTIONAL_GROUP_TAGS and isinstance(value, bytes):
+                # Not parsed, because there may be thousands of items.
                 value = any(mark in value for mark in _FRAME_VOI)
-            elif value and tag in _GROUPS:
+            elif value and tag in _FUNCTIONAL_GROUP_TAGS:
                 value = "FrameVOILUTSequence" in value[0]
             if has_window := bool(value):
                 break

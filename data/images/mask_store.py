@@ -98,7 +98,7 @@ class MaskReading:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shape of one mask."""
+        """Height and width of one mask; of volumes depth, height and width."""
         return self.form.size if isinstance(self.form.size, tuple) else self.form.shape[:2]
 
     @property
@@ -108,7 +108,7 @@ class MaskReading:
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of one mask."""
+        """Memory of one decoded mask, in bytes."""
         return math.prod(self.sides) * self.dtype.itemsize
 
 

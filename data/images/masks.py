@@ -138,6 +138,21 @@ def read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArra
     return read_volume_mask(file, grid, form)
 
 
+def refuse_other_grid(file: Path, grid: Grid, form: DecodedImageFormat) -> None:
+    """Refuse a mask of a volume that lies on another grid, by its header alone; a picture's is read to be compared.
+
+    Raises:
+        ValueError: If it cannot be read, or lies on another grid than its image.
+    """
+    if isinstance(grid, PictureGrid):
+        _read_picture_mask(file, grid)
+        return
+    from polyclinic.data.images import volume_masks  # takes a second
+    from polyclinic.data.images.volumes import read_volume_grid
+
+    volume_masks.refuse_other_grid(file.name, read_volume_grid(file, form.rendering.largest_mb), grid)
+
+
 def _read_picture_mask(file: Path, grid: PictureGrid) -> NDArray[Any]:
     """Return the numbers of a mask file, ``(height, width)``; of a palette the indices, not the colours."""
     head = read_first_bytes(file)

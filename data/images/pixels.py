@@ -181,7 +181,7 @@ class MaskTensors:
         return self.stored[place] if isinstance(self.stored, Tensor) else _share(self.stored.view_mask(place))
 
     def draw_patches(self, labels: Tensor, sampling: PatchSampling, generator: torch.Generator) -> PatchPlaces:
-        """Draw the patches of an epoch.
+        """Draw the places of the patches that an epoch trains on, as ``sampling`` says.
 
         Args:
             labels: Labels ``(n, rows)`` of the images, on any device.

@@ -15,11 +15,11 @@ from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import SkippedImage
-from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions, Resize, VolumeSize
+from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions, Resize, VolumeSize
 from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
 from polyclinic.data.images.jpeg import decode_jpeg
 from polyclinic.data.images.middle_slices import show_middle_slices
-from polyclinic.data.images.rendered import NEARLY_SQUARE, RenderedPicture
+from polyclinic.data.images.rendered import SQUARE_TOLERANCE, RenderedPicture
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """File name extensions of supported pictures; the content alone decides the kind of a file."""
@@ -121,7 +121,7 @@ class DecodedImageFormat:
     size: int | VolumeSize
     color: bool
     resize: Resize
-    rendering: PictureRenderingOptions = AS_IN_FILE
+    rendering: PictureRenderingOptions = DEFAULT_RENDERING
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ def explain_decoding_error(error: Exception) -> str:
 
 
 def decode_picture(
-    content: bytes | Path, rendering: PictureRenderingOptions = AS_IN_FILE, side: int = 0
+    content: bytes | Path, rendering: PictureRenderingOptions = DEFAULT_RENDERING, side: int = 0
 ) -> Image.Image:
     """Decode an image file into an 8-bit grey ("L") or colour ("RGB") picture; its content decides the file type.
 
@@ -272,7 +272,7 @@ def has_unequal_density(image: Image.Image) -> bool:
     """
     density = image.info.get("dpi") or image.info.get("aspect") or image.info.get("jfif_density") or (1, 1)
     across, down = (float(number) for number in density)
-    return across > 0 and down > 0 and abs(across / down - 1) > NEARLY_SQUARE
+    return across > 0 and down > 0 and abs(across / down - 1) > SQUARE_TOLERANCE
 
 
 def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:

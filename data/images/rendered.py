@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NEARLY_SQUARE = 0.01
+SQUARE_TOLERANCE = 0.01
 """Difference of height and width up to which a pixel counts as square, because files round their numbers."""
 _LARGEST_ASPECT = 100
 
 
 @dataclass(frozen=True)
 class RenderedPicture:
-    """A picture of 8 bits.
+    """A picture rendered as 8-bit grey values or colours.
 
     Attributes:
         pixels: uint8 ``(height, width)`` for grey, ``(height, width, 3)`` for colour.
@@ -37,7 +37,7 @@ def compute_pixel_aspect(height: float, width: float) -> float:
     aspect = height / width
     if max(aspect, 1 / aspect) > _LARGEST_ASPECT:
         raise ValueError(f"the file says that a pixel is {height:g} high and {width:g} wide, which cannot be")
-    return 1.0 if abs(aspect - 1) <= NEARLY_SQUARE else aspect
+    return 1.0 if abs(aspect - 1) <= SQUARE_TOLERANCE else aspect
 
 
 def find_dicom_pixel_aspect(elements: Sequence[Any]) -> float:

@@ -69,7 +69,7 @@ SPARE_BYTES = 1 << 30
 """Free disk space in bytes that a cache leaves."""
 _INSIDE = "polyclinic-images"
 """Name of the cache's subfolder, if its folder holds other files."""
-_AT_A_TIME = 4096
+_PICTURES_AT_A_TIME = 4096
 _DECODERS = (
     *("pillow", "pydicom", "nibabel", "numpy", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle"),
     *("pyjpegls", "python-gdcm", "imagecodecs"),
@@ -346,8 +346,8 @@ class _PictureListDecoder:
 
         with ThreadPoolExecutor(self.store.workers) as pool, self.connection:
             try:
-                for start in range(0, len(numbers), _AT_A_TIME):
-                    for _ in pool.map(decode_and_count, numbers[start : start + _AT_A_TIME]):
+                for start in range(0, len(numbers), _PICTURES_AT_A_TIME):
+                    for _ in pool.map(decode_and_count, numbers[start : start + _PICTURES_AT_A_TIME]):
                         pass
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -23,7 +23,7 @@ from polyclinic.data.images.jpeg import (
     refuse_incomplete_lossless_jpeg,
 )
 
-NAME = "polyclinic"
+DECODER_NAME = "polyclinic"
 _LIBRARY = "imagecodecs"
 _BASELINE = uid.JPEGBaseline8Bit
 JPEG = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
@@ -43,7 +43,7 @@ def is_available(syntax: str) -> bool:
 def register_pydicom_decoder() -> None:
     """Register our decoder with pydicom, once per process."""
     for syntax in DECODER_DEPENDENCIES:
-        get_decoder(syntax).add_plugin(NAME, (__name__, "decode_jpeg_frame_for_pydicom"))
+        get_decoder(syntax).add_plugin(DECODER_NAME, (__name__, "decode_jpeg_frame_for_pydicom"))
 
 
 def decode_jpeg_frame_for_pydicom(frame: bytes, runner: Any) -> bytes:
@@ -89,7 +89,7 @@ READ_BY: Mapping[str, str] = {
     uid.ExplicitVRLittleEndian: "",
     uid.ExplicitVRBigEndian: "",
     uid.DeflatedExplicitVRLittleEndian: "",
-    **dict.fromkeys(DECODER_DEPENDENCIES, NAME),
+    **dict.fromkeys(DECODER_DEPENDENCIES, DECODER_NAME),
     uid.JPEG2000Lossless: "pylibjpeg",
     uid.JPEG2000: "pylibjpeg",
     uid.HTJ2KLossless: "pylibjpeg",

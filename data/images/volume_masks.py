@@ -25,15 +25,25 @@ def read_volume_mask(file: Path, grid: Volume, form: DecodedImageFormat) -> NDAr
     """
     if is_dicom_file(read_first_bytes(file)):
         raise ValueError(f"{file.name} is a DICOM file: save the mask of a volume as NIfTI")
-    mask, shape = read_volume(file, form.rendering.largest_mb), grid.voxels.shape
+    mask = read_volume(file, form.rendering.largest_mb)
+    refuse_other_grid(file.name, mask, grid)
+    return mask.voxels
+
+
+def refuse_other_grid(name: str, mask: Volume, grid: Volume) -> None:
+    """Refuse a mask that lies on another grid than its volume; voxels are not looked at.
+
+    Raises:
+        ValueError: If it has other sides, or lies elsewhere in the patient.
+    """
+    shape = grid.voxels.shape
     if mask.voxels.shape != shape:
         sides = [" x ".join(map(str, each)) for each in (mask.voxels.shape, shape)]
-        raise ValueError(f"{file.name} has {sides[0]} voxels, and its volume {sides[1]}: a mask lies on the same grid")
+        raise ValueError(f"{name} has {sides[0]} voxels, and its volume {sides[1]}: a mask lies on the same grid")
     corners = np.array([(*corner, 1) for corner in product(*((0, side - 1) for side in shape))]).T  # (4, 8)
     distance = float(np.linalg.norm(((mask.affine - grid.affine) @ corners)[:3], axis=0).max())
     if distance > _SAME_PLACE_MM:
-        raise ValueError(f"{file.name} lies up to {distance:.1f} mm beside its volume in the patient: another affine")
-    return mask.voxels
+        raise ValueError(f"{name} lies up to {distance:.1f} mm beside its volume in the patient: another affine")
 
 
 def fit_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFormat) -> NDArray[np.float32]:

@@ -207,7 +207,7 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
 def describe_patients_of_several_sites(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:
     """Return a sentence that counts the patients with images at several sites; empty if there are none.
 
-    Two centres that number their patients alike look so, too.
+    Two patients of different centres count as one patient if both centres gave them the same number.
     """
     sites = Counter[str]()
     for part in parts:

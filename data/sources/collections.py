@@ -148,7 +148,7 @@ def _bring_to_one_form(images: ImageSet, spec: CollectionsDatasetSpec) -> ImageS
 
 
 def merge_masks(masks: MaskSet, labels: Sequence[str], meanings: Sequence[str], classes: Sequence[str]) -> MaskSet:
-    """Return the masks of the joined classes, each of which is where one of its labels is.
+    """Return the masks of the joined classes; a class covers the pixels of all labels that mean it.
 
     Args:
         labels: Labels of the collection.

@@ -29,7 +29,7 @@ from polyclinic.data.base.splits import (
     find_shared_patient_faults,
     hold_out_patients,
 )
-from polyclinic.data.base.volume_arrays import is_volume_array
+from polyclinic.data.base.volume_arrays import is_image_array, is_volume_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.masks import PictureGrid, fit_mask_to_format
 from polyclinic.data.images.reading import (
@@ -68,9 +68,12 @@ def _has_jpeg_arrays(headers: Headers) -> bool:
 
 
 def _count_npz_images(headers: Headers, prefix: str) -> int:
+    """Return the number of images of a part; 0 if its array has no axes, which another check refuses."""
     if _has_jpeg_arrays(headers):
-        return max(0, (*headers[f"{prefix}_offsets"].shape, 0)[0] - 1)
-    return (*headers[f"{prefix}_images"].shape, 0)[0]
+        offsets = headers[f"{prefix}_offsets"].shape
+        return max(0, offsets[0] - 1) if offsets else 0
+    images = headers[f"{prefix}_images"].shape
+    return images[0] if images else 0
 
 
 def find_npz_array_name_faults(
@@ -83,17 +86,22 @@ def find_npz_array_name_faults(
         prefixes: The parts: "train", "val", "test", with which the array names begin.
     """
     pixels = ("jpeg", "offsets") if _has_jpeg_arrays(headers) else ("images",)
-    extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
-    kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
+    kinds = [(kind, "data.path") for kind in (*pixels, "labels")]
+    if spec.patient_key:
+        kinds.append((spec.patient_key, "data.patient_key"))
+    if spec.source_key:
+        kinds.append((spec.source_key, "data.source_key"))
     if any(kind in headers for kind in ("images", "labels")):  # the layout of one set that nobody has divided
         return [Fault("data.path", f"{path.name} is not divided into {quote_names(prefixes)}.", _DIVIDE)]
     required = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in prefixes}
     faults = list[Fault]()
-    for name in [name for name in required if name not in headers]:
+    missing = [name for name in required if name not in headers]
+    for name in missing:
         problem = f'{path.name} has no array "{name}"; its arrays are {quote_names(headers)}.'
         remedy = suggest_nearest_name(name, headers.keys() - required.keys())
         faults.append(Fault(required[name], problem, remedy))
-    if objects := [name for name, header in headers.items() if header.dtype.hasobject]:
+    objects = [name for name, header in headers.items() if header.dtype.hasobject]
+    if objects:
         problem = f"{path.name} holds Python objects in {quote_names(objects)}, which may run code when read."
         faults.append(Fault("data.path", problem, "Save them as plain arrays of numbers or strings."))
     return faults
@@ -106,29 +114,14 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         headers: The headers of the arrays in the file, by array name.
         prefixes: The parts: "train", "val", "test", with which the array names begin.
     """
-    problems, remedies = list[str](), dict[int, str]()
+    faults = list[Fault]()
     for prefix in prefixes:
-        count = _count_npz_images(headers, prefix)
         if _has_jpeg_arrays(headers):
-            data, offsets = headers[f"{prefix}_jpeg"], headers[f"{prefix}_offsets"]
-            if data.dtype != np.uint8 or len(data.shape) != 1:
-                problems.append(f"{prefix}_jpeg is {data}; expected uint8 (bytes of all pictures,).")
-            if offsets.dtype.kind not in "iu" or len(offsets.shape) != 1:
-                problems.append(f"{prefix}_offsets is {offsets}; expected whole numbers (pictures + 1,).")
+            faults += _find_npz_jpeg_faults(headers, prefix)
         else:
-            images = headers[f"{prefix}_images"]
-            is_picture = len(images.shape) == 3 or (len(images.shape) == 4 and images.shape[3] == 3)
-            if is_volume_array(images.shape) and spec.image_size is not None:
-                problems.append(f"{prefix}_images is {images}, of volumes, and image_size resizes pictures.")
-                remedies[len(problems) - 1] = "Leave data.image_size out: the network resizes volumes."
-            is_picture |= is_volume_array(images.shape)
-            if not is_picture or min(images.shape[1:]) < 1 or images.dtype.kind not in "biuf":
-                forms = "uint8 (n, height, width) or (n, height, width, 3)"
-                problems.append(f"{prefix}_images is {images}; expected {forms}.")
-            elif images.dtype != np.uint8 and spec.value_range is None:
-                example = "[0, 1]" if images.dtype.kind in "bf" else "[0, 4095]"
-                remedies[len(problems)] = f"Name them: value_range = {example} in [data], for instance."
-                problems.append(f"{prefix}_images is {images}: which values are black and white is unknown.")
+            faults += _find_npz_picture_faults(spec, headers[f"{prefix}_images"], prefix)
+        problems = list[str]()
+        count = _count_npz_images(headers, prefix)
         for kind in filter(None, ("labels", spec.patient_key, spec.source_key)):
             shape = headers[f"{prefix}_{kind}"].shape
             if not shape or shape[0] != count:
@@ -139,7 +132,38 @@ def find_npz_array_shape_faults(spec: NpzDatasetSpec, headers: Headers, prefixes
         shape = headers[f"{prefix}_labels"].shape
         if len(shape) not in (1, 2):
             problems.append(f"{prefix}_labels has shape {shape}; expected (n,), (n, 1) or (n, classes).")
-    return [Fault("data.path", problem, remedies.get(place, "")) for place, problem in enumerate(problems)]
+        faults += [Fault("data.path", problem) for problem in problems]
+    return faults
+
+
+def _find_npz_jpeg_faults(headers: Headers, prefix: str) -> list[Fault]:
+    """Return faults if the arrays of JPEG bytes and of the pictures' offsets have a wrong type or shape."""
+    problems = list[str]()
+    data = headers[f"{prefix}_jpeg"]
+    if data.dtype != np.uint8 or len(data.shape) != 1:
+        problems.append(f"{prefix}_jpeg is {data}; expected uint8 (bytes of all pictures,).")
+    offsets = headers[f"{prefix}_offsets"]
+    if offsets.dtype.kind not in "iu" or len(offsets.shape) != 1:
+        problems.append(f"{prefix}_offsets is {offsets}; expected whole numbers (pictures + 1,).")
+    return [Fault("data.path", problem) for problem in problems]
+
+
+def _find_npz_picture_faults(spec: NpzDatasetSpec, images: NpyArrayHeader, prefix: str) -> list[Fault]:
+    """Return faults if an array of pictures or volumes has a wrong type or shape, or an unknown range of values."""
+    faults = list[Fault]()
+    if is_volume_array(images.shape) and spec.image_size is not None:
+        problem = f"{prefix}_images is {images}, of volumes, and image_size resizes pictures."
+        faults.append(Fault("data.path", problem, "Leave data.image_size out: the network resizes volumes."))
+    has_image_shape = is_image_array(images.shape) and min(images.shape[1:]) >= 1
+    if not has_image_shape or images.dtype.kind not in "biuf":
+        problem = f"{prefix}_images is {images}; expected uint8 (n, height, width) or (n, height, width, 3)."
+        faults.append(Fault("data.path", problem))
+    elif images.dtype != np.uint8 and spec.value_range is None:
+        problem = f"{prefix}_images is {images}: which values are black and white is unknown."
+        example = "[0, 1]" if images.dtype.kind in "bf" else "[0, 4095]"
+        remedy = f"Name them: value_range = {example} in [data], for instance."
+        faults.append(Fault("data.path", problem, remedy))
+    return faults
 
 
 def _find_npz_mask_problems(headers: Headers, prefix: str) -> list[str]:
@@ -178,19 +202,21 @@ def find_npz_memory_faults(
         classes: Number of classes.
         in_memory: True if all images stay in memory; else the images of a large part go to the disk.
     """
-    memory, disk = 0, 0
+    memory = 0
+    disk = 0
     for prefix in prefixes:
         memory += _count_npz_images(headers, prefix) * (_BYTES_PER_ROW + _BYTES_PER_LABEL * classes)
         for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
-            memory += _BYTES_PER_VALUE_BYTE * headers[name].byte_size if (name := f"{prefix}_{kind}") in headers else 0
+            name = f"{prefix}_{kind}"
+            if name in headers:
+                memory += _BYTES_PER_VALUE_BYTE * headers[name].byte_size
         images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].byte_size
         if in_memory or _has_jpeg_arrays(headers) or images <= KEPT_BYTES:
             memory += images
         else:
             disk += images
-    return find_oversized_content_faults(path, memory, spec.largest_mb) or find_oversized_content_faults(
-        path, disk, spec.largest_mb, on_disk=True
-    )
+    in_memory_faults = find_oversized_content_faults(path, memory, spec.largest_mb)
+    return in_memory_faults or find_oversized_content_faults(path, disk, spec.largest_mb, on_disk=True)
 
 
 def find_oversized_content_faults(
@@ -204,9 +230,11 @@ def find_oversized_content_faults(
         on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
     """
     limit = compute_decoded_file_size_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
+    if claimed <= limit:
+        return []
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."
-    return [Fault(where, f"{subject}{make_oversized_file_message(claimed, limit)}.", remedy)] if claimed > limit else []
+    return [Fault(where, f"{subject}{make_oversized_file_message(claimed, limit)}.", remedy)]
 
 
 def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
@@ -241,9 +269,13 @@ def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple
     else:
         widths = [int(array.shape[1]) for array in labels.values()]
     needed = max(widths)
+    names_fit = set(widths) == {len(class_names)}
+    if numbers:
+        # The class with the largest number may have no image in this file.
+        names_fit = needed <= len(class_names)
     if not class_names:
         problem = f"the file names no classes, and its labels are of {needed} classes."
-    elif (needed > len(class_names)) if numbers else (set(widths) != {len(class_names)}):
+    elif not names_fit:
         problem = f"{len(class_names)} names for labels of {needed} classes: {quote_names(class_names)}."
     else:
         return []
@@ -325,13 +357,15 @@ def _open_npz_parts_by_prefix(
     with open_npz_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
         raise_faults(find_npz_label_faults(labels, class_names))
-        parts, start = list[NpzPart](), 0
+        parts = list[NpzPart]()
+        start = 0
         for prefix, values in labels.items():
             count = len(values)
-            matrix = (
-                values.reshape(-1, 1) == np.arange(len(class_names)) if are_labels_class_numbers(values) else values
-            )
-            patients, sources = make_placeholder_patient_names(count, start), np.full(count, "")
+            matrix = values
+            if are_labels_class_numbers(values):
+                matrix = values.reshape(-1, 1) == np.arange(len(class_names))  # (n, classes)
+            patients = make_placeholder_patient_names(count, start)
+            sources = np.full(count, "")
             if spec.patient_key is not None:
                 patients = normalize_name_array(arrays[f"{prefix}_{spec.patient_key}"].reshape(count))
             if spec.source_key is not None:
@@ -350,7 +384,8 @@ def _open_npz_parts_by_prefix(
     selected = spec.keep or class_names
     columns = [class_names.index(name) for name in selected]
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
-    if all(map(are_labels_class_numbers, labels.values())):  # images of other classes have no positive label
+    if all(map(are_labels_class_numbers, labels.values())):
+        # An image has one class: without a positive label here, it is of a class that is left out.
         parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
 
@@ -411,7 +446,8 @@ def load_npz_test_part(spec: NpzDatasetSpec, base: Path, store: DecodedImageStor
 def _read_npz_images(
     spec: NpzDatasetSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: DecodedImageStore
 ) -> list[ImageSet]:
-    sets, path = [], base / spec.path
+    sets = []
+    path = base / spec.path
     if store.folder is None:
         prefixes = list(dict.fromkeys(part.prefix for part in parts))
         raise_faults(
@@ -434,8 +470,11 @@ def _read_npz_array_images(
 ) -> ImageSet:
     key = f"{part.prefix}_images"
     header = arrays.read_array_header_by_name(key)
-    shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
-    shape = (*shape, 1) if is_volume_array(header.shape) and len(shape) == 3 else shape
+    shape = header.shape[1:]
+    if spec.image_size is not None:
+        shape = (spec.image_size, spec.image_size, *header.shape[3:])
+    if is_volume_array(header.shape) and len(shape) == 3:
+        shape = (*shape, 1)  # one channel
     size = len(part.rows) * math.prod(shape)
     if size > KEPT_BYTES:
 
@@ -449,17 +488,17 @@ def _read_npz_array_images(
         form: dict[str, Any] = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
         if spec.value_range is not None:
             form["value_range"] = list(spec.value_range)
-        if kept := cache_large_file_pictures(
-            store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read_resized_blocks
-        ):
-            return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
+        names = [f"{key}[{row}]" for row in part.rows]
+        cached = cache_large_file_pictures(store, arrays.path, form, names, read_resized_blocks)
+        if cached:
+            pictures, places = cached
+            return ImageSet(pictures, part.labels, class_names, part.patients, part.sources, places=places)
     raise_faults(find_oversized_content_faults(arrays.path, max(size, header.byte_size), spec.largest_mb))
     if spec.value_range is None:
         stored = arrays.read_array_rows(key, part.rows)
     else:
-        stored = np.concatenate(
-            [np.empty((0, *header.shape[1:]), np.uint8), *_iterate_8_bit_blocks(spec, arrays, key, part.rows)]
-        )
+        no_images = np.empty((0, *header.shape[1:]), np.uint8)  # gives the result its shape if the part is empty
+        stored = np.concatenate([no_images, *_iterate_8_bit_blocks(spec, arrays, key, part.rows)])
     if is_volume_array(stored.shape):
         images = stored.reshape(len(stored), *shape)
     else:
@@ -468,8 +507,9 @@ def _read_npz_array_images(
 
 
 def _add_npz_masks(images: ImageSet, spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart) -> ImageSet:
-    """Return the images with the masks of their classes; labels that are known become those of the masks."""
-    key, names = f"{part.prefix}_masks", images.class_names
+    """Return the images with their masks; a known label becomes 1 if its class has an area in the mask, else 0."""
+    key = f"{part.prefix}_masks"
+    names = images.class_names
     all_names = spec.classes or get_public_dataset_classes(arrays.path.stem)
     columns = [all_names.index(name) for name in names]
     shape = tuple(images.stored.shape[1:-1] if images.stored.ndim == 5 else images.stored.shape[1:3])
@@ -512,7 +552,8 @@ def _read_npz_jpeg_images(
     spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
     """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
-    data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
+    data = arrays[f"{part.prefix}_jpeg"]
+    offsets = arrays[f"{part.prefix}_offsets"]
     rendering = PictureRenderingOptions(value_range=spec.value_range)
     try:
         first = decode_picture(bytes(data[slice(*offsets[:2])]), rendering)

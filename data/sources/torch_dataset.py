@@ -345,7 +345,7 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CollectedItems:
-    """What the items of a data set say, beside their images.
+    """The labels, patients and parts that the items of a data set state, and notes for the user.
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN for unknown.
@@ -459,9 +459,9 @@ def _parse_all_labels(images: TorchDatasetPictures, items: Sequence[DatasetItem]
 
 
 def refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
-    """Refuse a data set in which many values are far outside the range, to which they are cut.
+    """Refuse a data set in which many values lie far outside ``value_range``, where reading cuts them off.
 
-    Noise of an augmentation is not far outside; numbers that are normalised or have another range are.
+    Pixels that were normalised, or that have another range, lie far outside. Noise of an augmentation does not.
 
     Raises:
         BadInput: If more than a hundredth of the pixels have such values.

@@ -44,7 +44,7 @@ _JOINED_WORDS = re.compile(
 """The places between the words and numbers of texts such as ``leftMass12mm``."""
 _SHORTEST_PART = 4
 """Minimum length of a class name that is searched for within words; ``ILD`` is no part of ``mild``."""
-_ALIKE = 0.85
+_MIN_SIMILARITY = 0.85
 """Minimum similarity of two spellings of one word."""
 _MOST_FAULTS = 20
 WRITE_LABELS = "Write 1 for present and 0 for absent in the table."
@@ -334,7 +334,9 @@ def _find_unlisted_finding_faults(
         shorter = None
         if all_others and not within:  # the first class with all words of the part, also spelled slightly differently
             words = _WORD.findall(part.casefold())
-            has_words = (all(difflib.get_close_matches(w, of, 1, _ALIKE) for w in words) for of in words_of.values())
+            has_words = (
+                all(difflib.get_close_matches(w, of, 1, _MIN_SIMILARITY) for w in words) for of in words_of.values()
+            )
             shorter = next((label for label, has in zip(words_of, has_words, strict=True) if has), None)
         if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
             unlike[text] = places

@@ -49,7 +49,7 @@ NO_FINDING_WORDS = frozenset(map(str.casefold, NO_FINDING))
 _LISTED_COLUMNS = 5
 _MOST_WORDS = 30
 """Number of different cells up to which a column of words may be one of findings."""
-_SHOWN_LETTERS = 20
+_MAX_SHOWN_LETTERS = 20
 _FEWEST_WORDS, _MOST_FEW_WORDS, _SHORT_WORDS = 2, 5, 2
 """Different words of a column that may say present, absent and unknown, and the parts of such a word."""
 
@@ -126,9 +126,9 @@ def list_two_words(column: CsvColumn) -> list[str]:
 
 
 def list_few_words(column: CsvColumn) -> list[str]:
-    """Return the words of a column of few short ones, of which some are no labels; else an empty list.
+    """Return the distinct words of a column with few short words, if one of them is no label; else an empty list.
 
-    It may hold 1 and 0 besides, such as 1, 0 and n.b. Such words may say present, absent and unknown.
+    An example is a column with 1, 0 and n.b. Such words may mean present, absent and unknown.
     """
     spellings = map_folded_cells(column)
     strange = [word for word in spellings if interpret_label_cell(word) is None]
@@ -206,7 +206,7 @@ def choose_patient_column(columns: CsvTable) -> str | None:
 
 
 def group_rows_alike(columns: CsvTable, names: Iterable[str]) -> bool:
-    """Return True if each value of one of these columns stands beside one value of each other, and the reverse."""
+    """Return True if these columns divide the rows into the same groups, under other names."""
     places = [columns.get_column(name).places.astype(np.int64) for name in names]
     sizes = {len(np.unique(of_column)) for of_column in places}
     together = np.unique(np.stack(places), axis=1).shape[1]
@@ -216,7 +216,7 @@ def group_rows_alike(columns: CsvTable, names: Iterable[str]) -> bool:
 def shorten_cell(text: str) -> str:
     """Return the first letters of a cell on one line; a report is never shown as a whole."""
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_LETTERS else f"{line[: _SHOWN_LETTERS - 1]}…"
+    return line if len(line) <= _MAX_SHOWN_LETTERS else f"{line[: _MAX_SHOWN_LETTERS - 1]}…"
 
 
 def describe_some_cells(column: CsvColumn, limit: int = 3) -> str:

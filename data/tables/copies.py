@@ -15,7 +15,7 @@ from polyclinic.data.base.shared_pictures import settle_shared_pictures
 from polyclinic.data.base.spec import Duplicates
 from polyclinic.data.base.splits import Names
 
-_LISTED = 5
+_MAX_LISTED = 5
 _COPIES = 0.05
 """Fraction of repeated pictures above which a data set without patients is refused."""
 
@@ -51,14 +51,14 @@ def describe_contradicting_copies(
     if changed:
         sentences.append(
             f"{format_count_with_noun(len(changed), 'image')} with the very bytes of an earlier one of the same "
-            f"patient, but other labels: {list_first_and_count_rest(changed, _LISTED)}. Write one line for each "
+            f"patient, but other labels: {list_first_and_count_rest(changed, _MAX_LISTED)}. Write one line for each "
             "picture, with all that it shows."
         )
     if others:
         sentences.append(
             f"{format_count_with_noun(len(others), 'image')} with the very bytes of an earlier one of another patient: "
-            f"{list_first_and_count_rest(others, _LISTED)}. One may be in training, the other in test. One of the two "
-            "patients is wrong, or one person has two names."
+            f"{list_first_and_count_rest(others, _MAX_LISTED)}. One may be in training, the other in test. One of the "
+            "two patients is wrong, or one person has two names."
         )
     return " ".join(sentences)
 

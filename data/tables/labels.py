@@ -119,7 +119,7 @@ class DiskPictureReader:
         return []
 
 
-FROM_DISK = DiskPictureReader()
+DISK_READER = DiskPictureReader()
 _MOST_OTHERS = 20
 _FEW_ROWS = 20
 """Tables with at most so many rows may have one patient in most of them."""
@@ -159,7 +159,7 @@ class LabelTable:
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
     joined_patients: int = 0
-    reader: PictureReader = FROM_DISK
+    reader: PictureReader = DISK_READER
     attributes: ImageAttributes | None = None
     attribute_notes: tuple[str, ...] = ()
     lines: NDArray[np.int32] | None = None
@@ -187,7 +187,7 @@ class LabelTable:
         notes = [self.other_findings_note] if self.other_findings else []
         notes += filter(None, [describe_outside_pictures(self.files), *self.attribute_notes])
         nameless = int(find_placeholder_patients(self.patients).sum())
-        if 0 < nameless < len(self.patients) or (nameless and self.reader is not FROM_DISK):
+        if 0 < nameless < len(self.patients) or (nameless and self.reader is not DISK_READER):
             count = format_count_with_noun(nameless, "image")
             note = (
                 f"{count} without a PatientID: each study of these counts as a patient of its own, and may be of one "

@@ -66,7 +66,7 @@ class PictureSearch:
         return near / max(len(names), 1), 2 * exact > near
 
     def locate_pictures(self, names: Sequence[str]) -> LocatedPictures:
-        """Find the file of each name, as the module says."""
+        """Find the file of each name below the root, by the rules at the top of this module."""
         direct = self.finder.find_files_in_order(str(self.root), names)
         if any(path is not None for path in direct):
             return LocatedPictures(self.root, direct)
@@ -88,9 +88,9 @@ class PictureSearch:
         return LocatedPictures(self.root, found, False, ambiguous)
 
     def list_pictures_of_folder(self, name: str) -> list[str]:
-        """Return the files in a folder that a cell names, and below it, as paths from the root; empty if none fits.
+        """Return the pictures in and below the folder that a table's cell names, as paths relative to the root.
 
-        Files whose ending is not that of a picture are left out.
+        The result is empty if no folder fits, or several do. Files with another ending than a picture's are left out.
         """
         self._index_files()
         parts = [fold_name_case(part) for part in split_path(name)]

@@ -1,4 +1,4 @@
-"""Ask hospitals to count: one question, and a masked sum of those that tell only sums."""
+"""Ask hospitals to count: one question, and a masked sum of those that disclose only sums."""
 
 from polyclinic.common.counts import MASKED_ROW_NUMBERS, CountQuestion
 from polyclinic.common.system.plain_text import format_utc_now
@@ -33,7 +33,7 @@ def ask_for_counts(exchange: QuestionExchange, question: CountQuestion) -> Count
 
 
 def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[CountReply]) -> MaskedSum:
-    """Return the sum of the hospitals that tell only a sum; empty if there is none."""
+    """Return the sum of the hospitals that disclose only a sum; empty if there is none."""
     rows = {name: reply.masked_rows for name, reply in answers.answers.items() if reply.masked_rows}
     if not rows:
         return MaskedSum()
@@ -47,5 +47,5 @@ def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[C
         reasons = "; ".join(f"{site}: {why}" for site, why in sorted(queries.absent.items()))
         return MaskedSum(fault=f"{error} {reasons}".strip())
     numbers = unmasked.vector.reshape(len(names), MASKED_ROW_NUMBERS).astype(int)
-    told = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
-    return read_masked_rows(told, unmasked.rows, unmasked.survivors)
+    sums = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
+    return read_masked_rows(sums, unmasked.rows, unmasked.survivors)

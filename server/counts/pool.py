@@ -32,10 +32,10 @@ CellKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Count:
-    """A number of patients and of images, as far as it is told.
+    """A number of patients and of images, as far as hospitals disclose it.
 
     Attributes:
-        patients, images: The numbers; None if nothing is told. Beside noise there are no images.
+        patients, images: The numbers; None if hidden. A noisy count has no number of images.
         is_bound: True if the numbers are lower bounds, because a part is hidden.
         deviation: Standard deviation of the noise on the patients.
     """
@@ -59,7 +59,7 @@ HIDDEN = Count(is_bound=True)
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The counts that hospitals told only in a sum.
+    """The counts that hospitals disclose only in a sum.
 
     Attributes:
         sites: The hospitals in the sum.
@@ -83,17 +83,21 @@ def read_masked_rows(
         sites_of_row: Name of a row -> the hospitals in it.
         sites: All hospitals in the sum.
     """
-    cells, hidden = dict[CellKey, Count](), dict[CellKey, int]()
+    cells = dict[CellKey, Count]()
+    hidden = dict[CellKey, int]()
     for name, numbers in rows.items():
         table, class_name = split_row_name(name)
         width = count_numbers_of_value(table)
         for place, value in enumerate(list_row_values(table)):
+            # Patients and images of each state, then the number of hospitals that hid their part.
             part = [int(number) for number in numbers[place * width : (place + 1) * width]]
+            hidden_at = part[-1]
             for number, state in enumerate(list_states(table)):
                 key = (table, class_name, state, value)
-                hidden[key] = part[-1]
-                if part[-1] < len(sites_of_row[name]):
-                    cells[key] = Count(part[2 * number], part[2 * number + 1], is_bound=part[-1] > 0)
+                hidden[key] = hidden_at
+                if hidden_at < len(sites_of_row[name]):
+                    patients, images = part[2 * number : 2 * number + 2]
+                    cells[key] = Count(patients, images, is_bound=hidden_at > 0)
     return MaskedSum(tuple(sites), cells, hidden)
 
 
@@ -119,8 +123,9 @@ class SiteCounts:
 
     @cached_property
     def cells(self) -> dict[CellKey, Count]:
-        """The told counts. Of a class for which the hospital has several words, each word's numbers stay apart."""
-        reply, cells = self.reply, dict[CellKey, Count]()
+        """The disclosed counts. Of a class for which the hospital has several words, each word's numbers stay apart."""
+        reply = self.reply
+        cells = dict[CellKey, Count]()
         study_names = {word: name for name, words in self.words.items() for word in words}
         for (table, word, state, value), place in reply.cells.items():
             images = reply.images[place] if reply.images else None
@@ -146,7 +151,10 @@ class SiteCounts:
         return None
 
     def get_count(self, key: CellKey) -> Count | None:
-        """Return a count: told, hidden, or 0 where the others are all; None if it is no matter of this hospital."""
+        """Return a count, which may be hidden; None if the hospital does not have this table or class.
+
+        A value without a count has 0 images if the other values of its line add up to all images.
+        """
         table, name, state, _ = key
         if table not in self.reply.allowed or (name and name not in self.words):
             return None
@@ -155,27 +163,31 @@ class SiteCounts:
         return Count(0, 0) if self._is_line_complete(table, name, state) else HIDDEN
 
     def _is_line_complete(self, table: str, name: str, state: str) -> bool:
-        """Return True if the told values of a line are all patients and images of it."""
+        """Return True if the disclosed values of a line add up to all its patients and images."""
         line = [count for (of, by, at, _), count in self.cells.items() if (of, by, at) == (table, name, state)]
-        whole = self.cells.get((CLASS, name, state, "")) if name else None
-        total = self.totals if not name else (whole.patients, whole.images) if whole else None
+        total: tuple[int | None, int | None] | None = self.totals
+        if name:
+            whole = self.cells.get((CLASS, name, state, ""))
+            total = (whole.patients, whole.images) if whole else None
         if total is None or self.reply.noise or table == CLASS:
             return False
-        return (sum(count.patients or 0 for count in line), sum(count.images or 0 for count in line)) == total
+        patients = sum(count.patients or 0 for count in line)
+        images = sum(count.images or 0 for count in line)
+        return (patients, images) == total
 
 
 def add_counts(parts: Iterable[Count]) -> Count:
     """Return the sum of counts, of which hidden ones make the sum a lower bound."""
     every = list(parts)
-    told = [part for part in every if part.patients is not None]
-    if not told:
+    disclosed = [part for part in every if part.patients is not None]
+    if not disclosed:
         return HIDDEN
-    images = [part.images for part in told if part.images is not None]
+    images = [part.images for part in disclosed if part.images is not None]
     return Count(
-        sum(part.patients or 0 for part in told),
+        sum(part.patients or 0 for part in disclosed),
         sum(images) if images else None,
-        is_bound=len(told) < len(every) or any(part.is_bound for part in told),
-        deviation=math.sqrt(sum(part.deviation**2 for part in told)),
+        is_bound=len(disclosed) < len(every) or any(part.is_bound for part in disclosed),
+        deviation=math.sqrt(sum(part.deviation**2 for part in disclosed)),
     )
 
 
@@ -187,8 +199,8 @@ class CountResult:
         run: Name of the run of the question.
         time: When it was asked, ISO format.
         sites: Hospital -> its counts.
-        silent: Hospital -> why it told nothing.
-        masked: The sum of the hospitals that tell only a sum.
+        silent: Hospital -> why it did not answer.
+        masked: The sum of the hospitals that disclose only a sum.
     """
 
     question: CountQuestion
@@ -206,19 +218,19 @@ class CountResult:
     @cached_property
     def tables(self) -> tuple[str, ...]:
         """The tables that at least one hospital answers."""
-        told = {table for site in self.sites.values() for table in site.reply.allowed}
-        return tuple(table for table in COUNT_TABLES if table in told)
+        answered = {table for site in self.sites.values() for table in site.reply.allowed}
+        return tuple(table for table in COUNT_TABLES if table in answered)
 
     def list_values(self, table: str) -> tuple[str, ...]:
-        """Return the values of a table with at least one told count, in order."""
+        """Return the values of a table for which a hospital discloses a count: fixed values first, others sorted."""
         if table == CLASS:
             return ("",)
-        told = {key[3] for key in self._told_keys if key[0] == table}
+        disclosed = {key[3] for key in self._disclosed_keys if key[0] == table}
         fixed = FIXED_VALUES.get(get_attribute(table), ())
-        return (*(value for value in fixed if value in told), *sorted(told - set(fixed)))
+        return (*(value for value in fixed if value in disclosed), *sorted(disclosed - set(fixed)))
 
     @cached_property
-    def _told_keys(self) -> set[CellKey]:
+    def _disclosed_keys(self) -> set[CellKey]:
         keys = {key for site in self.sites.values() for key in site.cells}
         return keys | self.masked.cells.keys()
 
@@ -229,11 +241,11 @@ class CountResult:
         return [(name, value) for name in names for value in values]
 
     def list_keys(self, table: str) -> list[CellKey]:
-        """Return the counts of a table, in order."""
+        """Return the keys of a table's counts, line by line."""
         return [(table, name, state, value) for name, value in self.list_lines(table) for state in list_states(table)]
 
     def get_site_count(self, site: str, key: CellKey) -> Count | None:
-        """Return one hospital's count; None if it does not concern the hospital, or it tells it only in a sum."""
+        """Return one hospital's count; None if it does not concern the hospital, or is disclosed only in a sum."""
         counts = self.sites[site]
         return None if counts.is_masked else counts.get_count(key)
 
@@ -245,7 +257,7 @@ class CountResult:
         return add_counts(parts) if parts else HIDDEN
 
     def describe_site(self, site: str) -> str:
-        """Return in words what a hospital told, and how."""
+        """Describe the limits of a hospital's answer: level and date, masks, noise, hidden counts, missing tables."""
         reply = self.sites[site].reply
         texts = [f"level {reply.level}, as of {reply.as_of}"]
         if reply.masked_rows:

@@ -29,7 +29,7 @@ REPLY_WORDS: Mapping[str, str] = {
     "BenefitReply": "comparison of the federated model with this hospital's own",
 }
 """Record class that hospitals sign -> its content in words."""
-AT_HOME = (
+EVALUATE_NOTE = (
     "Figures by class did not leave this hospital, or there are none. flwr-client evaluate scores the model on this "
     "hospital's own images, and nothing leaves."
 )
@@ -64,15 +64,19 @@ class ClassRow:
 
 
 def list_sent_records(receipt: RunReceipt, site: str) -> list[SentRecords]:
-    """Return what came from a hospital, by kind, as far as hospitals sign it."""
+    """Count the signed replies of a hospital in a receipt, by kind of record; unsigned replies are not in it."""
     replies = [reply for reply in receipt.replies if reply.site == site]
     counts = Counter(reply.record for reply in replies)
     accepted = Counter(reply.record for reply in replies if reply.counts)
     return [SentRecords(name, REPLY_WORDS.get(name, ""), counts[name], accepted[name]) for name in counts]
 
 
-def list_class_rows(run: RunFolderContent, site: str, benefit: FederationBenefit | None) -> list[ClassRow]:
-    """Return a row for each class of a hospital that has a figure; without a comparison, of the federated model."""
+def make_class_rows(run: RunFolderContent, site: str, benefit: FederationBenefit | None) -> list[ClassRow]:
+    """Return the report's rows: one for each class with an AUROC on the hospital's own test images.
+
+    Args:
+        benefit: The comparison with models trained alone. Without it, rows have the federated model's AUROC only.
+    """
     result = run.summary.per_site.get(site)
     tested = result.per_class if result else {}
     positives = {name: metrics.positives for name, metrics in tested.items()}
@@ -114,9 +118,9 @@ def write_own_report(
         comparison=choice.sentence if choice else NO_COMPARISON,
         benefit=benefit,
         models=[WORDS[model] for model in MODELS] if benefit else [WORDS["federated"]],
-        rows=list_class_rows(run, site, benefit),
+        rows=make_class_rows(run, site, benefit),
         mean=summary.per_site[site].mean_auroc if site in summary.per_site else None,
-        at_home=f"{AT_HOME} {COMPARED_AT_HOME}" if choice else AT_HOME,
+        at_home=f"{EVALUATE_NOTE} {COMPARED_AT_HOME}" if choice else EVALUATE_NOTE,
         trained=f"in {format_rounds_in_words(rounds)} of {len(receipt.rounds)}" if rounds else "in no round",
         used=format_rounds_in_words(used) if used else "no round",
         absences=absences[:MOST_ABSENCES],

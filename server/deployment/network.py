@@ -30,6 +30,7 @@ from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_F
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.deployment.timers import find_timer_order_faults, list_timer_settings
 from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.federation.planning import find_planning_faults
 from polyclinic.server.federation.run import run_federation
 from polyclinic.server.federation.set_up import OpenedRunFolder, hash_run_data_sets, record_data_hashes_or_refuse
 from polyclinic.server.runs.live_status import CurrentRun, JsonLinesReader, add_to_run_history
@@ -132,7 +133,9 @@ class NetworkBackend:
                 faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
         except BadInput as error:
             faults += error.faults
-        faults += find_network_build_faults(experiment.model, file.base_folder)
+        faults += find_planning_faults(experiment) or find_network_build_faults(
+            experiment.model_before_planning, file.base_folder
+        )
         faults += find_timer_order_faults(list_timer_settings(experiment))
         if not faults:
             faults += find_network_privacy_faults(make_hospital_plan(experiment), method.site)

@@ -33,7 +33,9 @@ PROGRAM = (sys.executable, "-P", "-m", "polyclinic.server.cli")
 
 
 class RunExitCode(IntEnum):
-    """Exit codes of ``flwr-server run``; docs/troubleshooting.md prints these texts.
+    """Exit codes of ``flwr-server run``.
+
+    docs/troubleshooting.md prints these texts: the cause, and after the semicolon who or what helps.
 
     Attributes:
         DONE: Done.

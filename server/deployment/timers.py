@@ -46,7 +46,7 @@ class TimerOrderRule:
     consequence: str
 
 
-ORDER = (
+TIMER_ORDER = (
     TimerOrderRule(
         "heartbeat of a site", "site taken for lost", "a site would be taken for lost between two heartbeats"
     ),
@@ -62,10 +62,10 @@ ORDER = (
 
 
 def find_timer_order_faults(all_timers: Sequence[TimerSetting]) -> list[Fault]:
-    """Return a fault for each rule in :data:`ORDER` whose inner timer is not shorter than its outer timer."""
+    """Return a fault for each rule in :data:`TIMER_ORDER` whose inner timer is not shorter than its outer timer."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
-    for nesting in ORDER:
+    for nesting in TIMER_ORDER:
         inner, outer = by_name[nesting.inner], by_name[nesting.outer]
         if inner.seconds >= outer.seconds:
             problem = (
@@ -76,7 +76,7 @@ def find_timer_order_faults(all_timers: Sequence[TimerSetting]) -> list[Fault]:
     return faults
 
 
-FIXED = (
+FIXED_TIMERS = (
     TimerSetting("late joiner's roll call", JOIN_DEADLINE_S, "the site is not asked again before it reconnects"),
     TimerSetting("refused site says that it knows", REFUSAL_NOTED_S, "the site is left without the reason"),
     TimerSetting("heartbeat of a site", HEARTBEAT_PAUSE_S, "the site sends the next one"),
@@ -118,7 +118,7 @@ def list_timer_settings(experiment: Experiment | None) -> list[TimerSetting]:
         effect = "a site that has not answered has no sentence in the report; the run ends"
         name = "evaluation.compare_local, after the test"
         run_timers.append(TimerSetting(name, section.round_deadline_s, effect, source=f"the experiment; {longer}"))
-    return [*run_timers, *FIXED]
+    return [*run_timers, *FIXED_TIMERS]
 
 
 def make_timer_table(all_timers: Sequence[TimerSetting]) -> Table:

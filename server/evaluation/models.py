@@ -10,7 +10,7 @@ from polyclinic.common.system.toml import read_toml
 
 
 def parse_group_columns(texts: Sequence[str]) -> tuple[GroupColumn, ...]:
-    """Return the columns of subgroups.
+    """Check the values of ``--by``; return them without repetitions, in the order of :data:`GROUP_COLUMNS`.
 
     Raises:
         BadInput: If one is none of :data:`GROUP_COLUMNS`.

@@ -50,7 +50,7 @@ from polyclinic.server.evaluation.collect import QuestionWithModels
 NORMAL_95 = 1.959964
 BY_HOSPITAL = "inverse variance over hospitals"
 """Name of the test of two models on the images of all hospitals."""
-ABOUT = "The test part: patients on whom no run trains at this site."
+TEST_PART_NOTE = "The test part: patients on whom no run trains at this site."
 RowKey = tuple[str, str, str, str]
 """Model, class, column and group."""
 
@@ -60,7 +60,7 @@ class RowOfSite:
     """A row of a hospital's answer.
 
     Attributes:
-        histogram: The spread of its scores; None if the hospital does not tell it.
+        histogram: The histogram of its scores; None if the hospital does not send it.
         score_sums: Sum of the scores in each tenth, ``(10,)``.
     """
 
@@ -89,29 +89,32 @@ def pool_answers(
         for (model, name, column, _), row in of_site.items()
         if not column
     ]
-    pooled = list(_pool_rows(by_site))
-    several = len(answers) > 1
-    rows = [row for row in pooled if several and not row.column] + rows
-    rows += [row if several else replace(row, data=next(iter(answers))) for row in pooled if row.column]
     comparisons = [comparison for site, reply in answers.items() for comparison in _read_comparisons(site, reply)]
-    if several:
+    pooled = list(_pool_rows(by_site))
+    subgroup_rows = [row for row in pooled if row.column]
+    if len(answers) > 1:
+        pooled_rows = [row for row in pooled if not row.column]
+        rows = [*pooled_rows, *rows, *subgroup_rows]
         comparisons = [*_pool_comparisons(comparisons), *comparisons]
+    else:
+        # Of one hospital, all images together are its own.
+        rows += [replace(row, data=site) for row in subgroup_rows for site in answers]
     over_patients = bool(answers) and all(reply.over_patients for reply in answers.values())
     coverage = [
         _describe_coverage(site, model.name, classes_of_models[model.name], reply)
         for site, reply in answers.items()
         for model in asked.models
     ]
-    order = {name: place for place, name in enumerate(tested)}
-    models = {model.name: place for place, model in enumerate(asked.models)}
-    rows.sort(key=lambda row: (order[row.class_name], models[row.model]))
+    class_places = {name: place for place, name in enumerate(tested)}
+    model_places = {model.name: place for place, model in enumerate(asked.models)}
+    rows.sort(key=lambda row: (class_places[row.class_name], model_places[row.model]))
     return Evaluation(
         models=tuple(
             ScoredModel(model.name, model.kind, sent.sha256, classes_of_models[model.name], model.unlearned)
             for model, sent in zip(asked.models, asked.question.models, strict=True)
         ),
         data=tuple(
-            ScoredData(site, ABOUT, reply.images, reply.patients if over_patients else None, reply.class_names)
+            ScoredData(site, TEST_PART_NOTE, reply.images, reply.patients if over_patients else None, reply.class_names)
             for site, reply in answers.items()
         ),
         figures=EvaluationFigures(
@@ -138,7 +141,7 @@ def _describe_coverage(site: str, model: str, classes: Sequence[str], reply: Sco
 
 
 def _list_notes(asked: QuestionWithModels, answers: Mapping[str, ScoringReply]) -> Iterator[str]:
-    """Yield a sentence on what each hospital does not tell."""
+    """Yield a sentence on each part of the figures that a hospital withholds."""
     classes = {name for model in asked.models for name in model.class_names}
     for site, reply in answers.items():
         if hidden := [f"“{name}”" for name in reply.hidden if name in classes]:
@@ -159,10 +162,12 @@ def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, RowOfSite]]:
     points = dict[int, list[DecisionsAtThreshold]]()
     for place, row in enumerate(reply.point_rows):
         points.setdefault(row, []).append(_read_point(reply, place))
+    tenths = len(TENTH_EDGES) + 1
     for row, key in enumerate(zip(reply.models, reply.classes, reply.columns, reply.groups, strict=True)):
         histogram = reply.histograms.get(row)
-        sums = reply.score_sums[row * (len(TENTH_EDGES) + 1) : (row + 1) * (len(TENTH_EDGES) + 1)]
-        brier, error = reply.brier[row], reply.calibration_error[row]
+        sums = reply.score_sums[row * tenths : (row + 1) * tenths]
+        brier = reply.brier[row]
+        error = reply.calibration_error[row]
         bins = () if histogram is None else _make_bins(histogram, sums)
         figures = ClassFigures(
             positives=reply.positives[row],
@@ -182,7 +187,8 @@ def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, RowOfSite]]:
 
 def _read_point(reply: ScoringReply, place: int) -> DecisionsAtThreshold:
     row = reply.point_rows[place]
-    detected, alarms = reply.true_positives[place], reply.false_positives[place]
+    detected = reply.true_positives[place]
+    alarms = reply.false_positives[place]
     decisions = DecisionCounts(detected, reply.positives[row] - detected, alarms, reply.negatives[row] - alarms)
     return DecisionsAtThreshold(
         reply.point_rules[place],
@@ -202,7 +208,7 @@ def _read_interval(low: float, high: float) -> Interval | None:
 
 
 def _make_bins(histogram: ScoreHistogram, score_sums: Sequence[float]) -> tuple[ReliabilityBin, ...]:
-    """Return the tenths of a reliability diagram; exact, because each tenth is the border of a step."""
+    """Return the tenths of a reliability diagram; they are exact, because bins of the histogram end at each tenth."""
     borders = find_score_bins(TENTH_EDGES) + 1
     images = [int(part.sum()) for part in np.split(histogram.positives + histogram.negatives, borders)]
     positives = [int(part.sum()) for part in np.split(histogram.positives, borders)]
@@ -216,21 +222,24 @@ def _make_bins(histogram: ScoreHistogram, score_sums: Sequence[float]) -> tuple[
 
 
 def _pool_rows(by_site: Mapping[str, Mapping[RowKey, RowOfSite]]) -> Iterator[FigureRow]:
-    """Yield the figures of all images whose hospitals tell how scores are spread, in the order of groups."""
+    """Yield the figures of all images of the hospitals that send histograms, in the order of columns and groups."""
     keys = list(dict.fromkeys(key for rows in by_site.values() for key in rows))
     for column, grouping in (("", None), *GROUPINGS.items()):
-        of_column = [key for key in keys if key[2] == column]
-        groups = [""] if grouping is None else grouping.order_groups([key[3] for key in of_column])
+        column_keys = [key for key in keys if key[2] == column]
+        groups = [""] if grouping is None else grouping.order_groups([key[3] for key in column_keys])
         for group in groups:
-            for key in (key for key in of_column if key[3] == group):
+            group_keys = [key for key in column_keys if key[3] == group]
+            for key in group_keys:
+                model, class_name, _, _ = key
                 parts = [rows[key] for rows in by_site.values() if key in rows and rows[key].histogram is not None]
                 if parts:
-                    yield FigureRow(TOGETHER, key[0], key[1], _pool_figures(key, parts), column, group)
+                    yield FigureRow(TOGETHER, model, class_name, _pool_figures(key, parts), column, group)
 
 
 def _pool_figures(key: RowKey, parts: Sequence[RowOfSite]) -> ClassFigures:
     histogram = reduce(add, (part.histogram for part in parts if part.histogram is not None))
-    auroc, precision = compute_pooled_auroc(histogram), compute_pooled_average_precision(histogram)
+    auroc = compute_pooled_auroc(histogram)
+    precision = compute_pooled_average_precision(histogram)
     generator = np.random.default_rng(derive_seed("evaluate", *key))
     return ClassFigures(
         positives=int(histogram.positives.sum()),
@@ -293,12 +302,18 @@ def _read_comparisons(site: str, reply: ScoringReply) -> Iterator[ModelCompariso
         if not reply.columns[row]
     }
     for place, name in enumerate(reply.pair_classes):
-        difference, error = reply.differences[place], _read_number(reply.standard_errors[place])
-        p_value = None if not error else compute_two_sided_p_value(difference / error)
+        difference = reply.differences[place]
+        interval = (reply.difference_lows[place], reply.difference_highs[place])
+        error = _read_number(reply.standard_errors[place])
+        p_value = compute_two_sided_p_value(difference / error) if error else None
         test = DELONG if reply.pair_tests[place] == DELONG else BY_PATIENT
         yield ModelComparison(
-            *(site, name, reply.pair_firsts[place], reply.pair_seconds[place], images.get(name, 0)),
-            EstimateWithInterval(difference, (reply.difference_lows[place], reply.difference_highs[place])),
+            site,
+            name,
+            reply.pair_firsts[place],
+            reply.pair_seconds[place],
+            images.get(name, 0),
+            EstimateWithInterval(difference, interval),
             delong_p=p_value if test == DELONG else None,
             patient_p=p_value if test == BY_PATIENT else None,
             p_value=p_value,
@@ -321,7 +336,11 @@ def _pool_comparisons(comparisons: Sequence[ModelComparison]) -> Iterator[ModelC
         interval = difference - NORMAL_95 * error, difference + NORMAL_95 * error
         p_value = compute_two_sided_p_value(difference / error)
         yield ModelComparison(
-            *(TOGETHER, name, first, second, sum(each.images for each in members)),
+            TOGETHER,
+            name,
+            first,
+            second,
+            sum(each.images for each in members),
             EstimateWithInterval(difference, interval),
             delong_p=None,
             patient_p=None,

@@ -96,8 +96,8 @@ class PixelClassifier(nn.Module):
 class WindowLogits(nn.Module):
     """The exported module of a model of patches: raw pixels of a window in, logits out.
 
-    Windows that overlap are averaged, and a mean of probabilities is another number than that of a mean of logits. So
-    sigmoid or softmax come after the mean.
+    The caller averages overlapping windows, and applies sigmoid or softmax to the mean: the mean of the windows'
+    probabilities would be another number.
     """
 
     def __init__(self, network: SplitNetwork) -> None:

@@ -30,7 +30,7 @@ from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
 from polyclinic.data.base.decoded_size import LARGEST_MB
 from polyclinic.data.base.spec import (
-    AS_IN_FILE,
+    DEFAULT_RENDERING,
     Axis,
     BitDepth,
     Frame,
@@ -89,7 +89,7 @@ def choose_model_image_format(
     if (form := read_model_description(folder).pixels) is not None:
         return make_trained_image_format(form, rendering, _read_run_data_settings(folder).largest_mb)
     shown = _read_run_data_settings(folder)
-    options = None if rendering is None or replace(rendering, bit_depth=None) == AS_IN_FILE else rendering
+    options = None if rendering is None or replace(rendering, bit_depth=None) == DEFAULT_RENDERING else rendering
     bit_depth = rendering.bit_depth if rendering else None
     shown_as = replace(
         options or PictureRenderingOptions(shown.frame, shown.axis, shown.window),

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN
+from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN, PATCH_KEYS, PLANNED_KEYS
 from polyclinic.common.plugins import format_plugin_user_name, is_local_plugin_name
 from polyclinic.common.system.files import Parts, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
@@ -29,8 +29,8 @@ from polyclinic.strategies.engine.state import (
 )
 from polyclinic.strategies.registry import build_experiment_strategy
 
-VERSION = 4
-KEPT = 2
+FORMAT_VERSION = 4
+KEPT_CHECKPOINTS = 2
 _MOST_CHANGES = 5
 _MAY_CHANGE = (
     "simulation",
@@ -81,7 +81,7 @@ class CheckpointFolder:
         self.folder, self.durable = run_folder / "checkpoints", durable
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove old ones, so that :data:`KEPT` checkpoints remain."""
+        """Write a checkpoint, and remove old ones, so that :data:`KEPT_CHECKPOINTS` checkpoints remain."""
         content, number = serialize_federation_state_parts(checkpoint.state), checkpoint.state.round
         facts = {
             "round": number,
@@ -92,11 +92,11 @@ class CheckpointFolder:
         }
         make_private_folder(self.folder)  # a model before its last round is for nobody else, nor are sites' statistics
         write_atomically(self._round_checkpoint_path(number, "safetensors"), content, durable=self.durable)
-        whole = {"version": VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
+        whole = {"version": FORMAT_VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
         write_atomically(self._round_checkpoint_path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         # Of later rounds there are only those that could not be read; they must not take these ones' places.
         numbers = self._list_checkpoint_rounds()
-        self._remove_checkpoints(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
+        self._remove_checkpoints(numbers[: max(bisect.bisect_right(numbers, number) - KEPT_CHECKPOINTS, 0)])
 
     def read_round_checkpoint(self, server_round: int) -> Checkpoint | None:
         """Return the checkpoint of this round; None if it is missing or damaged."""
@@ -144,8 +144,8 @@ class CheckpointFolder:
             raise ValueError("it is cut off or damaged") from None
         if not isinstance(whole, dict) or "version" not in whole:
             raise ValueError("it is not what a run writes")
-        if whole["version"] != VERSION:
-            raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
+        if whole["version"] != FORMAT_VERSION:
+            raise ValueError(f"it has version {whole['version']}, this release reads {FORMAT_VERSION}")
         facts: Any = whole.get("facts")
         if _hash_checkpoint([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
@@ -235,9 +235,12 @@ def describe_experiment_changes(before: Mapping[str, Any], experiment: Experimen
     """
     began, now = dict(before), experiment.model_dump(mode="json")
     began["run"] = {**began["run"], "name": now["run"]["name"]}
-    for key in NAMED_BY_THE_RUN:
-        if now["model"][key] is None:  # compared when the network is built
+    planned = (*PLANNED_KEYS, *PATCH_KEYS) if experiment.planning is not None else ()
+    for key in (*NAMED_BY_THE_RUN, *planned):
+        if now["model"].get(key) is None:  # compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
+    if planned and "batch_size" not in experiment.training.model_fields_set:
+        now["training"] = {**now["training"], "batch_size": began["training"]["batch_size"]}
     old, new = (
         {
             key: value

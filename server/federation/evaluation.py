@@ -42,9 +42,11 @@ from polyclinic.common.metrics.pooled import (
 )
 from polyclinic.common.metrics.score_histograms import ScoreHistogram, compute_score_histogram
 from polyclinic.common.metrics.segmentation import (
+    SegmentationSummary,
+    SiteOverlap,
     compute_patient_figures,
     make_patient_histogram,
-    summarise_patient_histograms,
+    pool_site_overlaps,
     summarise_patients,
 )
 from polyclinic.common.models.gpu import move_network_to_device
@@ -57,7 +59,7 @@ from polyclinic.common.models.network import (
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.segmenting import compare_with_masks
 from polyclinic.common.models.state import write_model_state
-from polyclinic.common.models.zoo.spec import is_segmentation
+from polyclinic.common.models.zoo.spec import DICE, HAUSDORFF, is_segmentation
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
@@ -80,7 +82,9 @@ from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
 MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
 """The unit of distances in volumes, of which hospitals tell counts alone."""
-SITES_PARTS = "mean over the sites' own test parts"
+MEAN_OVER_SITES_NOTE = "mean over the sites' own test parts"
+MEAN_OVER_PATIENTS_NOTE = "mean over the patients of the sites' own test parts"
+"""Note of the figures of a segmentation."""
 Histograms = Mapping[str, ScoreHistogram]
 
 
@@ -230,7 +234,7 @@ def save_and_test_model(
             vocabulary=plan.vocabulary,
         )
         sha256 = saved.model_sha256
-        test = summarise_test_results(over_sites, *groups, SITES_PARTS)
+        test = summarise_test_results(over_sites, *groups, MEAN_OVER_SITES_NOTE)
         if setting.test is not None and len(setting.test) > 0:
             test, histograms = _test_global_model(network, setting.test, setting, groups, plan)
         if setting.external is not None:
@@ -306,15 +310,13 @@ def _add_histogram_metrics(
     validation = sum_site_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
     sums = masked_sums or sum_site_histograms({answer.site: answer.histograms for answer in answers}, owners)
     if is_segmentation(coordinator.plan.model.task):
-        drawing = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
-        reported = summarise_patient_histograms({name: each.histogram for name, each in sums.items()}, drawing)
-        if own is None and masked_sums:
-            per_class = {name: make_metrics_of_overlap(reported.per_class.get(name)) for name in contract.class_names}
-            test = summarise_test_results(per_class, *groups, SUMS)
-        if test.segmentation is not None or not sums:
+        pooled = _pool_overlaps(coordinator, answers, owners, masked_sums, real=real)
+        if test.segmentation is not None or not pooled.per_class:  # the coordinator's own images, or no histogram
             return test
-        unit = MM_WHERE_KNOWN if coordinator.plan.model.takes_volumes else "pixels"
-        return replace(test, segmentation=replace(reported, unit=unit))
+        if test.note == MEAN_OVER_SITES_NOTE:
+            of_classes = {name: make_metrics_of_overlap(pooled.per_class.get(name)) for name in contract.class_names}
+            test = summarise_test_results(of_classes, *groups, SUMS if masked_sums else MEAN_OVER_PATIENTS_NOTE)
+        return replace(test, segmentation=pooled)
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
     points = choose_operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
@@ -328,6 +330,32 @@ def _add_histogram_metrics(
             SUMS,
         )
     return replace(test, pooled=of_all, operating_points=points)
+
+
+def _pool_overlaps(
+    coordinator: Coordinator,
+    answers: Sequence[EvaluateReply],
+    owners: Mapping[str, Sequence[str]],
+    masked_sums: Mapping[str, SummedScoreHistogram],
+    *,
+    real: bool,
+) -> SegmentationSummary:
+    """Return the figures of a segmentation over the patients of all sites; arguments as in the caller.
+
+    Under secure aggregation the sum of the sites' histograms is all that is known.
+    """
+    of_sites: dict[str, list[SiteOverlap]] = {name: [SiteOverlap(each.histogram)] for name, each in masked_sums.items()}
+    for answer in () if masked_sums else sorted(answers, key=lambda answer: answer.site):
+        metrics = _convert_to_class_metrics(answer)
+        for name, histogram in answer.histograms.items():
+            if answer.site in owners.get(name, ()):
+                means = metrics[name].more
+                overlap = SiteOverlap(histogram, means.get(DICE), means.get(HAUSDORFF))
+                of_sites.setdefault(name, []).append(overlap)
+    of_sites = {name: of_sites[name] for name in owners if name in of_sites}
+    seed = derive_seed(coordinator.plan.run.seed, "pooled intervals")
+    pooled = pool_site_overlaps(of_sites, np.random.default_rng(seed) if real else None)
+    return replace(pooled, unit=MM_WHERE_KNOWN if coordinator.plan.model.takes_volumes else "pixels")
 
 
 def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> ClassMetrics:

@@ -34,6 +34,7 @@ from polyclinic.server.federation.evaluation import (
     select_counting_replies,
     unknown_count_to_none,
 )
+from polyclinic.server.federation.planning import plan_network_of_run
 from polyclinic.server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from polyclinic.server.runs.progress import SilentRunProgress
 from polyclinic.server.runs.unlearned import (
@@ -70,6 +71,8 @@ def run_federation(
     frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
     begun = setting.resumed.experiment["model"] if setting.resumed else {}
     experiment = add_model_file_hashes(experiment, frozen, setting.base, begun)
+    if experiment.planning is not None:
+        experiment = plan_network_of_run(grid, experiment, setting)
     recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),

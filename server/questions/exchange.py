@@ -30,7 +30,7 @@ def make_question_run(kind: str) -> str:
 
 @dataclass(frozen=True)
 class QuestionAnswers(Generic[R]):
-    """What the hospitals answered.
+    """The hospitals' answers to a question, and why others did not answer.
 
     Attributes:
         answers: Site -> its answer, in the order of names.

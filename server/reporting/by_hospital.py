@@ -6,7 +6,7 @@ from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, ClassMetrics
 from polyclinic.common.metrics.calibration import ThresholdDecisions
 from polyclinic.server.runs.reader import RunSummary
 
-HOSPITALS_SHOWN = 12
+MAX_HOSPITALS = 12
 """Columns of the table of hospitals and classes."""
 NETWORK = "network"
 """The backend of a run with real hospitals. Simulated sites share test images, so that the page has all figures."""
@@ -48,7 +48,7 @@ def tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
     tested = {site: result for site, result in summary.per_site.items() if result.per_class}
     if summary.backend != NETWORK or not tested:
         return None
-    sites = tuple(tested)[:HOSPITALS_SHOWN]
+    sites = tuple(tested)[:MAX_HOSPITALS]
     names = [name for name in summary.classes if any(name in tested[site].per_class for site in sites)]
     rows = {name: tuple(tested[site].per_class.get(name) for site in sites) for name in names}
     decisions = {

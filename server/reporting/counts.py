@@ -57,7 +57,7 @@ def format_both(count: Count | None) -> str:
 
 
 def format_count_result(result: CountResult) -> RenderableType:
-    """Format the answers for a terminal of 80 columns: who told what, then a table for each table of the menu."""
+    """Format the answers for a terminal of 80 columns: a line for each hospital, then each table."""
     pieces: list[RenderableType] = [Text(result.question.title)] if result.question.title else []
     pieces += [Text(f"{site}: {result.describe_site(site)}") for site in result.sites]
     pieces += [Text(f"{site}: {reason}") for site, reason in result.silent.items()]
@@ -110,7 +110,7 @@ def show_count_result(result: CountResult, console: EscapingConsole, out: Path |
 
 
 def make_counts_json(result: CountResult) -> dict[str, Any]:
-    """Return all answers as JSON."""
+    """Return the content of ``counts.json``: question, hospitals, and each count by hospital and in total."""
     return {
         "run": result.run,
         "time": result.time,

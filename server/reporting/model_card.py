@@ -36,7 +36,8 @@ def render_model_card(folder: Path) -> str:
     Raises:
         BadInput: If a file cannot be read, or the summary belongs to another model.
     """
-    run, saved = read_run(folder), read_model_description(folder)
+    run = read_run(folder)
+    saved = read_model_description(folder)
     summary = run.summary
     if summary.model_sha256 != saved.model_sha256:
         problem = f"summary.json is of the model {summary.model_sha256}, {DESCRIPTION} of {saved.model_sha256}."
@@ -81,4 +82,6 @@ def format_positive_image_count(summary: RunSummary, name: str) -> str:
     if not visible:
         return UNKNOWN
     total = format_count(sum(visible))
-    return total if len(visible) == len(counts) else f"{total} at {len(visible)} of {len(counts)} sites, else {UNKNOWN}"
+    if len(visible) == len(counts):
+        return total
+    return f"{total} at {len(visible)} of {len(counts)} sites, else {UNKNOWN}"

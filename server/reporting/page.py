@@ -44,7 +44,6 @@ class AnnotatedClassGroup:
 
     @property
     def title(self) -> str:
-        """Return the title of the group."""
         return GROUP_TITLES[self.kind]
 
 

@@ -13,7 +13,7 @@ from polyclinic.common.metrics.auroc import (
     compute_mean_and_sd,
 )
 from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
-from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, format_value_with_error
+from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, LARGEST_ERROR, format_value_with_error
 from polyclinic.common.models.zoo.spec import DICE, is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.plain_text import (
@@ -69,7 +69,7 @@ class RunClaims:
 
 
 def make_run_claims(run: RunFolderContent) -> RunClaims:
-    """Return the claims that a run supports."""
+    """Return the claims of a run's summary and rounds."""
     is_auroc = run.summary.test.figure_name == "AUROC"
     mean = run.summary.test.compute_headline_auroc().mean if is_auroc else None
     return RunClaims(
@@ -257,7 +257,7 @@ def explain_missing_auroc(result: ClassMetrics | None) -> str:
     if DICE in result.more and result.positives == 0:
         return "no test image shows it"
     if "auroc" in result.errors:
-        return TOO_WIDE
+        return LARGE_ERROR_NOTE
     if result.positives is None:
         return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
     if not result.positives and not result.negatives:
@@ -626,13 +626,17 @@ def is_last_round_best(summary: RunSummary) -> bool:
 
 def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on classes that only one site annotates, because the model learns that site's way of reading."""
-    summary, hidden, active = run.summary, find_hidden_count_classes(run.summary), _list_active_sites(run)
+    summary = run.summary
     if summary.is_initial_model_tested or len(summary.sites) < 2:
         return
-    for site in (site for site in summary.sites if site in active):
-        if names := [
-            n for n in summary.classes if summary.annotating_sites_by_class.get(n, ()) == (site,) and n not in hidden
-        ]:
+    hidden = find_hidden_count_classes(summary)
+    active = _list_active_sites(run)
+    annotating_sites = summary.annotating_sites_by_class
+    for site in summary.sites:
+        if site not in active:
+            continue
+        names = [name for name in summary.classes if annotating_sites.get(name, ()) == (site,) and name not in hidden]
+        if names:
             reading = f"the model has learned that site's way of reading {_choose_verb_form(names, 'it', 'them')}"
             alone = f"{_choose_verb_form(names, 'is', 'are')} annotated by {site} alone"
             yield f"{join_as_english_list([f'“{name}”' for name in names])} {alone}: {reading}."

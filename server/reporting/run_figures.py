@@ -83,7 +83,7 @@ def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None
 
 
 def make_round_axis() -> Axis:
-    """Return a horizontal axis for rounds."""
+    """Return an axis with ticks at whole rounds."""
     return Axis("round", whole_numbers=True)
 
 

@@ -16,9 +16,9 @@ from polyclinic.server.reporting.page import AnnotatedClassGroup, group_classes_
 from polyclinic.server.runs.reader import read_run
 from polyclinic.server.runs.tracking import flatten_settings
 
-SITES_SHOWN = 60
+MAX_SITES = 60
 """Of more sites, tables show the first and participation is not drawn."""
-DOTS_SHOWN = 4000
+MAX_DOTS = 4000
 
 
 def write_run_report(folder: Path) -> Path:
@@ -35,7 +35,7 @@ def write_run_report(folder: Path) -> Path:
     if (segmentation := summary.test.segmentation) is not None:
         of_classes = {name: each.interval for name, each in segmentation.per_class.items() if each.interval}
     figure_name = "Dice" if run_claims.is_segmentation_run(summary) else "AUROC"
-    drawn = 0 < len(sites) <= SITES_SHOWN and 0 < len(sites) * len(run.rounds) <= DOTS_SHOWN
+    drawn = 0 < len(sites) <= MAX_SITES and 0 < len(sites) * len(run.rounds) <= MAX_DOTS
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
     for line in run.rounds:
@@ -63,8 +63,8 @@ def write_run_report(folder: Path) -> Path:
         run=run,
         summary=summary,
         groups=groups,
-        sites=list(summary.sites.items())[:SITES_SHOWN],
-        choices=run_claims.describe_site_benefits(run)[:SITES_SHOWN],
+        sites=list(summary.sites.items())[:MAX_SITES],
+        choices=run_claims.describe_site_benefits(run)[:MAX_SITES],
         SITE_MODELS=SITE_MODELS,
         rounds=run.rounds,
         samples=run.samples,

@@ -21,7 +21,7 @@ SITES_MARKED = 12
 """Number of sites up to which each has a column; more are counted, because there would be no room."""
 CLASS_SHARE = 4
 """The column of classes keeps a share of the terminal of one in this number, if the words of classes need it."""
-BEST = "★"
+BEST_MARK = "★"
 
 
 def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> "ClassAurocTable":
@@ -72,7 +72,7 @@ class ClassAurocTable:
         first = next(iter(self.summaries.values()))
         table = Table(title=f"{first.test.figure_name} by class", title_justify="left", caption_justify="left")
         marks_class = "" if site_headings is None else "● annotates the class"
-        marks_best = f"{BEST} highest in its row" if len(self.summaries) > 1 else ""
+        marks_best = f"{BEST_MARK} highest in its row" if len(self.summaries) > 1 else ""
         table.caption = "   ".join(filter(None, (marks_class, marks_best)))
         table.add_column("class", overflow="fold")
         for heading in ["sites"] if site_headings is None else site_headings:
@@ -105,7 +105,7 @@ def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
     exact = not any(value.error for value in values if value is not None)
     best = max(defined) if len(defined) > 1 and exact else None
-    return [Text(f"{BEST} {text}", style="bold green") if text == best else Text(text) for text in printed]
+    return [Text(f"{BEST_MARK} {text}", style="bold green") if text == best else Text(text) for text in printed]
 
 
 def format_run_result(run: RunFolderContent) -> Group:

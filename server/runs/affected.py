@@ -18,7 +18,7 @@ from polyclinic.server.runs.receipt import ReceiptDraft, read_run_receipt
 
 @dataclass(frozen=True)
 class AffectedRun:
-    """A run whose model holds something of a site.
+    """A run whose model contains contributions of a site: its own updates, or those in the model it began with.
 
     Attributes:
         folder: The run's folder.
@@ -48,10 +48,10 @@ class AffectedRun:
 
 @dataclass(frozen=True)
 class SiteTraces:
-    """What a coordinator has of one site.
+    """The runs of a coordinator, by whether they contain contributions of one site.
 
     Attributes:
-        affected: The runs whose models hold something of the site, oldest first.
+        affected: The runs whose models contain contributions of the site, oldest first.
         unaffected: Folders of runs in which the site took no part.
         unreadable: Folder -> why nobody can say if the site took part.
     """

@@ -246,7 +246,7 @@ class RunFolder:
                 self._stopped[site] = reason
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
+        """Write ``summary.json`` of a run that ended, and send the test figures to the trackers."""
         self.replace_finished_results()  # no further round was needed
         text = format_as_json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())

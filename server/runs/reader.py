@@ -298,7 +298,7 @@ class RunSummary(_LenientRunFileModel):
 
     @property
     def table_label(self) -> str:
-        """Return the run's label for tables."""
+        """Return the run's title; the method's name if it has none."""
         return self.name or self.method
 
     @property

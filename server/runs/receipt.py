@@ -267,7 +267,7 @@ def write_run_receipt(audit: AuditLog) -> str:
 
 
 def read_run_receipt(path: Path) -> RunReceipt:
-    """Read a receipt.
+    """Read the receipt of a run, without a check of its signatures or hashes.
 
     Raises:
         BadInput: If the file cannot be read or is not a receipt.

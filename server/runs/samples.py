@@ -44,10 +44,10 @@ WITHOUT_PATIENTS = ("digits", "phantom", "organs")
 """Kinds of data whose images belong to no patient."""
 SAMPLES_PER_KIND = 2
 MAX_CLASSES = 12
-EXAMINED = 2000
+MAX_EXAMINED_IMAGES = 2000
 EXAMINED_OUTLINES = 200
 OUTLINES_PER_CLASS = 3
-SIDES = (96, 64, 48, 32, 24, 16)
+PICTURE_SIDES = (96, 64, 48, 32, 24, 16)
 BUDGET = 300_000
 """Most bytes of all pictures together, which are reduced until they fit."""
 
@@ -69,7 +69,7 @@ def write_sample_images(
     if is_segmentation(network.spec.task):
         write_sample_outlines(folder, network, test, device, precision)
         return
-    test = test.select_rows(np.arange(min(len(test), EXAMINED)))
+    test = test.select_rows(np.arange(min(len(test), MAX_EXAMINED_IMAGES)))
     move_network_to_device(network, device)
     scores = compute_image_probabilities(network, load_pixels_on_device(test, device), precision)
     labels = select_head_row_labels(test, network.class_names).numpy()
@@ -90,7 +90,7 @@ def write_sample_images(
         ]
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
     images = list(test.select_rows(np.array(rows, np.intp)).images)
-    for side in SIDES:  # all at the largest size at which they fit, or at the smallest
+    for side in PICTURE_SIDES:  # all at the largest size at which they fit, or at the smallest
         files = [encode_png_thumbnail(image, side) for image in images]
         if sum(map(len, files)) <= BUDGET:
             break

@@ -14,7 +14,9 @@ from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, read_
 NOBODY_TRAINED = "no site that annotates it took part"
 STAYED_MASKED = "its head row stayed masked in every round, because fewer hospitals than smallest_cohort sent it"
 NO_POSITIVE = "no training image of the sites that annotate it shows it"
-NOT_TOLD = "no site that annotates it tells whether a training image shows it (few patients do, or its policy hides it)"
+COUNT_WITHHELD = (
+    "no site that annotates it tells whether a training image shows it (few patients do, or its policy hides it)"
+)
 """Why it is not known whether a class was learned."""
 MOST_NAMED = 10
 """Most classes that a sentence names."""
@@ -26,7 +28,7 @@ class ClassLearning:
 
     Attributes:
         unlearned: Class -> why the model has not learned it.
-        unknown: Classes of which nobody knows whether it has (:data:`NOT_TOLD`).
+        unknown: Classes of which nobody knows whether it has (:data:`COUNT_WITHHELD`).
     """
 
     unlearned: dict[str, str] = field(default_factory=dict)
@@ -78,7 +80,7 @@ def find_classes_of_unknown_learning(
     warm: Collection[str] = (),
     has_own_images: bool = False,
 ) -> list[str]:
-    """Return the classes of which it is not known whether the model has learned them (:data:`NOT_TOLD`).
+    """Return the classes of which it is not known whether the model has learned them (:data:`COUNT_WITHHELD`).
 
     Args:
         shown, rounds, warm, has_own_images: As in :func:`find_unlearned_classes`.
@@ -136,7 +138,7 @@ def describe_classes_of_unknown_learning(names: Collection[str]) -> str:
     if not names:
         return ""
     listed = list_first_and_count_rest(list(names), MOST_NAMED)
-    return f"Not known whether the model has learned {listed}: {NOT_TOLD}."
+    return f"Not known whether the model has learned {listed}: {COUNT_WITHHELD}."
 
 
 def _find_unlearned_classes_of_run(run: RunFolderContent) -> dict[str, str]:

@@ -50,6 +50,7 @@ from polyclinic.data.load import (
 )
 from polyclinic.data.partition.checks import find_partition_faults
 from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.server.federation.planning import find_planning_faults
 from polyclinic.server.federation.run import run_federation
 from polyclinic.server.federation.set_up import (
     OpenedRunFolder,
@@ -201,7 +202,9 @@ class SimulationBackend:
             self.tell(sentence)
         if not data.patients_known:
             folder.append_event("patients_unknown")
-            if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
+            kind = self.experiment.data.kind if self.experiment.data else ""
+            key = NAMES_PATIENTS.get(kind)
+            if key is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_run_progress(folder.path) as watchers:
             summary = self._run_federation(setting, experiment, watchers)
@@ -349,7 +352,9 @@ def check_simulation_experiment(
     except BadInput as error:
         faults += error.faults
     faults += _find_simulation_setting_faults(experiment)
-    faults += find_network_build_faults(experiment.model, file.base_folder)
+    faults += find_planning_faults(experiment) or find_network_build_faults(
+        experiment.model_before_planning, file.base_folder
+    )
     if experiment.data is not None:
         faults += find_dataset_faults(experiment.data, file.base_folder)
     faults += find_external_test_faults(experiment.external_test, file.base_folder)
@@ -371,7 +376,7 @@ def check_simulation_experiment(
         raise_faults(find_missing_coordinator_images(method, data.server))
         classes = contract.class_names
         keeps_norm = method.site.keeps_batch_norm_local
-        raise_faults(find_plugin_network_faults(experiment.model, len(classes), keeps_norm=keeps_norm))
+        raise_faults(find_plugin_network_faults(experiment.model_before_planning, len(classes), keeps_norm=keeps_norm))
         if keeps_norm and (sentence := describe_missing_batch_norm(experiment.model)):
             tell(sentence)
         missing = method.site.missing_labels_count_as

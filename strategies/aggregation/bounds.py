@@ -135,8 +135,12 @@ def divide_norms_by_medians(lengths: Lengths, medians: Lengths) -> dict[str, flo
     """
     relative = dict[str, float]()
     for part, length in lengths.items():
-        if part in medians:
-            relative[part] = length / medians[part] if medians[part] else (math.inf if length else 0.0)
+        if part not in medians:
+            continue
+        if medians[part]:
+            relative[part] = length / medians[part]
+        else:
+            relative[part] = math.inf if length else 0.0
     return relative
 
 

@@ -93,7 +93,7 @@ class FlatMean(ABC):
 
     @property
     def mean(self) -> Float64:
-        """Return the whole mean."""
+        """Return the mean of all entries, float64; two threads share a long array."""
         result = np.empty(self._size, np.float64)
 
         def fill_block(block: slice) -> None:
@@ -123,7 +123,7 @@ class PrecomputedMean(FlatMean):
         self._values = values
 
     def compute_mean_of_block(self, block: slice) -> Float64:
-        """Return one slice of the mean."""
+        """Return the mean of the entries in ``block``, float64."""
         return self._values[block]
 
 
@@ -171,7 +171,7 @@ class BlockwiseMean(FlatMean):
         self._weight = np.float64(total)
 
     def compute_mean_of_block(self, block: slice) -> Float64:
-        """Return one block of the mean."""
+        """Compute the mean of the entries in ``block``, float64, in the order in which arrays were added."""
         total = np.zeros(len(self._weighted[0][0][block]), np.float64)
         weighted = np.empty_like(total)
         for array, weight in self._weighted:

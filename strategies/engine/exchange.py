@@ -187,7 +187,8 @@ class ExchangeRequests:
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
         """Make the message that requests an evaluation on a site's validation images or test images."""
-        request = self.make_request_record(partial(EvaluateRequest, test=test), site, model)
+        rows = self.method.site.select_test_rows(site, self.context.contract) if test else None
+        request = self.make_request_record(partial(EvaluateRequest, test=test), site, model, rows)
         self.expected[site] = ModelGroups()
         return self.make_flower_message(site, MessageType.EVALUATE, encode_record(request, self.written))
 
@@ -205,15 +206,20 @@ class ExchangeRequests:
         group = str(self.context.round)
         return make_request(content, self.nodes[site], kind, group_id=group, ttl=self.deadline_s)
 
-    def make_request_record(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
-        """Make a request of this run and round to one site, with the model and the site's head rows.
+    def make_request_record(
+        self, make: Callable[..., Q], site: str, model: ModelState, rows: Sequence[str] | None = None
+    ) -> Q:
+        """Make a request of this run and round to one site, with the model and these of its head rows.
 
         Args:
             make: Record class of the request, or a function that makes the record from named fields.
             site: The site that receives the request.
             model: The model to train or evaluate.
+            rows: Classes of the head rows; None for those that the site holds.
         """
-        rows, frozen = self.method.site.select_own_rows(site, self.context.contract), ModelGroups()
+        frozen = ModelGroups()
+        if rows is None:
+            rows = self.method.site.select_own_rows(site, self.context.contract)
         if self.frozen is not None:
             held_before = self.answers[site].holds_frozen
             frozen = self.frozen.get_frozen_part_for_site(site, held_before=held_before)

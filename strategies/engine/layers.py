@@ -137,7 +137,7 @@ class ImageClaimLayer(CoordinatorRoundLayer):
     coordinator: "Coordinator"
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Return the reply with the number of training images that counts for the site."""
+        """Return the reply; if it claims too many training images, with the lower number that counts."""
         images = self.coordinator.requests.images.get(reply.site)
         return reply if images is None else replace(reply, train_samples=images)
 
@@ -242,26 +242,25 @@ class ModelCollapse(RoundRepetition):
 def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
     """Return why a model has collapsed (it is useless to more than half of the sites), or an empty string.
 
-    At least :data:`FEWEST_HARMED` sites must say so: where the others keep their figures, a single site could otherwise
-    have each round trained twice.
+    At least :data:`FEWEST_HARMED` sites must say so. Otherwise a single site could have each round trained twice, where
+    the others send no figures.
 
     Args:
         losses: Site -> validation loss of the current model.
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost, worse = set[str](), list[float]()
-    for site, why in absent.items():
-        if any(words in why for words in CANNOT_GO_ON):
-            lost.add(site)
-    for site in losses.keys() & before.keys():
-        if (ratio := compute_loss_ratio(losses[site], before[site])) > COLLAPSE:
-            worse.append(ratio)
-    voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
-    if len(lost) + len(worse) < FEWEST_HARMED or 2 * (len(lost) + len(worse)) <= voters:
+    diverged_sites = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    ratios = [compute_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
+    high_ratios = [ratio for ratio in ratios if ratio > COLLAPSE]
+    harmed = len(diverged_sites) + len(high_ratios)
+    voters = len(diverged_sites | (before.keys() & (losses.keys() | absent.keys())))
+    if harmed < FEWEST_HARMED or 2 * harmed <= voters:
         return ""
-    much = f"a validation loss {min(worse):.3g} times as high as before, or more" if worse else "no finite loss"
-    return f"{len(lost) + len(worse)} of {voters} sites have {much}"
+    if not high_ratios:
+        return f"{harmed} of {voters} sites have no finite loss"
+    lowest = min(high_ratios)
+    return f"{harmed} of {voters} sites have a validation loss {lowest:.3g} times as high as before, or more"
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,8 @@ class RollbackLayer(CoordinatorRoundLayer):
     buffered = True
 
     def __init__(self, coordinator: "Coordinator", bound: UpdateNormBoundLayer) -> None:
-        self._coordinator, self._bound = coordinator, bound
+        self._coordinator = coordinator
+        self._bound = bound
 
     def find_trial_suspects(
         self, state: FederationState, losses: Mapping[str, float], relative_lengths: Mapping[str, float]
@@ -342,14 +342,16 @@ class RollbackLayer(CoordinatorRoundLayer):
         counting = self._coordinator.sites.members.keys() - state.uncounted.keys()
         if len(counting) not in TRIAL_SITE_COUNTS or state.round <= state.repeated:
             return
-        if because := describe_model_collapse(validation.loss, absent, state.sound_losses):
+        because = describe_model_collapse(validation.loss, absent, state.sound_losses)
+        if because:
             earlier = self._coordinator.callbacks.on_rollback(RollbackEvent(state.round, state.round - 1, because))
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
     def update_state_after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
         """Store the losses of the model at the beginning of the round, and their change, for the next checks."""
-        changes, change = state.loss_changes, compute_loss_change(validation.loss, state.sound_losses)
+        changes = state.loss_changes
+        change = compute_loss_change(validation.loss, state.sound_losses)
         if change is not None and math.isfinite(change):
             changes = (*changes, change)[-CHANGES_STORED:]
         losses = MappingProxyType({**state.sound_losses, **validation.loss})
@@ -388,9 +390,11 @@ class RollbackLayer(CoordinatorRoundLayer):
         Raises:
             TooFewSites: If too few replies are left.
         """
-        coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
-        trusted_last = {site: place for place, site in enumerate(suspects.sites)}
-        judges = sorted(losses, key=lambda site: (-trusted_last.get(site, len(losses)), site))
+        coordinator = self._coordinator
+        server_round = coordinator.requests.context.round
+        # Sites without suspicion judge first, by name; then the suspects, the most suspicious one last.
+        suspicion_places = {site: place for place, site in enumerate(suspects.sites)}
+        judges = sorted(losses, key=lambda site: (-suspicion_places.get(site, len(losses)), site))
         trial = UpdateTrial(partial(self._validate_without_sites, merge, received), judges)
         site, reason = trial.find_harmful_site(suspects.sites)
         state = coordinator.state
@@ -407,20 +411,24 @@ class RollbackLayer(CoordinatorRoundLayer):
         self, merge: Merge, received: ExchangeReplies[TrainReply], out: Collection[str], judges: Collection[str]
     ) -> FederationValidation:
         """Return the judges' validation figures of the round's model without the updates of some sites."""
-        coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
+        coordinator = self._coordinator
+        server_round = coordinator.requests.context.round
         some = {site: reply for site, reply in received.accepted.items() if site not in out}
         means = merge(replace(received, accepted=some)).merged.means
         model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
         trial, messages = coordinator.make_evaluate_messages(server_round, model, judges, test=False)
         validation = coordinator.collect_site_validation(trial, messages)
-        of_round = coordinator.requests.bytes_down
+        bytes_of_round = coordinator.requests.bytes_down
         for receiver, size in trial.bytes_down.items():
-            of_round[receiver] = of_round.get(receiver, 0) + size
+            bytes_of_round[receiver] = bytes_of_round.get(receiver, 0) + size
         return validation
 
 
 def _put_off_next_trial(state: FederationState, server_round: int, suspects: TrialSuspects) -> FederationState:
-    """Return the state after a trial in vain; pauses grow, so that a run of 100 rounds has a dozen trials at most."""
+    """Return the state after a trial that found no harm, with the first round of the next one.
+
+    Pauses grow, so that a run of 100 rounds has a dozen trials at most.
+    """
     if suspects.are_all:
         return replace(state, next_trial=compute_round_of_next_trial(server_round))
     tried = dict.fromkeys(suspects.sites, server_round)
@@ -428,5 +436,5 @@ def _put_off_next_trial(state: FederationState, server_round: int, suspects: Tri
 
 
 def compute_round_of_next_trial(server_round: int) -> int:
-    """Return the first round of the next trial after one in vain: half as many rounds later, at least one."""
+    """Return the first round of the next trial after a trial without harm: half as many rounds later, at least one."""
     return server_round + max(server_round // 2, 1)

@@ -62,7 +62,7 @@ from polyclinic.strategies.engine.site_faults import (
 )
 from polyclinic.strategies.methods.base import Method, RoundContext
 
-SHOWN_AFTER_S = 1.0
+REPORT_DELAY_S = 1.0
 """Seconds until the missing sites are reported to the callbacks."""
 FEWEST_EVALUATING_SITES = 100
 """Up to this number all sites evaluate a model; of more sites, this many or as many as train in a round."""
@@ -349,7 +349,7 @@ class RollCaller:
                 awaiting = self.site_names_awaiting_approval
                 if not self._asked and len(self.members) + len(self.refused) - len(awaiting) >= expected:
                     break
-                if deadline_s - remaining_s >= SHOWN_AFTER_S:
+                if deadline_s - remaining_s >= REPORT_DELAY_S:
                     missing = self.missing_site_names
                     if (missing, awaiting) != reported:
                         on_wait(MissingReplyStatus("roll call", 0, missing, (), remaining_s, awaiting))

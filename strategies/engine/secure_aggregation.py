@@ -49,7 +49,7 @@ from polyclinic.strategies.privacy.secure_aggregation.vectors import (
 if TYPE_CHECKING:
     from polyclinic.strategies.engine.coordinator import Coordinator
 
-NOT_IN_THE_SUM = "what it said under secure aggregation does not fit the round"
+MASKING_MISMATCH = "what it said under secure aggregation does not fit the round"
 
 OTHER_PAST = "it missed a round that the others go on from, and masked updates must have one past"
 
@@ -165,7 +165,9 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
                 raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
             sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
             coordinator.sites.bytes_up.update(queries.bytes_up)
-            gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
+            gone = {
+                site: queries.absent.get(site, MASKING_MISMATCH) for site in replies if site not in opened.survivors
+            }
             summed = replace(received, bytes_up=sizes, unfit=frozenset()).drop_site_replies(gone)
             coordinator.refuse_too_few_replies(queries.round, summed)
             merged = MergedUpdates(convert_update_sum_to_means(opened, model))

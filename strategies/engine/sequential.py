@@ -74,7 +74,6 @@ class CoordinatorLocalTraining:
         )
 
     def load_model_into_network(self, model: ModelState) -> None:
-        """Load a model into the network."""
         write_model_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
 
     def train_model(

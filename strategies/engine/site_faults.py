@@ -37,7 +37,7 @@ from polyclinic.strategies.methods.base import Method
 
 
 @dataclass(frozen=True)
-class SiteRule:
+class RollCallRule:
     """A rule that the answers to a roll call must satisfy.
 
     Attributes:
@@ -60,7 +60,7 @@ class SiteFault:
 
 
 def collect_site_faults(
-    members: Sequence[RunMember], rules: Sequence[SiteRule], *, compares_refused: bool = True
+    members: Sequence[RunMember], rules: Sequence[RollCallRule], *, compares_refused: bool = True
 ) -> list[SiteFault]:
     """Return all faults of the sites, those of one site together.
 
@@ -117,7 +117,7 @@ def _group_by_site(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
 
 @dataclass(frozen=True)
 class RollCallTerms:
-    """What a run asks of the sites' labels, pixels and releases.
+    """The requirements of a run on the labels, pixels and releases of its sites.
 
     Attributes:
         limits: Site -> what it was admitted for.
@@ -160,28 +160,28 @@ class RollCallTerms:
             SiteFault("words", fault) for fault in of_refused if not settled & {fault.pair.name, fault.pair.other}
         ]
 
-    def list_rules(self) -> list[SiteRule]:
+    def list_rules(self) -> list[RollCallRule]:
         """Return the rules in the order in which a site reads its faults."""
-        rules = [SiteRule("release", partial(find_wire_version_faults, self.plan))]
+        rules = [RollCallRule("release", partial(find_wire_version_faults, self.plan))]
         if not self.is_simulated:
             rules += [
-                SiteRule("words", partial(find_admitted_class_faults, self.limits)),
-                SiteRule("counts", partial(find_admitted_count_faults, self.limits)),
-                SiteRule("words", partial(find_surplus_class_faults, self.limits), compares=True),
+                RollCallRule("words", partial(find_admitted_class_faults, self.limits)),
+                RollCallRule("counts", partial(find_admitted_count_faults, self.limits)),
+                RollCallRule("words", partial(find_surplus_class_faults, self.limits), compares=True),
             ]
         rules += [
-            SiteRule("counts", partial(find_contradictory_count_faults, self.plan.model.task)),
-            SiteRule("words", self._find_name_faults),
-            SiteRule("pixels", find_unreadable_form_faults),
-            SiteRule("pixels", self._find_pixel_faults, compares=True),
+            RollCallRule("counts", partial(find_contradictory_count_faults, self.plan.model.task)),
+            RollCallRule("words", self._find_name_faults),
+            RollCallRule("pixels", find_unreadable_form_faults),
+            RollCallRule("pixels", self._find_pixel_faults, compares=True),
         ]
         # Of a vocabulary or of a run under way, each word is one of the run's classes or a fault already.
         if not self.plan.vocabulary and not self.begun_classes:
-            rules.append(SiteRule("words", self._find_spelling_faults, compares=True))
+            rules.append(RollCallRule("words", self._find_spelling_faults, compares=True))
             if self.compares_words:
-                rules.append(SiteRule("words", self._find_alike_faults, compares=True))
+                rules.append(RollCallRule("words", self._find_alike_faults, compares=True))
         if self.leaves_sites_out:
-            rules.append(SiteRule("words", self._find_coverage_faults, compares=True))
+            rules.append(RollCallRule("words", self._find_coverage_faults, compares=True))
         return rules
 
     def _find_name_faults(self, members: Sequence[RunMember]) -> list[Fault]:

@@ -8,11 +8,11 @@ model gets worse, so one rule serves both.
 
 The rule of surgical aggregation's code is the lowest unweighted mean (docs/papers.md#surgical-selection). With this
 rule alone one site can choose the model: a site that states 0 for one model, or a huge loss for all others, moves the
-mean at will. So each site's loss is
-also divided by the lowest loss that the same site ever stated. This ratio is the site's *regret* for a model; it is 1
-for the site's own best model. A model's regret is the smallest value that more than half of the sites do not exceed, so
-a single site has little influence on it. If both models have a regret of at most :data:`LARGEST_REGRET_OF_NOISE`,
-the lower mean decides, as in the paper. Otherwise the smaller regret decides.
+mean as far as it likes. So each site's loss is also divided by the lowest loss that the same site ever stated. This
+ratio is the site's *regret* for a model; it is 1 for the site's own best model. A model's regret is the smallest value
+that more than half of the sites do not exceed, so a single site has little influence on it. If both models have a
+regret of at most :data:`LARGEST_REGRET_OF_NOISE`, the lower mean decides, as in the paper. Otherwise the smaller regret
+decides.
 
 Influence of one lying site, if n sites validated both models:
 
@@ -25,10 +25,11 @@ n    choices that the lying site can decide
 10   the same, with five of the nine honest sites
 ==== =============================================================================================================
 
-So in a run of three sites or more, only three or more sites choose: if fewer validated both the best model so far and
-the current one, the current one is the result until three compare again. Two can only object together: the earlier
-model stays if both rate the current one more than 25 % above their best. Otherwise one hospital would choose wherever
-the others keep their figures, or would hold the run at an early model by ceasing to state its own.
+So in a run of three sites or more, a choice takes three sites that validated both the best model so far and the
+current one. If fewer did, the current one is the result until three compare again, with one exception: two sites
+together keep the earlier model if both rate the current one more than 25 % above their best. Without these rules one
+hospital would choose wherever the others send no figures, or would hold the run at an early model by no longer sending
+its own.
 
 If more than half of the sites rate some model within 25 % of their best, the chosen model is one of these. Stricter
 rules (limiting each difference to the second largest, trimming, counting votes) chose worse rounds among honest sites,
@@ -66,7 +67,7 @@ from polyclinic.strategies.local.updates import compress_trunk
 FEWEST_TO_OUTVOTE = 3
 """Smallest number of sites of which a majority can outvote one."""
 FEWEST_TO_OBJECT = 2
-"""Where fewer than three sites validated both models in a larger run: how many together may keep the earlier model."""
+"""Number of sites that together may keep the earlier model, where fewer than three sites validated both models."""
 LARGEST_REGRET_OF_NOISE = 1.25
 """Honest losses near their lowest vary by some percent from round to round; up to this regret the mean decides."""
 LOSS_OFFSET = 0.02
@@ -91,9 +92,9 @@ class FederationState:
         criterion: Figure that counts as a site's loss; None before any model was validated.
         counted: Site -> last round in which its reply counted.
         left_out: Site -> why its last reply did not count, with the round; without sites whose last reply counted.
-        uncounted: Site -> why its statistics do not count: what it stated at the roll call and in its replies, and its
-            figures of models. These are the sites whose last reply to training was refused, and those that have been
-            asked to train and had no reply accepted yet. A reply that is merely missing changes nothing later.
+        uncounted: Site -> why its statistics do not count, those of the roll call, of its replies and of models. It
+            holds the sites whose last reply to training was refused, and the sites that were asked to train and had no
+            reply accepted yet. A site whose reply is merely missing goes on counting once a reply of it was accepted.
         excluded: Site -> why it is excluded for the rest of the run.
         sound_losses: Site -> validation loss of the last model that had not collapsed; empty in runs without rollback.
         repeated: The last round that was repeated because its model had collapsed.
@@ -306,8 +307,11 @@ def update_best_model(
     """
     lowest_losses = _lower_losses(state.lowest_losses, losses)
     state = replace(state, lowest_losses=lowest_losses)
-    judges = losses.keys() & state.best_losses.keys() if state.best else losses.keys()
-    if len(judges) < FEWEST_TO_OUTVOTE <= members:
+    judges = set(losses)
+    if state.best:
+        judges &= state.best_losses.keys()
+    is_larger_run = members >= FEWEST_TO_OUTVOTE
+    if is_larger_run and len(judges) < FEWEST_TO_OUTVOTE:
         if len(losses) < FEWEST_TO_OBJECT:
             return replace(state, best=None, best_round=-1, best_losses=MappingProxyType({}))
         earlier_stays_best = do_both_judges_object(losses, state.best_losses, lowest_losses)
@@ -349,7 +353,7 @@ def do_both_judges_object(now: Losses, before: Losses, lowest: Losses) -> bool:
         for site in judges
         if now[site] > before[site] and _compute_regret(now[site], lowest[site]) > LARGEST_REGRET_OF_NOISE
     ]
-    return len(objectors) == len(judges) >= FEWEST_TO_OBJECT
+    return len(judges) >= FEWEST_TO_OBJECT and len(objectors) == len(judges)
 
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
@@ -406,7 +410,8 @@ def _compute_regret(loss: float, lowest_loss: float) -> float:
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON
 
-_FACTS, _KINDS = "facts", ("model", "best", "moments", "statistics")
+_FACTS = "facts"
+_KINDS = ("model", "best", "moments", "statistics")
 _DTYPES = {
     **{"<u8": "U64", "<i8": "I64", "<f8": "F64", "<f4": "F32", "<u4": "U32", "<i4": "I32"},
     **{"<f2": "F16", "<u2": "U16", "<i2": "I16", "|i1": "I8", "|u1": "U8", "|b1": "BOOL"},
@@ -453,10 +458,10 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
     facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
     facts["tried"] = dict(sorted(state.tried.items()))
     facts["lengths"] = {site: dict(lengths) for site, lengths in sorted(state.lengths.items())}
-    models = (("model", state.model), ("best", state.best))
-    by_prefix: dict[str, Mapping[str, NDArray[Any]]]
-    by_prefix = {prefix: ModelGroups.from_model(model).to_named_arrays() for prefix, model in models if model}
-    by_prefix |= {"moments": state.moments, "statistics": state.statistics}
+    by_prefix: dict[str, Mapping[str, NDArray[Any]]] = {"moments": state.moments, "statistics": state.statistics}
+    by_prefix["model"] = ModelGroups.from_model(state.model).to_named_arrays()
+    if state.best:
+        by_prefix["best"] = ModelGroups.from_model(state.best).to_named_arrays()
     tensors = {f"{prefix}/{name}": array for prefix, arrays in by_prefix.items() for name, array in arrays.items()}
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     return _serialize_as_safetensors_parts(tensors)
@@ -466,13 +471,16 @@ def _serialize_as_safetensors_parts(tensors: Mapping[str, NDArray[Any]]) -> Part
     """Return the parts of a safetensors file: the header's length in 8 bytes, the header as JSON, the tensors."""
     widest_first = list(_DTYPES)
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
-    header, end, data = dict[str, object](), 0, []
+    header = dict[str, object]()
+    data = []
+    begin = 0
     for _, name in ordered:
         array = np.asarray(tensors[name], order="C")
-        begin, end = end, end + array.nbytes
+        end = begin + array.nbytes
         header[name] = {"dtype": _DTYPES[array.dtype.str], "shape": array.shape, "data_offsets": (begin, end)}
         if array.nbytes:
             data.append(array.reshape(-1).view(np.uint8).data)
+        begin = end
     written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     written += b" " * (-len(written) % 8)
     return [len(written).to_bytes(8, "little"), written, *data]
@@ -487,7 +495,8 @@ def deserialize_federation_state(content: bytes) -> FederationState:
     try:
         tensors = load(content)
         facts: dict[str, Any] = dict(_StoredStateHeader.model_validate_json(tensors[_FACTS].tobytes()))
-        if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
+        unknown = sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS)
+        if unknown:
             raise ValueError(f"it holds {quote_names(unknown)}, which no state has")
         names = facts.pop("class_names")
         facts |= {name: MappingProxyType(fact) for name, fact in facts.items() if isinstance(fact, dict)}
@@ -509,7 +518,7 @@ def deserialize_federation_state(content: bytes) -> FederationState:
 
 def make_model_array_record(model: ModelState) -> ArrayRecord:
     """Return the global model as Flower's ``ArrayRecord``: a read-only view of each of the model's arrays."""
-    record = ArrayRecord()  # which would copy arrays that it is made from
+    record = ArrayRecord()  # empty, because its constructor would copy the arrays
     for name, array in ModelGroups.from_model(model).to_named_arrays().items():
         record[name] = make_packed_array(array, "float32")
     return record

@@ -142,7 +142,7 @@ class LabelledExamples:
 
     @cached_property
     def has_known_labels(self) -> bool:
-        """Return True if at least one label is known."""
+        """Return True if at least one label is 0 or 1, not NaN."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
     @cached_property

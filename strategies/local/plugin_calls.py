@@ -25,7 +25,7 @@ from polyclinic.data.images.user_transform import takes_batch_and_generator
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, Missing, adapt_plugin_loss, make_training_loss
 from polyclinic.strategies.local.optimisation import compute_learning_rate_factor, make_optimizer
 
-_IMAGES = 4
+_TRIAL_IMAGES = 4
 _TRANSFORM_TRIALS = 8
 """Calls of a transform before the first round, each with another seed: one that acts at random may leave some alone."""
 _SIGNATURES = {
@@ -185,7 +185,7 @@ def describe_softmax_like_loss(experiment: Experiment, classes: int, missing: Mi
     name, task = experiment.training.loss, experiment.model.task
     if not name.startswith(PLUGIN) or task != "multi_label" or classes < 2:
         return ""
-    labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
+    labels = torch.eye(classes)[torch.arange(_TRIAL_IMAGES) % classes]
     logits = _make_trial_logits(classes)
     annotated = torch.ones(classes, dtype=torch.bool)
     shifts = torch.tensor([0.5, -1.0, 2.0, -0.25])[:, None]  # of each image
@@ -216,7 +216,7 @@ def is_transform_repeatable(experiment: Experiment) -> bool:
 def _transform_trial_images(experiment: Experiment, seed: int) -> Tensor:
     """Return images of noise, ``(4, channels, height, width)`` in 0..255, after the augmentation."""
     model, generator = experiment.model, torch.Generator().manual_seed(seed)
-    images = 255 * torch.rand(_IMAGES, *model.input_shape, generator=generator)
+    images = 255 * torch.rand(_TRIAL_IMAGES, *model.input_shape, generator=generator)
     return augment_images_weakly(images, experiment.augmentation, generator)
 
 
@@ -241,7 +241,7 @@ def _test_plugin_transform(experiment: Experiment) -> None:
 
 
 def _make_trial_logits(classes: int) -> Tensor:
-    return torch.linspace(-1, 1, _IMAGES * classes).reshape(_IMAGES, classes)
+    return torch.linspace(-1, 1, _TRIAL_IMAGES * classes).reshape(_TRIAL_IMAGES, classes)
 
 
 def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: Tensor, *, has_unknown: bool) -> None:
@@ -252,7 +252,7 @@ def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: 
     """
     task: Task = experiment.model.task
     classes, own = len(annotated), int(annotated.sum())
-    labels = torch.eye(classes)[torch.arange(_IMAGES) % own]
+    labels = torch.eye(classes)[torch.arange(_TRIAL_IMAGES) % own]
     if task == "multi_label":
         labels[:, ~annotated] = torch.nan
         if has_unknown:

@@ -327,6 +327,20 @@ class SiteMethod:
         """Return the head rows that a site holds, in the order of its own head."""
         return contract.sites[site] if self.declared_payload.rows == "own" else contract.class_names
 
+    @cached_property
+    def tests_all_rows(self) -> bool:
+        """Return True if a site tests the model with the head rows of all classes, though it trains with its own alone.
+
+        Where classes of pixels exclude one another, a pixel goes to the highest row. The model that the run saves
+        decides among all classes; one of fewer rows has fewer rivals, and its Dice would flatter the saved model.
+        """
+        is_exclusive = self.task == "exclusive_segmentation"
+        return is_exclusive and self.has_global_model and self.declared_payload.rows == "own"
+
+    def select_test_rows(self, site: str, contract: LabelContract) -> tuple[str, ...]:
+        """Return the head rows with which a site tests the model: its own, or those of all classes."""
+        return contract.class_names if self.tests_all_rows else self.select_own_rows(site, contract)
+
     def select_sent_rows(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
         """Return the classes whose head rows a site sends: all that it holds, or only those that it annotates.
 

@@ -244,9 +244,9 @@ class CBAFed(Method):
         return {"thresholds": thresholds.astype(np.float32)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Return in stage 2 each plain weight times the site's number of labels and pseudo-labels per image.
+        """Return the sites' weights; in stage 2, multiplied by a site's number of labels and pseudo-labels per image.
 
-        The plain weights are returned in stage 1, and if all products are 0.
+        The weights are returned unchanged in stage 1, and if all products are 0.
         """
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights

@@ -9,9 +9,10 @@ v never leaves the site, is kept from round to round, and is the model that the 
 others through w alone, and nobody learns anything from v.
 
 As in the authors' code (litian96/ditto), both models see the same batches, and the default of ``pull`` (the paper's
-lambda) is that of its scripts, 1. There a batch trains v, then w; here a round trains w on all batches, then v on the
-same ones. That is the same, because v's steps use the received w and not the trained one. The optimiser is the
-experiment's, with a state of its own for v. Before its first round a site's own model is the one it received.
+lambda) is that of its scripts, 1; the choice of lambda by validation loss is not here. There a batch trains v, then w;
+here a round trains w on all batches, then v on the same ones. That is the same, because v's steps use the received w
+and not the trained one. The optimiser is the experiment's, with a state of its own for v. Before its first round a
+site's own model is the one it received.
 
 Partial labels, which the paper does not have: both models have a row for every class of the run, and learn from the
 site's own labels. v's rows of other classes are held to w's.

@@ -199,7 +199,7 @@ def find_uncounted_label_faults(context: RoundContext) -> list[Fault]:
 
 
 def find_sites_without_needed_counts(context: RoundContext) -> list[Fault]:
-    """Return the fault of :func:`find_uncounted_label_faults` for each site that keeps a count which is needed.
+    """Return the fault of :func:`find_uncounted_label_faults` for each site that does not send a needed count.
 
     Without these sites the share of every class is known.
     """
@@ -372,7 +372,7 @@ class FedSLD(Method):
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return a fault for each site that keeps a count without which a class's share is unknown."""
+        """Return a fault for each site that does not send a count that the share of a class needs."""
         return find_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
@@ -397,7 +397,7 @@ class ScaledFedAvg(Method):
     site: ScaledFedAvgSite
 
     def find_roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return a fault for each site that keeps a count without which a class's share is unknown."""
+        """Return a fault for each site that does not send a count that the share of a class needs."""
         return find_sites_without_needed_counts(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:

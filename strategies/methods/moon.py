@@ -1,7 +1,7 @@
 """MOON: FedAvg over partial labels; a site's features stay near those of the received model, and leave its old ones.
 
 Li, He, Song: "Model-Contrastive Federated Learning", CVPR 2021 (eq. 3); facts also from the authors' code
-(QinbinLi/MOON).
+(QinbinLi/MOON at 8fcba3c).
 
 The paper's method. Coordinator: FedAvg. A site minimises its loss plus ``contrast`` (mu) times
 

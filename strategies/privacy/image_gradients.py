@@ -100,7 +100,7 @@ def refuse_torch_random_draws(device: torch.device) -> Iterator[None]:
 
 NEAR = 1e-4
 """Largest change of a gradient by rounding, relative to the parameter's longest gradient; 1e-6 was measured."""
-NEARLY_NOTHING = 1e-6
+IMAGE_GRADIENT_TOLERANCE = 1e-6
 """Largest change by rounding, relative to an image's whole gradient."""
 CONSTANT_BUFFERS: Final = (
     "Take a network whose buffers stay as they are, or keep them out of its state (persistent=False)."
@@ -335,7 +335,7 @@ def _are_gradients_almost_equal(before: Sequence[Tensor], after: Sequence[Tensor
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])
     longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()
-    near = apart <= NEAR * longest + NEARLY_NOTHING * whole
+    near = apart <= NEAR * longest + IMAGE_GRADIENT_TOLERANCE * whole
     there = longest > LEAST * whole.max()
     return bool(near.all() and there.all() and lengths.isfinite().all())
 

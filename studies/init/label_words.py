@@ -11,7 +11,7 @@ from polyclinic.data.tables.columns import list_few_words, list_filled_cells, li
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.studies.init.questions import Choice, ColumnHints, Question
 
-_LISTED = 5
+_MAX_LISTED = 5
 MOST_WORDS_WITHOUT_QUESTION = 2
 """Words of a column up to which the one that does not mean present means absent."""
 _MOST_FURTHER_WORDS = 5
@@ -48,7 +48,7 @@ NO_LABEL_WORDS = LabelWordLists()
 
 
 def read_label_words(columns: CsvTable, names: Sequence[str], hints: ColumnHints) -> LabelWordLists:
-    """Return the meaning of the words in the columns that hold a word for present.
+    """Return the meaning of each word in the label columns in which the user named a word for present.
 
     Where the user names no word for absent, it is the other word of such a column; where he names one, or says that no
     word means absent, further words are unknown labels.
@@ -112,7 +112,7 @@ def refuse_useless_words(
         return
     reason = "and the findings are names"
     if label_columns:
-        reason = f"which are {quote_names(label_columns, _LISTED)}"
+        reason = f"which are {quote_names(label_columns, _MAX_LISTED)}"
     faults = list[Fault]()
     lists = {"--present": hints.present_words, "--absent": hints.absent_words}
     for option, words in _find_missing_words(columns, label_columns, lists).items():
@@ -172,7 +172,9 @@ def ask_for_meaning_of_words(
 
 
 def _offer_words(holders: Mapping[str, Sequence[str]], spellings: Mapping[str, str]) -> list[Choice]:
-    return [Choice(spellings[key], f"in {list_first_and_count_rest(names, _LISTED)}") for key, names in holders.items()]
+    return [
+        Choice(spellings[key], f"in {list_first_and_count_rest(names, _MAX_LISTED)}") for key, names in holders.items()
+    ]
 
 
 def refuse_words_in_label_columns(columns: CsvTable, names: Sequence[str], words: LabelWords) -> None:

@@ -18,7 +18,7 @@ from polyclinic.studies.init.roles import ColumnRoles, FindingNames, list_no_fin
 
 PICTURE_HEADING, PATIENT_HEADING, SPLIT_HEADING = "file", "patient", "split"
 _PATIENT_FOLDER = re.compile(r"(?:patient|sub)[-_]?\d+", re.IGNORECASE)
-_LISTED = 3
+_MAX_LISTED = 3
 Label = str
 """A cell of the new table: ``1``, ``0``, ``-1`` where as many readers say yes as no, or blank."""
 
@@ -159,7 +159,7 @@ def _refuse_disagreement(columns: CsvTable, roles: ColumnRoles, rows_of: Mapping
                 lines = f"lines {columns.lines[rows[0]]} and {columns.lines[rows[-1]]}"
                 wrong.append(f'"{path}" ({lines}: {name})')
     if wrong:
-        problem = f"lines of one picture differ: {list_first_and_count_rest(wrong, _LISTED)}."
+        problem = f"lines of one picture differ: {list_first_and_count_rest(wrong, _MAX_LISTED)}."
         raise BadInput([Fault("labels", problem, "Correct these lines.")])
 
 
@@ -178,17 +178,19 @@ def _join_lines(
             by_reader[_get_cell(readers, row) if readers else ""].append(votes[row])
         opinions = [_join_opinion(own) for own in by_reader.values()]
         if readers is None and any(row in normal for row in rows) and any(any(votes[row]) for row in rows):
-            contradictions.append(f'"{path}" (lines {", ".join(str(columns.lines[row]) for row in rows[:_LISTED])})')
+            contradictions.append(
+                f'"{path}" (lines {", ".join(str(columns.lines[row]) for row in rows[:_MAX_LISTED])})'
+            )
         labels[path] = [_count_votes([own[place] for own in opinions]) for place in range(len(votes[0]))]
     if names is not None and roles.source:
         _forget_classes_that_a_hospital_never_names(labels, columns.get_column(roles.source), rows_of)
     if contradictions:
         problem = "lines of one picture name a finding, and say that there is none: "
-        problem += f"{list_first_and_count_rest(contradictions, _LISTED)}."
+        problem += f"{list_first_and_count_rest(contradictions, _MAX_LISTED)}."
         own = [f"--other-finding {quote(name)}" for name in (names.normal if names is not None else ())]
         remedy = "Correct these lines. If they are of several readers, name their column: --reader-column. If such a "
         remedy += "name only excludes one finding, it is no class, and does not exclude the others: "
-        remedy += f"{list_first_and_count_rest(own, _LISTED)} in place of --no-finding."
+        remedy += f"{list_first_and_count_rest(own, _MAX_LISTED)} in place of --no-finding."
         raise BadInput([Fault("labels", problem, remedy)])
     if reader:
         return labels, f"a picture shows what more than half of its readers ({reader}) mark; a tie is unknown"

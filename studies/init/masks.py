@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.spec import PictureRenderingOptions
-from polyclinic.data.images.masks import read_grid, read_mask_values
+from polyclinic.data.images.masks import read_grid, read_mask_values, refuse_other_grid
 from polyclinic.data.images.reading import DecodedImageFormat, is_nifti_file, read_first_bytes
 from polyclinic.data.tables.mask_folders import remove_mask_words
 from polyclinic.studies.init.questions import PLACEHOLDER, Question
@@ -41,7 +42,7 @@ class MaskColumn:
 
 @dataclass(frozen=True)
 class MaskClasses:
-    """What the masks of a table mean.
+    """The classes of a table's masks: a value of label maps each, or a column of masks each.
 
     Attributes:
         values: Class -> its value, of one column of label maps; empty for a column for each class.
@@ -110,20 +111,36 @@ def _read_values(picture: Path, file: Path) -> list[int] | None:
     Raises:
         ValueError: If it cannot be read, or lies on another grid than its picture.
     """
-    is_volume = picture.is_dir() or is_nifti_file(read_first_bytes(file))
-    form = DecodedImageFormat((8, 8, 8) if is_volume else 8, False, "pad", PictureRenderingOptions())
-    present = np.unique(read_mask_values(file, read_grid(picture, form), form))
+    form = _make_form(is_volume=picture.is_dir() or is_nifti_file(read_first_bytes(file)))
+    refuse_other_grid(file, read_grid(picture, form), form)
+    status = file.stat()
+    return _list_values_of_file(file, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _list_values_of_file(file: Path, modified: int, size: int) -> list[int] | None:
+    """Return the values of a mask, as :func:`_read_values`; each file is read once, though two questions ask for it.
+
+    Args:
+        modified, size: Of the file, which is read again if they change.
+    """
+    form = _make_form(is_volume=is_nifti_file(read_first_bytes(file)))
+    present = np.unique(read_mask_values(file, read_grid(file, form), form))
     is_whole = bool(np.isfinite(present).all()) and bool((present == np.floor(present)).all())
     if len(present) > MOST_VALUES or not is_whole or present.min() < 0:
         return None
     return [int(value) for value in present.tolist()]
 
 
+def _make_form(*, is_volume: bool) -> DecodedImageFormat:
+    return DecodedImageFormat((8, 8, 8) if is_volume else 8, False, "pad", PictureRenderingOptions())
+
+
 def parse_named_values(texts: Sequence[str]) -> dict[int, str]:
-    """Return value -> class, of options such as ``1=Liver``.
+    """Read options such as ``1=Liver``; return value -> class.
 
     Raises:
-        BadInput: If a text is none, or a value or a class stands twice.
+        BadInput: If an option does not have this form, or two name the same value or class.
     """
     named, faults = dict[int, str](), list[Fault]()
     for text in texts:

@@ -221,7 +221,8 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
     if data.own_names is not None and data.own_names.not_assessed:
         words = ", ".join(f"{name} {count}" for name, count in data.own_names.not_assessed.items())
         lines.append(f"    not assessed: {words}. The labels of such an image are unknown.")
-    if is_open and (never := data.classes_without_negatives if roles.label_columns else []):
+    never = data.classes_without_negatives if is_open and roles.label_columns else []
+    if never:
         lines += [
             f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
             '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that '

@@ -56,8 +56,8 @@ _SIGNS_IN_NAMES = (",", "/")
 """Separators that names of findings contain, too."""
 _JOINING_SIGNS = re.compile(r"[|;,/+&\n\t\uff0c]")
 _WORD = re.compile(r"[^\W_]+")
-_LISTED = 5
-_WHICH_FINDINGS = (
+_MAX_LISTED = 5
+_FINDINGS_QUESTION = (
     "Which columns say what a picture shows? Either columns of labels (1 and 0, or words for yes and no), or one "
     "column of names, each of which becomes a class."
 )
@@ -159,7 +159,7 @@ def assign_column_roles(
     if source is None and hints.source is None and not are_findings_open:
         possible = list_possible_hospital_columns(columns, unused)
         if possible and not any(question.option == "--source-column" for question in questions):
-            options = " or ".join(f"--source-column {quote(name)}" for name in possible[:_LISTED])
+            options = " or ".join(f"--source-column {quote(name)}" for name in possible[:_MAX_LISTED])
             rules["hospitals"] = f"no column was named: simulated ones. If one is it: {options}"
     roles = ColumnRoles(
         image=image,
@@ -303,7 +303,7 @@ def ask_for_patients(columns: CsvTable, roles: ColumnRoles, folders: Sequence[Ch
             candidates.append(name)
     # The more groups a column makes, the more it looks like one of patients.
     candidates.sort(key=lambda name: -len(columns.get_column(name).cells))
-    offered = [name for name in roles.unused if name in candidates[:_LISTED]]
+    offered = [name for name in roles.unused if name in candidates[:_MAX_LISTED]]
     choices = [*_offer_columns(columns, offered), *folders, Choice("", EACH_PICTURE)]
     text = "Which column names the patients? A patient must not stand in training and in test."
     return Question("--patient-column", text, tuple(choices))
@@ -430,7 +430,7 @@ def _assign_findings(
         of_labels = [name for name in rest if name in (*labels, *mixed)]
         if len(of_labels) > 1:
             choices.append(Choice(of_labels[0], "all columns of 0 and 1", more=tuple(of_labels[1:])))
-        questions.append(Question("--findings", _WHICH_FINDINGS, tuple(choices), several=True))
+        questions.append(Question("--findings", _FINDINGS_QUESTION, tuple(choices), several=True))
         return (), None
     if labels:
         own = " or your words" if words.present else ""
@@ -454,7 +454,7 @@ def _assign_findings(
     if not offers:
         problem = f"no column is left that can say what a picture shows. The headings are: {quote_names(columns)}."
         raise BadInput([Fault("labels", problem, "If lines stand above the headings, delete them.")])
-    questions.append(Question("--findings", _WHICH_FINDINGS, offers, several=True))
+    questions.append(Question("--findings", _FINDINGS_QUESTION, offers, several=True))
     return (), None
 
 

@@ -71,7 +71,7 @@ from polyclinic.studies.init.roles import (
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
 USUAL_SIDE, SMALLEST_SIDE = 48, 8
 """Voxels a side of the volumes that init proposes."""
-NEARLY_WHOLE = 0.01
+VOXEL_TOLERANCE = 0.01
 """Part of a voxel for which a grid gets no further one."""
 MOST_SPLIT_SEEDS = 200
 MOST_HASHED_NAMES = 1_000_000
@@ -80,8 +80,8 @@ DEPTHS = (8, 10, 12, 14, 16)
 HEAD_ROWS = 4
 _FOLDER_LEVEL = re.compile(r"/[1-9]")
 """The option's value for patients that the first, second, ... folder in the path of each picture names."""
-_LISTED = 3
-_OFFERED = 5
+_MAX_LISTED = 3
+_MAX_OFFERED = 5
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class FoundPictures:
 
 @dataclass(frozen=True)
 class TableExamination:
-    """What the rules say about a table, and what they leave open.
+    """The roles of a table's columns as far as rules settle them, and the questions that they leave open.
 
     Attributes:
         table: The user's table.
@@ -258,7 +258,7 @@ def _take_last_line(
         if not image or search.share_of_pictures([cells[image]])[0] > 0:
             return columns, ""
     filled = [cell for cell in cells.values() if not is_blank_cell(cell)]
-    return others, f"line {columns.lines[-1]} ({list_first_and_count_rest(filled, _OFFERED)})"
+    return others, f"line {columns.lines[-1]} ({list_first_and_count_rest(filled, _MAX_OFFERED)})"
 
 
 def _list_folders_of_level(paths: Sequence[str], level: int) -> list[str]:
@@ -274,7 +274,7 @@ def _offer_folders(paths: Sequence[str]) -> list[Choice]:
         folders = _list_folders_of_level(paths, level)
         names = list(dict.fromkeys(folders))
         if all(folders) and len(names) > 1:
-            note = f"the {of_level} folder of each path: {list_first_and_count_rest(names, _LISTED)}"
+            note = f"the {of_level} folder of each path: {list_first_and_count_rest(names, _MAX_LISTED)}"
             choices.append(Choice(f"/{level}", note))
     return choices
 
@@ -289,7 +289,7 @@ def _ask_about_similar_patients(column: CsvColumn) -> list[Question]:
         return f'"{name}" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})'
 
     described = [f"{describe(other)} and {describe(name)}" for name, other in similar.items()]
-    pairs = list_first_and_count_rest(described, _LISTED)
+    pairs = list_first_and_count_rest(described, _MAX_LISTED)
     text = f"{format_count_with_noun(len(similar), 'pair')} of patients may be one: {pairs}. Does each pair count as "
     text += "one? That is right for the split also if they are two. If not, write each patient in one way in the table."
     return [Question("--join-patients", text, is_yes_or_no=True)]
@@ -414,7 +414,7 @@ def _find_pictures(
     if not any(paths) and not questions:
         where = f"in {hints.images}" if hints.images else f"in the folder of {table.name} or below"
         raise BadInput([_make_no_pictures_fault(column, roles.image, where, search)])
-    absent = column.describe_cell_lines(missing, _LISTED)
+    absent = column.describe_cell_lines(missing, _MAX_LISTED)
     names = [column.cells[place] for place in missing]
     hint = describe_other_file_extensions(str(folder), names, search.finder).rstrip(".")
     absent += f". {hint}" if hint else ""
@@ -450,7 +450,7 @@ def _ask_which_folder(ambiguous: Mapping[str, tuple[str, str]], root: Path) -> Q
     text += "pictures of the table, write the folder before the name in its cells."
     folders = dict.fromkeys(_get_first_different_folder(pair, place) for pair in ambiguous.values() for place in (0, 1))
     choices = [Choice(make_path_for_command(root / folder)) for folder in folders]
-    return Question("--images", text, tuple(choices[:_OFFERED]))
+    return Question("--images", text, tuple(choices[:_MAX_OFFERED]))
 
 
 def _get_first_different_folder(pair: tuple[str, str], place: int) -> str:
@@ -619,7 +619,7 @@ def choose_volume_size(volumes: Sequence[VolumeHeader]) -> VolumeSize:
     spacings = np.array([volume.spacing for volume in volumes])
     extents = (np.array([volume.shape for volume in volumes]) * spacings).max(axis=0)  # in mm
     voxel = max(float(spacings.min()), float(extents.max()) / USUAL_SIDE)
-    sides = np.ceil(extents / voxel - NEARLY_WHOLE).clip(SMALLEST_SIDE, USUAL_SIDE).astype(int).tolist()
+    sides = np.ceil(extents / voxel - VOXEL_TOLERANCE).clip(SMALLEST_SIDE, USUAL_SIDE).astype(int).tolist()
     depth, height, width = sides
     return depth, height, width
 

@@ -184,9 +184,6 @@ def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: P
     text = make_hospital_plan(experiment.experiment).model_dump_json()
     work = read_requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
     verdict = decide_on_request(SitePolicy(), replace(work, images=10**6, rows=100))  # as large as any
-    if path.parent.name == "condistfl":  # as its authors' computers: whole volumes, four times 32 GB
-        assert verdict.rule == "policy.maximum_memory_gb"
-        return
     assert str(verdict) == "policy: ."
 
 
@@ -348,7 +345,7 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
         return value
 
     with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(noted, lambda value: value):
-        backbone, width = build_backbone(architecture, 3, image_size)
+        backbone, width = build_backbone(spec)
         own = {value.untyped_storage()._cdata for value in (*backbone.parameters(), *backbone.buffers())}
         backbone.train()(torch.empty(2, *spec.input_shape))
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from polyclinic.common.metrics.benefit import (
+    COMPARED_MODELS,
     MODELS,
-    OVER_ALONE,
     PRINTED,
     FederationBenefit,
     SiteModel,
@@ -98,7 +98,7 @@ def benefits(draw: st.DrawFn) -> FederationBenefit:
     names = draw(st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
     aurocs: Mapping[SiteModel, Mapping[str, float]] = {m: {n: draw(st.floats(0, 1)) for n in names} for m in MODELS}
     means = {model: draw(estimates(0.0)) for model in MODELS}
-    gains = {model: draw(estimates(-1.0)) for model in OVER_ALONE}
+    gains = {model: draw(estimates(-1.0)) for model in COMPARED_MODELS}
     return FederationBenefit(aurocs, means, gains, draw(st.sampled_from(["patients", "images"])))
 
 
@@ -108,7 +108,7 @@ def printed(value: float) -> str:
 
 
 def better_ways(benefit: FederationBenefit) -> set[SiteModel]:
-    ahead = {model for model in OVER_ALONE if benefit.gain[model].interval[0] >= PRINTED}
+    ahead = {model for model in COMPARED_MODELS if benefit.gain[model].interval[0] >= PRINTED}
     return {model for model in ahead if benefit.mean[model].interval[0] > 0.5}
 
 

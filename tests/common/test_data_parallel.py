@@ -14,7 +14,7 @@ from polyclinic.client.training import task
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models import gpu
 from polyclinic.common.models.gpu import (
-    PARALLEL,
+    PARALLEL_ATTRIBUTE,
     SMALLEST_PART,
     DataParallelBackbone,
     _CopyToDevices,
@@ -117,7 +117,7 @@ def test_a_batch_too_small_goes_through_one() -> None:
 
 def test_what_lies_elsewhere_goes_through_the_backbone_itself() -> None:
     of = network()
-    of.backbone.__dict__[PARALLEL] = DataParallelBackbone((torch.device("cuda", 0), torch.device("cuda", 1)))
+    of.backbone.__dict__[PARALLEL_ATTRIBUTE] = DataParallelBackbone((torch.device("cuda", 0), torch.device("cuda", 1)))
     assert of(images(8)).shape == (8, 2)
 
 

@@ -89,7 +89,7 @@ def steps(backbone: nn.Module, sizes: list[int], views: int = 1) -> list[Tensor]
 def same_as_without(backbone: nn.Module, sizes: list[int], views: int = 1) -> None:
     """The gradients of an epoch, and the running means after it, are those of a backbone without graphs."""
     plain = copy.deepcopy(backbone)
-    plain.__dict__.pop(gpu.REPLAY, None)
+    plain.__dict__.pop(gpu.GRAPH_ATTRIBUTE, None)
     expected = [step(plain, plain, size, views) for size in sizes]
     assert all(map(torch.equal, steps(backbone, sizes, views), expected))
     for (name, value), other in zip(backbone.named_buffers(), plain.buffers(), strict=True):
@@ -164,7 +164,7 @@ def test_a_copy_has_no_graph(graphs: Graphs, replayed: nn.Sequential) -> None:
     other, before = copy.deepcopy(replayed), graphs.runs
     one_step_of(other)
     assert graphs.runs == before
-    assert isinstance(other.__dict__[gpu.REPLAY], BackboneCudaGraph)
+    assert isinstance(other.__dict__[gpu.GRAPH_ATTRIBUTE], BackboneCudaGraph)
 
 
 def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
@@ -180,7 +180,7 @@ def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
     backbone.requires_grad_(False)
     with use_cuda_graphs(backbone, GPU, "float32") as begin_step:
         begin_step()
-    assert gpu.REPLAY not in backbone.__dict__
+    assert gpu.GRAPH_ATTRIBUTE not in backbone.__dict__
 
 
 def test_exact_gpus_leave_torchs_settings_as_they_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:

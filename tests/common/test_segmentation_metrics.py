@@ -11,10 +11,12 @@ from polyclinic.common.metrics.auroc import make_segmentation_metrics
 from polyclinic.common.metrics.segmentation import (
     AreaComparison,
     PatientFigures,
+    SiteOverlap,
     compute_hausdorff_distance,
     compute_mean_dice,
     compute_patient_figures,
     make_patient_histogram,
+    pool_site_overlaps,
     summarise_patient_histograms,
     summarise_patients,
 )
@@ -145,3 +147,50 @@ def test_a_class_that_no_patient_has_is_undefined() -> None:
     summary = summarise_patients({"Spleen": PatientFigures(np.zeros(0), np.zeros(0))}, np.random.default_rng(0))
     assert summary.mean_dice is None
     assert summary.per_class["Spleen"].dice is None
+
+
+def site_overlap(scores: list[float], lengths: list[float], **sent: float | None) -> SiteOverlap:
+    """A hospital's figures of patients with these Dice scores and distances; ``sent`` replaces the exact means."""
+    histogram = make_patient_histogram(PatientFigures(np.array(scores), np.array(lengths)))
+    finite = [length for length in lengths if length < np.inf]
+    exact = {"dice": float(np.mean(scores)), "hd95": float(np.mean(finite)) if finite else None}
+    return SiteOverlap(histogram, **(exact | sent))
+
+
+EAST, NORTH = ([0.8, 0.6, 0.1], [2.0, 4.5, np.inf]), ([0.3], [10.25])
+
+
+def test_pooled_means_are_those_of_the_hospitals_weighed_by_their_patients() -> None:
+    # Dice: (0.8 + 0.6 + 0.1 + 0.3) / 4 = 0.45, not the mean of 0.5 and 0.3. Distance: of the three patients in whom
+    # something is predicted, (2 + 4.5 + 10.25) / 3.
+    pooled = pool_site_overlaps({"Liver": [site_overlap(*EAST), site_overlap(*NORTH)]}, None)
+    of_class = pooled.per_class["Liver"]
+    assert of_class.dice == pytest.approx(0.45, abs=1e-15)
+    assert of_class.hd95 == pytest.approx(16.75 / 3, abs=1e-14)
+    assert (of_class.patients, of_class.missed) == (4, 1)
+    assert pooled.mean_dice == of_class.dice
+
+
+def test_hospitals_that_test_on_the_same_images_have_their_own_figure_to_the_last_digit() -> None:
+    pooled = pool_site_overlaps({"Liver": [site_overlap(*EAST)] * 3}, None).per_class["Liver"]
+    assert (pooled.dice, pooled.hd95) == (float(np.mean(EAST[0])), 3.25)
+
+
+@pytest.mark.parametrize("dice", [None, 0.9, 1e6, float("-inf")])
+@pytest.mark.parametrize("hd95", [None, 40.0, -1.0])
+def test_a_mean_that_no_patient_of_the_histogram_allows_does_not_count(dice: float | None, hd95: float | None) -> None:
+    liar = site_overlap(*EAST, dice=dice, hd95=hd95)
+    assert (liar.exact_dice, liar.exact_hd95) == (None, None)
+    pooled = pool_site_overlaps({"Liver": [liar, site_overlap(*NORTH)]}, None).per_class["Liver"]
+    assert pooled.dice == pytest.approx(0.45, abs=2e-3)
+    assert pooled.hd95 == pytest.approx(16.75 / 3, rel=0.02)
+
+
+def test_exact_means_of_any_patients_are_possible_in_their_bins() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        count = int(random.integers(1, 12))
+        overlap = site_overlap(random.beta(0.5, 0.5, count).tolist(), random.gamma(0.5, 40, count).tolist())
+        assert (overlap.exact_dice, overlap.exact_hd95) == (overlap.dice, overlap.hd95)
+    ends = site_overlap([0.0, 1.0], [0.0, 1000.0])
+    assert (ends.exact_dice, ends.exact_hd95) == (0.5, 500.0)

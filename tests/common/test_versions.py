@@ -20,13 +20,13 @@ from polyclinic.common.wire.versions import (
     WIRE_VERSION,
     StatedRelease,
     WireFormat,
+    downgrade_fields,
     find_lacking_feature,
     is_spoken,
-    lower_fields,
     make_release_header,
     parse_release_header,
-    raise_fields,
     read_version,
+    upgrade_fields,
     write_in_version,
 )
 from tests.client.rounds import plan
@@ -74,14 +74,14 @@ def test_a_record_without_fields_is_not_rewritten() -> None:
 
 
 def test_a_field_that_was_added_is_left_out_for_the_version_before_where_it_says_nothing_new() -> None:
-    lowered = lower_fields(fields(hint="", tries=1), BEFORE, {BEFORE: ADDED})
+    lowered = downgrade_fields(fields(hint="", tries=1), BEFORE, {BEFORE: ADDED})
     assert lowered == fields() | {"wire.version": BEFORE}
-    assert raise_fields(lowered, ADDED) == fields(hint="", tries=1)
+    assert upgrade_fields(lowered, ADDED) == fields(hint="", tries=1)
 
 
 def test_a_field_that_was_added_and_says_something_is_never_dropped_in_silence() -> None:
     with pytest.raises(WireVersionError, match=f"wire version {BEFORE} cannot say tries of RollCall"):
-        lower_fields(fields(hint="", tries=2), BEFORE, {BEFORE: ADDED})
+        downgrade_fields(fields(hint="", tries=2), BEFORE, {BEFORE: ADDED})
 
 
 def test_a_site_tells_a_coordinator_of_the_version_before_nothing_of_pixels_and_states_none_itself() -> None:
@@ -118,7 +118,7 @@ def test_a_plan_for_the_version_before_has_no_purpose() -> None:
 
 def test_fields_of_other_records_are_left_alone() -> None:
     other = fields(hint="x") | {"wire.record": "Refusal"}
-    assert lower_fields(other, BEFORE, {BEFORE: ADDED}) == other | {"wire.version": BEFORE}
+    assert downgrade_fields(other, BEFORE, {BEFORE: ADDED}) == other | {"wire.version": BEFORE}
 
 
 # ---------------------------------------------------------------------- the release before

@@ -21,7 +21,7 @@ from polyclinic.common.wire.canonical_bytes import (
     parse_canonical_record,
 )
 from polyclinic.common.wire.codec import (
-    BLOCK,
+    INT8_BLOCK,
     RAW,
     compute_largest_rounding_errors,
     count_packed_bytes,
@@ -216,14 +216,14 @@ def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values
     np.testing.assert_array_equal(round_to_number_format(once, form), once)
 
 
-@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7])
+@pytest.mark.parametrize("size", [1, INT8_BLOCK - 1, INT8_BLOCK, INT8_BLOCK + 1, 5 * INT8_BLOCK + 7])
 def test_each_block_has_a_scale_of_its_own(size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    values[BLOCK:] *= 1e-4
+    values[INT8_BLOCK:] *= 1e-4
     once = round_to_number_format(values, "int8")
     np.testing.assert_array_equal(unpack_numbers(pack_numbers(once, "int8"), size, "int8"), once)
-    for start in range(0, size, BLOCK):
-        block = slice(start, start + BLOCK)
+    for start in range(0, size, INT8_BLOCK):
+        block = slice(start, start + INT8_BLOCK)
         assert np.abs(values[block] - once[block]).max() <= np.abs(values[block]).max() / 127
 
 
@@ -236,13 +236,13 @@ def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> No
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_number_was_further_away_than_its_largest_rounding_error(form: Form) -> None:
-    values = np.random.default_rng(3).normal(size=3 * BLOCK + 5).astype(np.float32)
-    values[:BLOCK] *= 1e-7  # among them subnormal numbers of float16
+    values = np.random.default_rng(3).normal(size=3 * INT8_BLOCK + 5).astype(np.float32)
+    values[:INT8_BLOCK] *= 1e-7  # among them subnormal numbers of float16
     once = round_to_number_format(values, form)
     errors = compute_largest_rounding_errors(once, form)
     assert (np.abs(values - once) <= errors).all()
     # They are no larger than needed: half of the distance between two numbers of the format.
-    largest = np.abs(values[BLOCK:]).max()
+    largest = np.abs(values[INT8_BLOCK:]).max()
     assert errors.max() <= {"float32": 0.0, "float16": largest * 2**-11, "int8": largest / 127}[form]
 
 

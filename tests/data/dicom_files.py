@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from polyclinic.data.base.spec import AS_IN_FILE, PictureRenderingOptions
+from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions
 from polyclinic.data.images.dicom import render_dicom_file
 
 
-def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = AS_IN_FILE) -> NDArray[np.uint8]:
+def decode_dicom_pixels(data: bytes, rendering: PictureRenderingOptions = DEFAULT_RENDERING) -> NDArray[np.uint8]:
     """Decode a DICOM file to uint8 pixels."""
     return render_dicom_file(data, rendering).pixels
 

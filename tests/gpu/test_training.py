@@ -130,7 +130,7 @@ def test_equal_work_gives_equal_bits_also_with_graphs(
     without, again = (trained(architecture, "cuda", precision=precision)[0] for _ in range(2))
     eager.setattr(gpu, "RECORD_AFTER", 3)
     replayed, network = trained(architecture, "cuda", precision=precision)
-    assert network.backbone.__dict__[gpu.REPLAY]._recorded is not None
+    assert network.backbone.__dict__[gpu.GRAPH_ATTRIBUTE]._recorded is not None
     assert equal(without, again), "without graphs, twice"
     assert equal(without, replayed), f"with graphs: apart by {apart(replayed, without)}"
 
@@ -160,7 +160,7 @@ def test_a_graph_is_recorded_once_for_all_rounds_and_heads(recordings: list[tupl
     assert recordings == [(BATCH, 1, 64, 64)]
     state = read_model_state(network)
     write_model_state(network, trunk=state.trunk, norm=state.norm, head=state.head)  # as the next round does
-    replay: BackboneCudaGraph = network.backbone.__dict__[gpu.REPLAY]
+    replay: BackboneCudaGraph = network.backbone.__dict__[gpu.GRAPH_ATTRIBUTE]
     replay.discard_outdated_graph(network.backbone, "auto")
     assert replay._recorded is not None
 
@@ -171,7 +171,7 @@ def test_a_copy_of_a_network_does_not_write_into_the_graph_of_the_first(recordin
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    assert other.backbone.__dict__[gpu.REPLAY]._recorded is None
+    assert other.backbone.__dict__[gpu.GRAPH_ATTRIBUTE]._recorded is None
     assert float(read_model_state(network).trunk.std()) > 0
 
 

@@ -191,3 +191,27 @@ def test_volumes_with_masks_are_taken_as_they_are() -> None:
     assert images.masks is not None
     assert images.masks.shape == (8, 16, 16)
     assert images.masks.read_class_areas(np.arange(12), NAMES).sum() == areas.sum()
+
+
+@pytest.mark.parametrize("form", ["items", "arrays"])
+def test_collections_in_memory_outline_their_own_organs_alone(tmp_path: Path, form: str) -> None:
+    sources = np.where(np.arange(COUNT) % 2, "livers", "spleens")
+    own = [{"Liver": MAPS[row] == 1} if row % 2 else {"Spleen": MAPS[row] == 4} for row in range(COUNT)]
+    if form == "items":
+        pairs = [(image, mask) for image, mask in zip(IMAGES, own, strict=True)]
+        data = pc.LabelledImages(pairs, mask_values=VALUES, sources=sources)
+    else:
+        data = pc.LabelledImages(IMAGES, masks=own, mask_values=VALUES, sources=sources)
+    images = concatenate_image_sets(opened(data).parts)
+    for name, source in {"Liver": "livers", "Spleen": "spleens"}.items():
+        known = ~np.isnan(images.labels[:, NAMES.index(name)])
+        assert set(images.sources[known].tolist()) == {source}
+        assert known.sum() == COUNT // 2
+    partition = {"kind": "class_lists", "images": "source", "lists": {"livers": ["Liver"], "spleens": ["Spleen"]}}
+    settings = {**TABLES, "partition": partition, "simulation": {"backend": "inline"}}
+    run = pc.simulate(settings, dataset=data, out=tmp_path / "run")
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert {site: list(record["per_class"]) for site, record in summary["per_site"].items()} == {
+        "livers": ["Liver"],
+        "spleens": ["Spleen"],
+    }

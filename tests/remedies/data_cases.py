@@ -603,6 +603,16 @@ def try_npz_value_range(folder: Path, message: str) -> None:
     check_pictures(load_npz(folder, **setting), DEEP * (255 / 4095))
 
 
+CUBES = np.repeat(PICTURES[:, None], 8, axis=1)
+"""Volumes of 8 equal slices."""
+
+
+def try_npz_volumes(folder: Path, message: str) -> None:
+    assert "Leave data.image_size out" in message
+    write_npz(folder, CUBES)
+    check_pictures(load_npz(folder), CUBES)
+
+
 def try_dividing(folder: Path, message: str) -> None:
     for name in ("train_images", "train_labels", "test_images"):
         assert name in message
@@ -700,7 +710,8 @@ def load_composites_of(several: bool) -> Callable[[Path], DatasetSplits]:
 
 
 NPZ_CASES = (
-    Case(f"{NPZ} find_npz_array_shape_faults", of_npz(images=DEEP), try_npz_value_range),
+    Case(f"{NPZ} _find_npz_picture_faults", of_npz(images=DEEP), try_npz_value_range),
+    Case(f"{NPZ} _find_npz_picture_faults", of_npz({"image_size": 8}, images=CUBES), try_npz_volumes),
     Case(
         f"{NPZ} find_npz_array_name_faults",
         lambda folder: (np.savez(folder / "a.npz", images=PICTURES, labels=LABELS), load_npz(folder)),

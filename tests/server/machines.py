@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from polyclinic.server.simulation.backends.cluster import QUIET, make_ray_token_variables
+from polyclinic.server.simulation.backends.cluster import QUIET_VARIABLES, make_ray_token_variables
 from tests.processes import command_line, kill
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ class Machine:
 
     def start(self, *arguments: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a program there, which finds our packages in this tree."""
-        environment = {**os.environ, **QUIET, **SECRET, "PYTHONPATH": str(ROOT), **(more or {})}
+        environment = {**os.environ, **QUIET_VARIABLES, **SECRET, "PYTHONPATH": str(ROOT), **(more or {})}
         pipe = subprocess.PIPE
         return subprocess.Popen(self.command(arguments), env=environment, stdout=pipe, stderr=pipe, text=True)
 

@@ -23,7 +23,7 @@ from polyclinic.common.metrics.auroc import (
 )
 from polyclinic.common.metrics.bootstrap import bootstrap_auroc_intervals
 from polyclinic.common.metrics.calibration import choose_operating_points, compute_score_quality
-from polyclinic.common.metrics.measured import LARGEST_ERROR, TOO_WIDE, ValueWithError, format_value_with_error
+from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, LARGEST_ERROR, ValueWithError, format_value_with_error
 from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
 from polyclinic.common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
 from polyclinic.common.metrics.score_histograms import compute_score_histogram
@@ -129,7 +129,7 @@ def test_a_figure_that_its_bins_leave_open_is_in_no_mean_and_the_page_gives_the_
     good = ClassMetrics(0.9, 0.8, 0.7, 40, 50)
     test = summarise_test_results({"mass": result, "edema": good}, set(), set(), SUMS)
     assert format_value_with_error(test.compute_mean_with_error("auroc")) == "0.900"
-    assert explain_missing_auroc(result) == TOO_WIDE
+    assert explain_missing_auroc(result) == LARGE_ERROR_NOTE
 
 
 NAMES = ("edema", "hernia", "$x_1$ & <i>node</i>")

@@ -213,3 +213,28 @@ def test_parts_in_the_names_of_folders_are_the_split(tmp_path: Path) -> None:
     assert found is not None
     parts: Mapping[str, str] = found.parts
     assert sorted(parts.values()) == ["test"] * 3 + ["train"] * 3
+
+
+def test_each_mask_of_a_table_is_read_once_to_recognise_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyclinic.studies.init import masks
+
+    layouts.write_nnunet(tmp_path, 4, {"Liver": 1})
+    pairs = [
+        (tmp_path / "imagesTr" / f"case_{number:03}_0000.nii.gz", tmp_path / "labelsTr" / f"case_{number:03}.nii.gz")
+        for number in range(4)
+    ]
+    files, read = list[Path](), masks.read_mask_values
+
+    def counting(file: Path, *arguments: Any) -> Any:
+        files.append(file)
+        return read(file, *arguments)
+
+    monkeypatch.setattr(masks, "read_mask_values", counting)
+    assert all(masks.has_few_values(mask) for _, mask in pairs)
+    survey = masks.survey_mask_column("mask", pairs)
+    assert survey is not None
+    assert list(survey.values) == [1]
+    assert sorted(files) == [mask for _, mask in pairs]
+    shifted = [(pairs[0][0], pairs[0][0].parent / "other.nii.gz")]
+    layouts.write(shifted[0][1], np.zeros((10, 24, 23), np.uint8))
+    assert masks.survey_mask_column("mask", shifted) is None  # it lies on another grid

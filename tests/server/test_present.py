@@ -27,7 +27,7 @@ from polyclinic.server.deployment.superlink import network_grid, process
 from polyclinic.server.deployment.superlink import registrations as runs
 from polyclinic.server.deployment.superlink.registrations import PATIENCE
 from polyclinic.server.deployment.timers import (
-    ORDER,
+    TIMER_ORDER,
     TimerSetting,
     find_timer_order_faults,
     list_timer_settings,
@@ -288,7 +288,7 @@ INTERNAL = {
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
     "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
     "REPORT_INTERVAL_S",  # how often a long list of who is waited for is said; nothing else happens
-    "SHOWN_AFTER_S",  # who is waited for is said; nothing else happens
+    "REPORT_DELAY_S",  # who is waited for is said; nothing else happens
 }
 
 
@@ -317,7 +317,7 @@ def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(
 
 
 def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault() -> None:
-    for pair in ORDER:
+    for pair in TIMER_ORDER:
         timers = [
             replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timer_settings(None)
         ]

@@ -26,6 +26,7 @@ from tests.server.killing import Killed, kill_at
 
 OWN_ORGANS = 'server_data={kind = "organs", images = 30, image_size = 32, seed = 9}'
 SPLITS = load_drawn_organs(DrawnOrgansDatasetSpec(kind="organs", images=24, image_size=16))
+OUTLINED = {"east": ["Liver", "Pancreas"], "north": ["Kidney", "Liver"], "south": ["Pancreas", "Spleen"]}
 IMAGE_METHODS = sorted(STRATEGIES.keys() - set(SEGMENTING))
 
 
@@ -143,6 +144,21 @@ def test_labels_move_with_their_pixels() -> None:
     inside = moved[:, 0] > moved.amax((1, 2, 3))[:, None, None] * 0.75
     assert not torch.equal(of_pixels[:, 0], labels[:, 0])
     assert float((inside == (of_pixels[:, 0] > 0)).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", [ORGANS, VOLUMES], ids=["pictures", "volumes"])
+def test_a_hospital_tests_the_model_that_the_run_saves(kind: tuple[str, ...], task: str) -> None:
+    # Every hospital tests on all test images, so its Dice of an organ is that of the saved model. With its own rows
+    # alone, the pixels of the other hospitals' organs would go to its own.
+    _, summary = finished(*kind, f"model.task={task}", "run.rounds=3")
+    of_model = summary["test"]["per_class"]
+    assert summary["test"]["mean_more"]["dice"] > 0
+    assert {site: list(record["per_class"]) for site, record in summary["per_site"].items()} == OUTLINED
+    for record in summary["per_site"].values():
+        assert {name: each["more"] for name, each in record["per_class"].items()} == {
+            name: of_model[name]["more"] for name in record["per_class"]
+        }
 
 
 def test_a_flip_alone_moves_labels_exactly() -> None:

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from supply.key_tables import fill_tables, list_marks
+from supply.blocks import list_blocks, replace_block
 from tests.studies.published_runs import ROOT, SENTENCES, TABLES
 
 COMMAND = "PYTHONPATH=. python benchmarks/evidence.py --write"
@@ -24,6 +24,7 @@ def test_the_page_of_tables_is_what_its_program_writes(evidence: ModuleType) -> 
 
 def test_the_tables_that_decide_are_those_of_the_page_of_tables(evidence: ModuleType) -> None:
     tables = evidence.list_deciding_tables()
-    assert list(list_marks(SENTENCES)) == list(tables)
-    assert fill_tables(SENTENCES, tables) == SENTENCES, COMMAND
+    assert [block.name for block in list_blocks(SENTENCES)] == list(tables)
+    stale = [name for name, table in tables.items() if replace_block(SENTENCES, name, table) != SENTENCES]
+    assert stale == [], COMMAND
     assert [name for name, table in tables.items() if table not in TABLES] == []

@@ -7,28 +7,23 @@ from pathlib import Path
 import pytest
 
 from polyclinic.studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
+from supply.paper_settings import EXPERIMENTS, STUDIES, find_study_files, list_study_runs, read_defaults
 from tests.studies.paper_settings import (
-    EXPERIMENTS,
-    PAGE,
-    ROOT,
-    STUDIES,
     faults_of_defaults,
     faults_of_files,
     faults_of_lists,
-    files_of,
     keys_left,
-    read_defaults,
-    trials_in,
     with_defaults,
-    with_tables,
 )
 
+ROOT = EXPERIMENTS.parent
+PAGE = ROOT / "docs" / "papers.md"
 FEDSLD = EXPERIMENTS / "papers" / "fedsld"
 
 
 @pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)
 def test_every_key_of_every_file_and_every_default_is_the_papers_or_a_listed_departure(folder: Path) -> None:
-    study, files, defaults = read_study(folder, quick=False), files_of(folder), read_defaults()
+    study, files, defaults = read_study(folder, quick=False), find_study_files(folder), read_defaults()
     assert len(files) > 10
     assert faults_of_files(with_defaults(study, defaults), files) == []
     assert faults_of_lists(with_defaults(study, defaults), files) == []
@@ -38,23 +33,15 @@ def test_every_key_of_every_file_and_every_default_is_the_papers_or_a_listed_dep
 
 def test_every_idle_key_is_left_at_its_default_by_some_file() -> None:
     """The lists of defaults have no key that is gone, and none that all files set."""
-    studies = ((read_study(folder, quick=False), files_of(folder)) for folder in STUDIES)
+    studies = ((read_study(folder, quick=False), find_study_files(folder)) for folder in STUDIES)
     left = {key for study, files in studies for _, key, _ in keys_left(study, files)}
     assert set(read_defaults().idle) - left == set()
 
 
 def test_the_short_study_of_the_sweeps_is_a_part_of_the_papers() -> None:
     whole, short = EXPERIMENTS / "papers" / "surgical", EXPERIMENTS / "surgical" / "sweeps"
-    runs = {(trial.experiment, trial.overrides) for trial in trials_in(whole)}
-    assert {(trial.experiment, trial.overrides) for trial in trials_in(short)} < runs
-
-
-def test_the_page_of_the_papers_has_the_settings_of_today() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- settings: ") == len(STUDIES) + 1
-    assert page.count("<!-- small: ") == len(STUDIES)
-    assert page.count("<!-- benchmark -->") == 1
-    assert page == with_tables(page), "PYTHONPATH=. python -m tests.studies.paper_settings writes the tables"
+    runs = {(trial.experiment, trial.overrides) for trial in list_study_runs(whole)}
+    assert {(trial.experiment, trial.overrides) for trial in list_study_runs(short)} < runs
 
 
 def fedsld(tmp_path: Path, old: str = "", new: str = "") -> dict[str, Path]:
@@ -109,7 +96,7 @@ def test_wrong_entries_of_a_study_are_found(tmp_path: Path) -> None:
     nowhere = PaperSetting(key="training.precision", paper="float32", files=("*/imagenet",))
     alone = PaperDeparture(key="training.threads", ours=1, why="one core", files=("*",))
     hidden = PaperSetting(key="training.gradient_accumulation_steps", paper=4, value=1)
-    assert faults_of_lists(with_parts((nowhere, hidden), (alone,)), files_of(FEDSLD)) == [
+    assert faults_of_lists(with_parts((nowhere, hidden), (alone,)), find_study_files(FEDSLD)) == [
         "training.precision: ['*/imagenet'] is no file",
         "training.threads: a departure from no setting",
         "training.gradient_accumulation_steps: value hides the paper's 4",

@@ -9,10 +9,8 @@ from polyclinic.common.plugins import OrPlugin
 from polyclinic.data.base.spec import DataSpec
 from polyclinic.data.partition.spec import PartitionSpec
 from polyclinic.strategies.registry import STRATEGIES
-from supply.experiment_keys import DATA_KINDS, PAGE, PARTITION_KINDS, SECTIONS, list_tables
-from supply.key_tables import KeyRow, fill_tables, find_key_meaning, list_key_rows, list_marks
-
-TEXT = PAGE.read_text(encoding="utf-8")
+from supply.experiment_keys import DATA_KINDS, PARTITION_KINDS, SECTIONS
+from supply.key_tables import KeyRow, find_key_meaning, list_key_rows
 
 
 class Lamp(BaseModel):
@@ -38,17 +36,12 @@ class Torch(Lamp):
 
     sizes: tuple[float, float] = (1.0, 2.5)
     on: bool = False
+    strides: tuple[tuple[int, ...], ...] = ()
 
 
 def members(union: object) -> set[type]:
     """The classes of a union that is told apart by ``kind``."""
     return set(get_args(get_args(union)[0]))
-
-
-def test_the_tables_of_the_page_are_those_that_the_program_writes() -> None:
-    assert list(list_marks(TEXT)) == list(dict.fromkeys(list_marks(TEXT)))
-    assert set(list_marks(TEXT)) == set(list_tables())
-    assert fill_tables(TEXT, list_tables()) == TEXT, "python -m supply.experiment_keys writes the tables"
 
 
 def test_every_kind_of_data_and_of_partition_is_on_the_page() -> None:
@@ -76,16 +69,11 @@ def test_every_key_is_explained_in_words_without_names_of_code(model: type[BaseM
 
 
 def test_a_row_has_values_default_and_the_text_of_the_nearest_class_that_explains_the_key() -> None:
-    colour, watts, lumens, sizes, on = list_key_rows(Torch)
+    colour, watts, lumens, sizes, on, strides = list_key_rows(Torch)
     assert colour == KeyRow("colour", "`red`, `blue` or `plugin:NAME`", "none", "Colour of the light; none for white.")
     assert watts == KeyRow("watts", "whole number from 1 to 2,000", "–", "Power \\| brightness.")
     assert lumens == KeyRow("lumens", "number from 0 and below 1", "`1e-5`", "Power \\| brightness. At night.")
     assert (sizes.values, sizes.default, sizes.meaning) == ("list of 2 numbers", "`[1, 2.5]`", "")
     assert (on.values, on.default) == ("`true` or `false`", "`false`")
+    assert (strides.values, strides.default) == ("list of lists of whole numbers", "none")
     assert find_key_meaning(Torch, "kind") == ""
-
-
-def test_a_page_without_the_marks_of_a_table_is_refused() -> None:
-    assert fill_tables("<!-- a -->\nold\n<!-- end -->", {"a": r"\1 | new"}) == "<!-- a -->\n\n\\1 | new\n\n<!-- end -->"
-    with pytest.raises(ValueError, match="marks of b 0 times"):
-        fill_tables("<!-- a -->\n<!-- end -->", {"b": "new"})

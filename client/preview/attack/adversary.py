@@ -270,9 +270,9 @@ def _list_picture_indices(images: ImageSet) -> list[int]:
 # ---------------------------------------------------------------------- crafted networks
 
 
-DENSE = "backbone.7"
+DENSE_LAYER = "backbone.7"
 """The dense layer of ``fedsld_cnn``, behind two convolutions with pooling."""
-AT_A_TIME = 64
+BATCH_SIZE = 64
 
 
 class FedsldCnnLayers(NamedTuple):
@@ -294,7 +294,6 @@ def select_fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
 
 @torch.no_grad()
 def zero_all_parameters(network: nn.Module) -> None:
-    """Set all parameters of a network to 0."""
     for value in network.parameters():
         value.zero_()
 
@@ -321,8 +320,8 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
     convolutions, pixels = backbone[:6], convert_to_channels_first(images.images).float()
-    starts = range(0, len(pixels), AT_A_TIME)
-    parts = [convolutions(network.preprocess_images(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
+    starts = range(0, len(pixels), BATCH_SIZE)
+    parts = [convolutions(network.preprocess_images(pixels[start : start + BATCH_SIZE]))[:, 0] for start in starts]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 

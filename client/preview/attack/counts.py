@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyclinic.client.preview.attack.adversary import (
-    DENSE,
+    DENSE_LAYER,
     Adversary,
     AttackResult,
     read_trunk_tensor_update,
@@ -29,11 +29,11 @@ from polyclinic.common.wire.records import UNKNOWN_COUNT, TrainReply
 from polyclinic.data.base.image_set import ImageSet
 
 CERTAIN_LOGIT = 30.0
-TESTS = 4
+TESTED_MODELS = 4
 ZERO_LEARNING_RATE = 1e-30
 """Learning rate so small that training changes nothing."""
 UNDISCLOSED_COUNTS = "counts that the site does not tell"
-NOISE = 'of others noise (`level = "private"`)'
+STOPPED_BY_NOISE = 'of others noise (`level = "private"`)'
 FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
 OFFSET, STEP = 2.0**10, 2.0**-12
 """A bias, and its change for one image. The change is a multiple of the distance between neighbouring float32 numbers
@@ -132,7 +132,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     """Infer exact counts of test images by class from digits of AUROC and balanced accuracy, if counts are rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
-    for seed in range(TESTS if step > 1 else 0):
+    for seed in range(TESTED_MODELS if step > 1 else 0):
         plan, run = at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE), at.make_unused_run_name()
         model = read_model_state(at.build_attacked_network(plan, seed))
         at.request_training(plan, model, run)
@@ -157,7 +157,7 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
         "counts from digits",
         "How many test images show a class, out of the digits of its scores",
         "AUROC and balanced accuracy are whole numbers over twice the product of both counts: of the pairs that a "
-        f"rounded pair allows, few have the digits that were told. {TESTS} models, each in a run of its own."
+        f"rounded pair allows, few have the digits that were told. {TESTED_MODELS} models, each in a run of its own."
         + ("" if step > 1 else " Here counts of large classes are told as they are."),
         recovered,
         len(set(at.head_class_names) - at.site.hidden_classes("test")) if step > 1 and len(test) else 0,
@@ -181,7 +181,7 @@ def infer_counts_from_head(at: Adversary) -> AttackResult:
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
         at,
         *_infer_counts_from_biases(at, plan, reply, None if head is None else head.bias),
-        stops=f"{FEW_PATIENTS}{NOISE}, or `parts` without `head`",
+        stops=f"{FEW_PATIENTS}{STOPPED_BY_NOISE}, or `parts` without `head`",
     )
 
 
@@ -199,7 +199,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
     reply = at.request_training(plan, read_model_state(network))
-    change = read_trunk_tensor_update(reply, make_model_layout(network).tensor_slices()[f"{DENSE}.bias"])
+    change = read_trunk_tensor_update(reply, make_model_layout(network).tensor_slices()[f"{DENSE_LAYER}.bias"])
     return _make_count_attack_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
@@ -207,7 +207,7 @@ def infer_counts_from_trunk(at: Adversary) -> AttackResult:
         "images that show it, also where no head row leaves.",
         at,
         *_infer_counts_from_biases(at, plan, reply, None if change is None else change[: len(at.head_class_names)]),
-        stops=FEW_PATIENTS + NOISE,
+        stops=FEW_PATIENTS + STOPPED_BY_NOISE,
     )
 
 

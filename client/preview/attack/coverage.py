@@ -143,7 +143,7 @@ BY_STATISTIC: Mapping[str, Covered] = {
     "relations": _CLASS_MEANS,
     "positive_share": _CLASS_MEANS,
 }
-NOT_TRIED = (
+UNTRIED_ATTACKS = (
     "Hospitals that the coordinator makes up: without `peers` their part can be taken off a masked sum.",
     "Plans that ask for masks: a site with `masked_only` declines all of these attacks, and is not asked under masks. "
     "Plans with little noise. Tests of the product try both.",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from polyclinic.client.preview.attack.adversary import (
-    DENSE,
+    DENSE_LAYER,
     Adversary,
     AttackResult,
     Floats,
@@ -43,7 +43,7 @@ CROP, POOL = 6, 4
 """Each input of the dense layer is the mean of 4 x 4 pixels of the image inside a border of 6 pixels."""
 ALIKE, NEARLY = 0.99, 0.9
 MOST_PICTURES = 12
-STEPS = 120
+SEARCH_STEPS = 120
 
 
 def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
@@ -62,7 +62,7 @@ def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
     reply = at.request_training(plan, read_model_state(network))
     truth = compute_dense_layer_input(network, train)
     slices, dense = make_model_layout(network).tensor_slices(), select_fedsld_cnn_layers(network).dense
-    weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
+    weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE_LAYER}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
         used = (dense.weight[0] != 0).numpy()
@@ -135,7 +135,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
         generator = torch.Generator().manual_seed(4)
         guess = torch.rand(len(train), 1, 16, 16, generator=generator).mul(255).requires_grad_()
         search = torch.optim.Adam([guess], lr=8.0)
-        for _ in range(STEPS):
+        for _ in range(SEARCH_STEPS):
             search.zero_grad()
             value = loss(network(guess), examples.labels, examples.annotated)
             gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, trunk, create_graph=True)])
@@ -150,7 +150,7 @@ def invert_gradients(at: Adversary) -> AttackResult:
         "gradient inversion",
         "Training images out of one update, by search",
         f"One step from an honest initial model (tiny_cnn, 16 pixels) over {len(train)} training images whose "
-        f"labels the attacker was given; {STEPS} steps of search. Recovered: a correlation above {NEARLY}.",
+        f"labels the attacker was given; {SEARCH_STEPS} steps of search. Recovered: a correlation above {NEARLY}.",
         int((best > NEARLY).sum()),
         len(train),
         "training images",

@@ -27,7 +27,7 @@ from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import LabelledExamples, pair_pixels_with_labels
 
-SHADOWS = 8
+SHADOW_MODELS = 8
 EPOCHS = 20
 """Epochs of the plan for LiRA: enough for a small network to memorise its images."""
 RIDGE = 1e-4
@@ -67,7 +67,7 @@ def infer_membership_by_lira(at: Adversary, strangers: ImageSet, elsewhere: Adve
     scores = compute_membership_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
-        f"{SHADOWS} shadow models)"
+        f"{SHADOW_MODELS} shadow models)"
     )
     return _make_membership_result("LiRA", tried, scores, data, at)
 
@@ -168,7 +168,7 @@ def compute_membership_likelihood_ratios(
     """
     count = len(data.images)
     halves = np.random.default_rng(5)
-    chosen = np.stack([halves.permutation(count) < count // 2 for _ in range(SHADOWS)])  # (shadows, n)
+    chosen = np.stack([halves.permutation(count) < count // 2 for _ in range(SHADOW_MODELS)])  # (shadows, n)
     open_policy = SitePolicy.model_validate({"level": "trusted", "smallest_count": 0})
     losses = []
     for number, rows in enumerate(chosen):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyclinic.client.preview.attack.adversary import (
-    DENSE,
+    DENSE_LAYER,
     Adversary,
     AttackResult,
     compute_dense_layer_input,
@@ -77,7 +77,7 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
     # A picture is in the training part if training changed its unit; None without an update, or if noise may hide it.
     change = read_trunk_tensor_update(
         at.request_training(plan, read_model_state(network)),
-        make_model_layout(network).tensor_slices()[f"{DENSE}.bias"],
+        make_model_layout(network).tensor_slices()[f"{DENSE_LAYER}.bias"],
     )
     trained: list[bool | None] = [None] * count
     if change is not None:
@@ -95,10 +95,7 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
         reply = at.request_evaluation(plan, read_model_state(network), test=True)
         scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
         tested.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
-    guesses = [
-        "train" if train else "test" if test else "neither" if train is False and test is False else ""
-        for train, test in zip(trained, tested, strict=True)
-    ]
+    guesses = [_guess_part(train, test) for train, test in zip(trained, tested, strict=True)]
     pairs = list(zip(guesses, truth, strict=True))
     wrong = sum(guess not in ("", part) for guess, part in pairs)
     by_part = [
@@ -117,6 +114,15 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
         notes=by_part + ([f"{wrong} placed wrongly"] if wrong else []),
         response=at.response,
     )
+
+
+def _guess_part(train: bool | None, test: bool | None) -> str:
+    """Return the part that a picture seems to be in; empty if the attacker saw too little to say."""
+    if train:
+        return "train"
+    if test:
+        return "test"
+    return "neither" if train is False and test is False else ""
 
 
 @torch.no_grad()
@@ -145,7 +151,7 @@ def _set_picture_detecting_units(
 # ---------------------------------------------------------------------- models that fail
 
 
-STRONG = 1e30
+LARGE_WEIGHT = 1e30
 OUT_OF_ALL_BOUNDS = 1e3
 """A validation loss above this shows that the picture is in the validation part."""
 
@@ -201,9 +207,9 @@ def _probe_with_failing_model(
         network.head.weight.zero_()
         if place is not None:
             _set_picture_detecting_units(
-                network, pictures.images.select_rows(np.array([place])), pictures.alike, STRONG
+                network, pictures.images.select_rows(np.array([place])), pictures.alike, LARGE_WEIGHT
             )
-            network.head.weight[:, 0] = STRONG
+            network.head.weight[:, 0] = LARGE_WEIGHT
     model = read_model_state(network)
     images: tuple[int | None, ...] = ()
     if at.site.policy.epsilon is None:  # else each training costs budget, and the site soon declines

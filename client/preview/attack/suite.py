@@ -194,7 +194,7 @@ def attack_results_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[At
         ],
         "fields": {record: _attack_coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
         "statistics": _attack_coverage_as_json(coverage.BY_STATISTIC),
-        "not_tried": list(coverage.NOT_TRIED),
+        "not_tried": list(coverage.UNTRIED_ATTACKS),
     }
 
 
@@ -212,7 +212,7 @@ def write_attack_page(site: Site, plan: HospitalPlan, attempts: Sequence[AttackR
     environment.globals.update(code=lambda text: Markup(re.sub("`(.*?)`", r"<code>\1</code>", escape(text))))
     template = environment.get_template("attack.html.j2")
     text = template.render(
-        site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=coverage.NOT_TRIED
+        site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=coverage.UNTRIED_ATTACKS
     )
     write_atomically(out, text.encode(), private=True)
     return out

@@ -51,16 +51,16 @@ class SingleValueSafeBatchNorm(nn.Module):
             self.training = True
 
 
-_STEADY = dict[type[nn.Module], type[nn.Module]]()
+_SINGLE_VALUE_SAFE_CLASSES = dict[type[nn.Module], type[nn.Module]]()
 
 
 def _make_safe_norm_subclass(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a cached subclass of a batch normalisation class with the mixin :class:`SingleValueSafeBatchNorm`."""
-    if kind not in _STEADY:
+    if kind not in _SINGLE_VALUE_SAFE_CLASSES:
         later = getattr(kind, "cls_to_become", None)  # the class that torch gives a lazy layer at its first call
         attributes = {"cls_to_become": _make_safe_norm_subclass(later)} if later else {}
-        _STEADY[kind] = type(f"Steady{kind.__name__}", (SingleValueSafeBatchNorm, kind), attributes)
-    return _STEADY[kind]
+        _SINGLE_VALUE_SAFE_CLASSES[kind] = type(f"Steady{kind.__name__}", (SingleValueSafeBatchNorm, kind), attributes)
+    return _SINGLE_VALUE_SAFE_CLASSES[kind]
 
 
 _KEEPS_STATISTICS = WeakKeyDictionary[nn.Module, bool]()

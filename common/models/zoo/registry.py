@@ -38,11 +38,11 @@ from polyclinic.common.models.zoo.spec import (
     NEW_HEAD,
     Architecture,
     ModelSpec,
-    Task,
     is_external_network,
     is_segmentation,
 )
 from polyclinic.common.models.zoo.unet import UNET_WIDTH, TinyUNet
+from polyclinic.common.models.zoo.unet_planning import count_level_features
 from polyclinic.common.plugins import (
     MODELS,
     PLUGIN,
@@ -82,7 +82,10 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
         BadInput: If the network does not exist, does not accept the image size, or lacks the layer ``model.head``.
     """
     source, _, inner = spec.architecture.partition(":")
-    module = _SOURCES[source](inner, spec.channels, spec.input_size)
+    if spec.strides is not None:
+        module = _build_planned_unet(spec)
+    else:
+        module = _SOURCES[source](inner, spec.channels, spec.input_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.plugin_head is not None:
         logits, head = features, _detach_network_head(module, spec, spec.plugin_head)
@@ -194,6 +197,23 @@ def _build_monai_unet(nets: Any, name: str, channels: int, *, dimensions: int) -
     levels = len(_UNET_FEATURES)
     strides = [1] + [2] * (levels - 1)
     network: Any = nets.DynUNet(dimensions, channels, 1, [3] * levels, strides, strides[1:], filters=_UNET_FEATURES)
+    return _return_feature_map(network)
+
+
+def _build_planned_unet(spec: ModelSpec) -> nn.Module:
+    """Build a DynUNet whose levels the model itself names."""
+    refuse_missing_packages(ARCHITECTURE, "monai")
+    from monai.networks.nets.dynunet import DynUNet
+
+    assert spec.kernel_sizes is not None, "checked with the model"
+    assert spec.strides is not None, "checked with the model"
+    features = [count_level_features(level) for level in range(len(spec.strides))]
+    strides = spec.strides
+    network = DynUNet(len(spec.sides), spec.channels, 1, spec.kernel_sizes, strides, strides[1:], filters=features)
+    return _return_feature_map(network)
+
+
+def _return_feature_map(network: Any) -> nn.Module:
     network.output_block = nn.Identity()
     return cast(nn.Module, network)
 
@@ -745,25 +765,16 @@ _BACKBONES: dict[Architecture, Callable[[int, Any], Backbone]] = {
 }
 
 
-def build_backbone(
-    architecture: Architecture,
-    channels: int,
-    image_size: int | VolumeSize,
-    head: str | None = None,
-    task: Task = "multi_label",
-) -> Backbone:
-    """Build the backbone of an architecture, with random weights from torch's global generator.
+def build_backbone(spec: ModelSpec) -> Backbone:
+    """Build a model's backbone, with random weights from torch's global generator.
 
     Raises:
         BadInput: If an external backbone cannot be built.
     """
-    if is_external_network(architecture):
-        spec = ModelSpec(
-            architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head, task=task
-        )
+    if is_external_network(spec.architecture):
         backbone = Backbone(*build_external_backbone(spec))
     else:
-        backbone = _BACKBONES[architecture](channels, image_size)
+        backbone = _BACKBONES[spec.architecture](spec.channels, spec.input_size)
     make_batch_norms_single_value_safe(backbone.module)
     return backbone
 
@@ -782,7 +793,7 @@ def build_backbone_for_check(spec: ModelSpec) -> Backbone:
         return build_meta_backbone(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
+        return build_backbone(spec)
 
 
 def build_meta_backbone(spec: ModelSpec) -> Backbone:
@@ -796,8 +807,8 @@ def build_meta_backbone(spec: ModelSpec) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
+                return build_backbone(spec)
         except BadInput:
             if not spec.architecture.startswith(PLUGIN):
                 raise
-            return build_backbone(spec.architecture, spec.channels, spec.input_size, spec.head, spec.task)
+            return build_backbone(spec)

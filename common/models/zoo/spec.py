@@ -1,5 +1,6 @@
 """The ``[model]`` table of an experiment, validated without importing torch, and the file names of a saved model."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,9 @@ background is in each pixel, softmax, in which the background has the logit 0.
 """
 SEGMENTATION_NETWORKS = ("tiny_unet",)
 """Our own architectures that return a feature map; plug-ins and MONAI have others."""
-MONAI_SEGMENTATION = ("monai:UNet", "monai:DynUNet")
+PLANNED_NETWORK: str = "monai:DynUNet"
+"""The network whose levels a model may name."""
+MONAI_SEGMENTATION = ("monai:UNet", PLANNED_NETWORK)
 
 
 DICE, HAUSDORFF = "dice", "hd95"
@@ -71,11 +74,22 @@ def is_segmentation(task: str) -> bool:
     return task.endswith("segmentation")
 
 
+FEWEST_LEVELS = 3
+"""Levels of the smallest DynUNet that MONAI builds."""
+LevelSides = Annotated[
+    tuple[Annotated[tuple[Annotated[int, Field(ge=1, le=7)], ...], Field(min_length=2, max_length=3)], ...],
+    Field(min_length=FEWEST_LEVELS, max_length=12),
+]
+"""A whole number for each axis of each level."""
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 NEW_HEAD = "new"
 """Value of ``model.head`` for a network without a head."""
 PATCH_KEYS: Final = ("patch_size", "patch_overlap", "patch_blending")
 """Keys of a model that reads its images in patches."""
+LEVEL_KEYS: Final = ("kernel_sizes", "strides")
+"""Keys of the levels of MONAI's DynUNet."""
+PLANNED_KEYS: Final = ("patch_size", *LEVEL_KEYS, "mean", "std")
+"""Keys of a model that the coordinator plans if the experiment has a table ``planning``."""
 NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
 """Keys of a model that a run sets where its experiment does not."""
 
@@ -151,6 +165,10 @@ class ModelSpec(BaseModel):
         patch_overlap: Share of a window that the next window covers again, along each axis.
         patch_blending: Weights with which overlapping windows are averaged: ``gaussian`` gives less weight to the
             borders of a window, ``constant`` the same to all its pixels.
+        kernel_sizes: Of ``monai:DynUNet``: side of the convolutions of each level along each axis, from the whole image
+            down; None for four levels with sides of 3.
+        strides: Of ``monai:DynUNet``: factor by which each level is smaller than the one above it along each axis, 1 at
+            the first level; None halves all axes.
         head: Name of the dense layer in a plug-in's network that the run's head replaces; ``new`` for a network that
             returns features. None means ``new``, but a network that seems to return class scores is then rejected.
         neck: Width of the dense layer between backbone and head; None for no such layer.
@@ -177,6 +195,8 @@ class ModelSpec(BaseModel):
     patch_size: ImageSize | None = None
     patch_overlap: Annotated[float, Field(ge=0, le=0.9)] = 0.5
     patch_blending: Literal["gaussian", "constant"] = "gaussian"
+    kernel_sizes: LevelSides | None = None
+    strides: LevelSides | None = None
     head: Annotated[str, Field(min_length=1)] | None = None
     neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
@@ -283,11 +303,33 @@ class ModelSpec(BaseModel):
             raise ValueError(f"{problem}: a patch is a part of an image")
         return self
 
+    @model_validator(mode="after")
+    def _check_levels(self) -> Self:
+        given = [key for key in LEVEL_KEYS if getattr(self, key) is not None]
+        if not given:
+            return self
+        if self.architecture != PLANNED_NETWORK:
+            raise ValueError(f"{given[0]} is for {PLANNED_NETWORK}; {self.architecture} has levels of its own")
+        if self.kernel_sizes is None or self.strides is None:
+            raise ValueError("kernel_sizes and strides go together, with one entry for each level")
+        if len(self.kernel_sizes) != len(self.strides):
+            raise ValueError(f"there are {len(self.kernel_sizes)} kernel_sizes and {len(self.strides)} strides")
+        if any(len(level) != len(self.sides) for level in (*self.kernel_sizes, *self.strides)):
+            raise ValueError(f"each level of kernel_sizes and strides has {len(self.sides)} numbers, one for each axis")
+        if any(side % 2 == 0 for level in self.kernel_sizes for side in level):
+            raise ValueError("kernel_sizes are odd: the output of a convolution has the size of its input")
+        divisors = [math.prod(axis) for axis in zip(*self.strides, strict=True)]
+        if max(self.strides[0]) > 1 or any(side % most for side, most in zip(self.sides, divisors, strict=True)):
+            problem = f"strides begin with 1 and divide the input, {self.describe_input()}, by {divisors}"
+            raise ValueError(f"{problem} down to the last level: choose sides that they divide")
+        return self
+
     @model_serializer(mode="wrap")
     def _leave_out_patches(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A model of whole images has the text that it had before there were patches, so that older releases read it.
         table: dict[str, Any] = serialize(self)
-        return table if self.patch_size else {key: value for key, value in table.items() if key not in PATCH_KEYS}
+        absent = [*([] if self.patch_size else PATCH_KEYS), *([] if self.strides else LEVEL_KEYS)]
+        return {key: value for key, value in table.items() if key not in absent}
 
     @property
     def input_size(self) -> int | VolumeSize:

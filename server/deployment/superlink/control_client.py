@@ -30,7 +30,7 @@ ANSWER_S = 20.0
 HEALTH_S = 10.0
 """Time for a health check; two seconds are too few on a busy machine."""
 PAUSE_S = 0.2
-GIVEN_UP = "the SuperLink heard nothing of this run for too long, and gave it up."
+GIVEN_UP_MESSAGE = "the SuperLink heard nothing of this run for too long, and gave it up."
 _UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 SERVICE = "polyclinic.Control"
@@ -130,7 +130,6 @@ class SuperLinkControlClient:
         }
 
     def close(self) -> None:
-        """Close the connection to the SuperLink."""
         self._channel.close()
         self._socket.close()
 
@@ -177,7 +176,7 @@ class SuperLinkControlClient:
         return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
-        """End this run on the SuperLink."""
+        """Mark a run as over on the SuperLink, which removes the files of its requests."""
         self._call_with_retries("end_run", proto.Run(run_id=run))
 
     def send_run_heartbeat(self, run: int) -> bool:
@@ -230,7 +229,7 @@ class SuperLinkControlClient:
                 return self._methods[name](request, timeout=self._answer_s)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                    raise RunEndedBySuperLink(GIVEN_UP) from None
+                    raise RunEndedBySuperLink(GIVEN_UP_MESSAGE) from None
                 if error.code() not in _UNAVAILABLE or time.monotonic() >= until:
                     details = shorten_grpc_details(error.details()) or error.code().name.lower()
                     problem = f"the SuperLink does not answer: {details}. The log of flwr-server start says why."

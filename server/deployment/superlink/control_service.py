@@ -57,7 +57,7 @@ class SuperLinkControlService:
         raise AssertionError("abort raises")
 
     def answer_health_check(self, request: Any) -> Any:
-        """Answer a health check."""
+        """Return an empty message, which shows that the SuperLink answers calls."""
         return proto.Nothing()
 
     def list_registered_sites(self, request: Any) -> Any:

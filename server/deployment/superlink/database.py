@@ -61,7 +61,7 @@ class SuperLinkDatabase:
             self._sql.close()
 
     def query_rows(self, query: str) -> list[Any]:
-        """Return all rows of a query."""
+        """Return all rows of a SQL query, while no other thread changes the database."""
         with self.lock:
             return self._sql.execute(query).fetchall()
 

@@ -191,7 +191,11 @@ class FleetService:
         return DeactivateNodeResponse()
 
     def record_heartbeat(self, caller: CallingSite, request: Any) -> Any:
-        """Record a heartbeat of the calling site."""
+        """Record a heartbeat, after which the calling site counts as connected until its next one is overdue.
+
+        Raises:
+            HospitalCallRefused: If node id, interval or release do not fit, or this process has signed off.
+        """
         self._refuse_foreign_node_id(caller, request.node.node_id)
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
         _refuse_release_out_of_reach(caller)

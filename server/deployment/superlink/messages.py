@@ -464,7 +464,6 @@ class SuperLinkStorage:
         return cls(database, sites, runs, MessageStore(database, sites, runs, files, clock), files)
 
     def close(self) -> None:
-        """Close the database."""
         self.database.close()
 
     def begin_run(self, nodes: Collection[int] | None = None) -> tuple[int, list[StoredMessage]]:

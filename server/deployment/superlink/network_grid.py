@@ -37,7 +37,7 @@ from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink.control_client import (
-    GIVEN_UP,
+    GIVEN_UP_MESSAGE,
     LINK_PATIENCE_S,
     ReplyOrNoReplyReason,
     RunEndedBySuperLink,
@@ -105,7 +105,7 @@ def open_network_grid(
 
     def raise_run_ended(number: int, frame: object) -> NoReturn:
         signal.signal(LOST_SIGNAL, signal.SIG_IGN)
-        raise RunEndedBySuperLink(GIVEN_UP)
+        raise RunEndedBySuperLink(GIVEN_UP_MESSAGE)
 
     def send_run_heartbeats() -> None:
         """Send heartbeats over a connection of its own; interrupt the main thread if the SuperLink ended the run."""

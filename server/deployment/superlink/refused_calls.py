@@ -104,7 +104,7 @@ class UnknownCallerCounts:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count_refused_call(self, peer: str, reason: str) -> None:
-        """Count a refused call.
+        """Count a refused call by address and reason, and log all counts within :data:`REPORT_EVERY_S`.
 
         Args:
             peer: Address and port in the form of gRPC's ``context.peer()``, e.g. ``ipv6:%5B::1%5D:40000``.

@@ -24,7 +24,7 @@ from polyclinic.server.runs.live_status import (
 )
 from polyclinic.server.runs.reader import RoundFileLine
 
-EVENTS_SHOWN = 12
+MAX_EVENTS = 12
 LONGEST = 240
 """Longest sentence of an event, in characters."""
 
@@ -196,7 +196,7 @@ class RunFileWatcher:
             present,
             tuple(sites),
             self._records,
-            tuple(format_run_event(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
+            tuple(format_run_event(event) for event in reversed(self._events.all[-MAX_EVENTS:])),
             summary if isinstance(summary, dict) else {},
         )
 

@@ -19,8 +19,8 @@ from polyclinic.common.system.plain_text import make_jinja_environment
 from polyclinic.server.reporting.live.files import RunSnapshot, SiteStatusRow
 from polyclinic.server.runs.live_status import PHASES, SIGNED_OFF, CurrentRun
 
-SITES_SHOWN = 60
-POINTS_SHOWN = 300
+MAX_SITES = 60
+MAX_POINTS = 300
 """Largest number of points of a curve."""
 MOST_DOTS = 40
 """Rounds up to which each point of a curve has a dot."""
@@ -87,8 +87,8 @@ def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     sites = sorted(snapshot.sites, key=lambda site: (not site.part.startswith(urgent), site.name))
     shown: dict[str, object] = {
         "kicker": " · ".join(part for part in (snapshot.title, snapshot.link) if part),
-        "sites": sites[:SITES_SHOWN],
-        "more_sites": max(len(sites) - SITES_SHOWN, 0),
+        "sites": sites[:MAX_SITES],
+        "more_sites": max(len(sites) - MAX_SITES, 0),
         "linked": any(site.link for site in sites),
         "events": snapshot.events,
     }
@@ -131,7 +131,8 @@ def _make_key_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) ->
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
         tiles.append((plain_text.format_duration(run.seconds_left), "left, by the pace so far"))
-    tiles.append((str(len(run.sites)), f"sites take part{f', {len(run.lost)} lost' if run.lost else ''}"))
+    lost = f", {len(run.lost)} lost" if run.lost else ""
+    tiles.append((str(len(run.sites)), f"sites take part{lost}"))
     for name, key in (("validation loss", "validation_loss"), ("validation AUROC", "validation_auroc")):
         values = [(each.round, value) for each in snapshot.rounds if (value := getattr(each, key)) is not None]
         tiles += [(plain_text.format_number(value), f"{name}, round {number}") for number, value in values[-1:]]
@@ -156,7 +157,7 @@ def draw_line_chart(
     lines: dict[str, list[tuple[int, float]]] = {}
     for name, values in series.items():
         points = [(n, v) for n, v in zip(rounds, values, strict=True) if v is not None and math.isfinite(v)]
-        stride = max(1, -(-len(points) // POINTS_SHOWN))
+        stride = max(1, -(-len(points) // MAX_POINTS))
         if points:  # thinned where there are many; the last one stays
             lines[name] = points[::stride] + (points[-1:] if (len(points) - 1) % stride else [])
     if not lines:

@@ -22,7 +22,7 @@ OWN_RAY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch for one machine: all its ports listen on 127.0.0.1 alone
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # its table of contents is on this machine: it has ended
 }
-QUIET = {
+QUIET_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves a simulation on a machine that does anything else
@@ -115,7 +115,7 @@ def start_or_join_ray(settings: RayWorkerSettings) -> None:
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     if settings.address:
-        variables = {**QUIET, **LARGE_BUFFERS, "PYTHONPATH": os.pathsep.join(settings.paths)}
+        variables = {**QUIET_VARIABLES, **LARGE_BUFFERS, "PYTHONPATH": os.pathsep.join(settings.paths)}
         options |= {"address": settings.address, "runtime_env": {"env_vars": variables}}
     else:
         cores = max(len(os.sched_getaffinity(0)), max(settings.workers, 1) * settings.threads)
@@ -229,7 +229,7 @@ def list_uninstalled_import_folders() -> tuple[str, ...]:
 def make_ray_driver_environment(address: str) -> dict[str, str]:
     """Return environment variables for the process that drives Ray; its workers on this machine inherit them."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
-    own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}
+    own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET_VARIABLES, **LARGE_BUFFERS}
     return {**os.environ, **own, **({} if address else OWN_RAY | make_ray_token_variables())}
 
 

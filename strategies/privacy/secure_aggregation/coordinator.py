@@ -231,7 +231,8 @@ class MaskedSummation:
         total = np.zeros(layout.compute_vector_size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
         requests = dict[str, MaskedRequest]()
-        for site in (site for site in letters if not opened or site in opened):
+        recipients = [site for site in letters if site in opened] if opened else list(letters)
+        for site in recipients:
             senders = tuple(sorted(set(letters) - {site}))
             written = tuple(letters[sender][site] for sender in senders)
             numbers = layout.compute_vector_size(sum_request.rows[site])

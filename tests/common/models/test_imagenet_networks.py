@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from polyclinic.common.models.zoo.registry import build_backbone, make_batch_norms_single_value_safe
+from polyclinic.common.models.zoo.spec import ModelSpec
 
 
 def torchvision_backbone(architecture: str, channels: int) -> Any:
@@ -28,7 +29,8 @@ def torchvision_backbone(architecture: str, channels: int) -> Any:
 @pytest.mark.parametrize("architecture", ["resnet18", "densenet121"])
 def test_a_seed_gives_the_network_of_torchvision_to_the_bit(architecture: Any, channels: int) -> None:
     torch.manual_seed(5)
-    ours = build_backbone(architecture, channels, 64).module
+    spec = ModelSpec.model_validate({"architecture": architecture, "channels": channels, "image_size": 64})
+    ours = build_backbone(spec).module
     drawn = torch.rand(3)
     torch.manual_seed(5)
     theirs = torchvision_backbone(architecture, channels)

@@ -1,0 +1,256 @@
+"""Plan the network of a run from all hospitals' training volumes, before its own roll call.
+
+A first roll call asks every hospital for sums over its volumes (:mod:`polyclinic.common.volume_fingerprint`). From them
+follow patch size, batch size, levels and normalisation by the rules of nnU-Net
+(:mod:`polyclinic.common.models.zoo.unet_planning`). They are part of the experiment from then on, as if its file named
+them, and the run's own roll call sends them to the hospitals.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from polyclinic.common.config import Experiment, PlanningSection, make_hospital_plan
+from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
+from polyclinic.common.models.zoo.spec import FEWEST_LEVELS, PLANNED_KEYS, PLANNED_NETWORK, ModelSpec, is_segmentation
+from polyclinic.common.models.zoo.unet_planning import COARSE_PERCENTILE, UNetPlan, choose_target_spacing, plan_unet
+from polyclinic.common.system.files import write_atomically
+from polyclinic.common.volume_fingerprint import VolumeFingerprint, compute_percentile
+from polyclinic.data.base.pixel_form import PixelForm
+from polyclinic.data.base.spec import describe_sides, format_image_size
+from polyclinic.server.federation.evaluation import RunContext
+from polyclinic.strategies.engine.events import RunCallbacks
+from polyclinic.strategies.engine.run_member import RunMember
+from polyclinic.strategies.engine.sequential import make_coordinator
+from polyclinic.strategies.registry import build_experiment_strategy
+
+PLANNING_FILE = "planning.json"
+PLANNING_RUN = "-planning"
+"""End of the name of the roll call that asks for the volumes: hospitals take one plan a run."""
+MOST_VOLUMES_AN_IMAGE = 2
+"""Volumes that a hospital may sum up for each training image that it states, a number that its policy rounds down."""
+FEWEST_GREY_LEVELS = 1.0
+"""Smallest standard deviation of grey values, of 0 to 255, by which images are divided."""
+
+
+@dataclass(frozen=True)
+class PlannedNetwork:
+    """What the coordinator has planned, and from what.
+
+    Attributes:
+        sites: The hospitals whose volumes count.
+        left_out: Hospital whose policy lets no fingerprint out -> the reason.
+        volumes: Number of training volumes.
+        median_spacing: Spacing that nnU-Net takes, in mm.
+        spacing: Spacing of the volumes as the hospitals read them, in mm.
+        median_shape: Median number of voxels along each axis at this spacing.
+        unet: The network.
+        mean, std: Of the outlined voxels' grey values, from 0 to 1; None if hospitals do not send them.
+    """
+
+    sites: tuple[str, ...]
+    left_out: Mapping[str, str]
+    volumes: int
+    median_spacing: tuple[float, ...]
+    spacing: tuple[float, ...]
+    median_shape: tuple[float, ...]
+    unet: UNetPlan
+    mean: float | None
+    std: float | None
+
+    def to_tables(self) -> dict[str, Any]:
+        """Return the content of the file in the run folder."""
+        return {
+            "sites": list(self.sites),
+            "left_out": dict(self.left_out),
+            "volumes": self.volumes,
+            "median_spacing": list(self.median_spacing),
+            "spacing": list(self.spacing),
+            "median_shape": list(self.median_shape),
+            "model": self.planned_model_keys,
+            "training": {"batch_size": self.unet.batch_size},
+        }
+
+    @property
+    def planned_model_keys(self) -> dict[str, Any]:
+        """The planned keys of the table ``[model]``."""
+        keys: dict[str, Any] = {
+            "patch_size": self.unet.patch_size,
+            "kernel_sizes": self.unet.levels.kernel_sizes,
+            "strides": self.unet.levels.strides,
+        }
+        if self.mean is not None and self.std is not None:
+            keys |= {"mean": (self.mean,), "std": (self.std,)}
+        return keys
+
+
+def plan_network_of_run(grid: Grid, experiment: Experiment, setting: RunContext) -> Experiment:
+    """Return the experiment with the planned network; a run that is resumed keeps that of its first round.
+
+    The plan is written into the run folder.
+
+    Raises:
+        BadInput: If the experiment leaves nothing to plan, or the hospitals' volumes do not say enough.
+        RunStopped: If too few hospitals reply.
+    """
+    if setting.resumed is not None:
+        begun = setting.resumed.experiment
+        model = {key: begun["model"].get(key) for key in PLANNED_KEYS}
+        return _add_planned_keys(experiment, model, begun["training"]["batch_size"])
+    raise_faults(find_planning_faults(experiment))
+    members, pixels = _ask_for_fingerprints(grid, experiment, setting)
+    assert experiment.planning is not None, "checked by the caller"
+    planned = plan_network(members, pixels, experiment.model, experiment.planning)
+    tables = planned.to_tables()
+    write_atomically(setting.folder.path / PLANNING_FILE, json.dumps(tables, indent=1).encode())
+    setting.folder.append_event("planned", **tables)
+    return _add_planned_keys(experiment, planned.planned_model_keys, planned.unet.batch_size)
+
+
+def find_planning_faults(experiment: Experiment) -> list[Fault]:
+    """Return the faults of an experiment whose network is to be planned: other networks, and keys that are planned.
+
+    Without a table ``planning`` there are none.
+    """
+    model, faults = experiment.model, list[Fault]()
+    if experiment.planning is None:
+        return []
+    if model.architecture != PLANNED_NETWORK or not model.takes_volumes or not is_segmentation(model.task):
+        problem = f"plans the levels of {PLANNED_NETWORK} for a segmentation of volumes."
+        remedy = f'Set model.architecture = "{PLANNED_NETWORK}" with image_size = [depth, height, width], or leave out '
+        faults.append(Fault("[planning]", problem, f"{remedy}[planning]."))
+    if model.train != "all" or model.weights is not None:
+        problem = "makes a new network, which has no weights yet."
+        faults.append(Fault("[planning]", problem, "Leave out model.weights and model.train, or [planning]."))
+    given = [f"model.{key}" for key in PLANNED_KEYS if getattr(model, key) is not None]
+    given += ["training.batch_size"] if "batch_size" in experiment.training.model_fields_set else []
+    faults += [Fault(key, "is what [planning] chooses.", "Leave it out, or leave out [planning].") for key in given]
+    return faults
+
+
+def _add_planned_keys(experiment: Experiment, model: Mapping[str, Any], batch_size: int) -> Experiment:
+    tables = experiment.model.model_dump(mode="json") | {key: value for key, value in model.items() if value}
+    training = experiment.training.model_copy(update={"batch_size": batch_size})
+    return experiment.model_copy(update={"model": ModelSpec.model_validate(tables), "training": training})
+
+
+def _ask_for_fingerprints(
+    grid: Grid, experiment: Experiment, setting: RunContext
+) -> tuple[Mapping[str, RunMember], PixelForm | None]:
+    """Call the roll for the plan alone; return the members of the run, and the form of their pixels."""
+    plan = make_hospital_plan(experiment).model_copy(update={"planning": experiment.planning})
+    coordinator = make_coordinator(
+        build_experiment_strategy(experiment),
+        plan,
+        experiment.participation,
+        f"{setting.run}{PLANNING_RUN}",
+        callbacks=RunCallbacks(),
+        registered=setting.registered,
+        claims=setting.claims,
+        processes=setting.processes,
+    )
+    coordinator.sites.call_roll(grid, setting.sites)
+    return coordinator.sites.members, coordinator.sites.pixels
+
+
+def plan_network(
+    members: Mapping[str, RunMember], pixels: PixelForm | None, model: ModelSpec, planning: PlanningSection
+) -> PlannedNetwork:
+    """Return the network for the volumes of these hospitals.
+
+    Raises:
+        BadInput: If no hospital lets a fingerprint out, or the hospitals resample to no common spacing.
+    """
+    fingerprints, left_out = dict[str, VolumeFingerprint](), dict[str, str]()
+    for site, member in sorted(members.items()):
+        try:
+            fingerprints[site] = read_fingerprint(member)
+        except ValueError as error:
+            left_out[site] = str(error)
+    if not fingerprints:
+        problem = f"none of the hospitals sends sums over its training volumes: {quote_names(left_out)}."
+        remedy = "They leave with label_counts = true, from volumes of a table or arrays, and smallest_count patients."
+        raise BadInput([Fault("[planning]", problem, f"{remedy} Or write the keys, and leave out [planning].")])
+    whole = reduce(add, fingerprints.values())
+    stored = pixels.volume_size if pixels is not None else None
+    assert isinstance(model.image_size, tuple), "checked before"
+    largest = model.image_size if stored is None else stored
+    median, finer = ([compute_percentile(axis, each) for axis in whole.spacing] for each in (50, COARSE_PERCENTILE))
+    lengths = [compute_percentile(axis, 50) for axis in whole.extent]
+    target = choose_target_spacing(median, finer, [mm / side for mm, side in zip(lengths, median, strict=True)])
+    spacing = _find_common_spacing(pixels, target, lengths)
+    at_spacing = tuple(float(round(mm / side)) for mm, side in zip(lengths, spacing, strict=True))
+    classes = {name for member in members.values() for name in member.answer.class_names}
+    largest_patch = [min(one, other) for one, other in zip(largest, model.image_size, strict=True)]
+    unet = plan_unet(spacing, at_spacing, largest_patch, whole.volumes, len(classes), planning.memory_gb)
+    if len(unet.levels.strides) < FEWEST_LEVELS:
+        size = describe_sides(tuple(round(side) for side in at_spacing))
+        problem = f"finds volumes of {size} too small for a network that halves them twice."
+        raise BadInput([Fault("[planning]", problem, "Leave out [planning], and choose the network yourself.")])
+    mean, std = _compute_grey_statistics(np.array(whole.grey, np.float64)) if model.channels == 1 else (None, None)
+    return PlannedNetwork(
+        sites=tuple(fingerprints),
+        left_out=left_out,
+        volumes=whole.volumes,
+        median_spacing=target,
+        spacing=spacing,
+        median_shape=at_spacing,
+        unet=unet,
+        mean=mean,
+        std=std,
+    )
+
+
+def read_fingerprint(member: RunMember) -> VolumeFingerprint:
+    """Return the sums over a hospital's volumes.
+
+    Raises:
+        ValueError: If it sends none, or such as cannot be.
+    """
+    if not (text := member.answer.fingerprint):
+        raise ValueError("its policy or its data let out no sums over volumes")
+    try:
+        fingerprint = VolumeFingerprint.model_validate_json(text)
+    except ValidationError:
+        raise ValueError("its sums cannot be read") from None
+    if len({sum(count for _, count in axis) for axis in (*fingerprint.spacing, *fingerprint.extent)}) > 1:
+        raise ValueError("its sums are of unequal numbers of volumes")
+    if fingerprint.volumes > MOST_VOLUMES_AN_IMAGE * member.answer.train_samples:
+        raise ValueError("its sums are of more volumes than it has")
+    return fingerprint
+
+
+def _find_common_spacing(
+    pixels: PixelForm | None, target: Sequence[float], lengths: Sequence[float]
+) -> tuple[float, ...]:
+    """Return the spacing to which the hospitals resample; refuse volumes that are resized instead, of any spacing."""
+    if pixels is None or not pixels.decoded:
+        return (1.0, 1.0, 1.0)
+    if (spacing := pixels.read_setting("spacing")) is not None:
+        return tuple(map(float, spacing))
+    shape = [max(1, round(mm / side)) for mm, side in zip(lengths, target, strict=True)]
+    depth, height, width = shape
+    rounded = [float(f"{side:.3g}") for side in target]
+    problem = "volumes are resized, so that each has voxels of its own size."
+    remedy = "The median of all hospitals' volumes, as nnU-Net takes it; in site.toml, and [data] of a simulation:\n"
+    lines = f"    spacing = {rounded}\n    image_size = {format_image_size((depth, height, width))}"
+    raise BadInput([Fault("data.spacing", problem, remedy + lines)])
+
+
+def _compute_grey_statistics(counts: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Return mean and standard deviation of grey values, from 0 to 1, from the number of voxels with each; or None."""
+    total = float(counts.sum())
+    if not total:
+        return None, None
+    values = np.arange(len(counts))
+    mean = float(counts @ values) / total
+    deviation = float(np.sqrt(counts @ (values - mean) ** 2 / total))
+    return mean / 255, max(deviation, FEWEST_GREY_LEVELS) / 255
