@@ -1,6 +1,6 @@
 """Write who has which images and labels in each block of the benchmark, as a csv file that needs no images to be read.
 
-PYTHONPATH=. python benchmarks/partitions.py [--forms published,busi,centres12] [--out FILE]
+PYTHONPATH=. python benchmarks/partitions.py [--forms published,busi,centres12,frozen60] [--out FILE]
 
 A line is a site of a block with one seed: its training and validation images, the optimiser steps of a round, and the
 classes that it annotates. The partition does not follow the method; rows with all labels at all sites have the same
