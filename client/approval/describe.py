@@ -41,6 +41,10 @@ PLAIN_WORDS: Mapping[tuple[str, str], str] = {
     ("RollCallAnswer", "positives"): "How many training images show each class",
     ("RollCallAnswer", "negatives"): "How many training images do not show each class",
     ("RollCallAnswer", "shown"): "Whether any training image shows each class",
+    ("RollCallAnswer", "fingerprint"): (
+        "Voxel sizes and lengths of the training volumes as means over groups of patients, and how many outlined "
+        "voxels have each grey value"
+    ),
     ("TrainReply", "train_samples"): "The number of training images",
     ("TrainReply", "train_loss"): "The model's mean error (loss) on the training images",
     ("TrainReply", "update"): "The change of the network's numbers by training here",
@@ -236,6 +240,8 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     counts = method.declared_payload.label_counts and policy.label_counts
     leave_out(not counts, "RollCallAnswer", "positives", "negatives")
     leave_out(not (policy.label_counts and figures_leave), "RollCallAnswer", "shown")
+    plans_network = plan.planning is not None and policy.label_counts and figures_leave
+    leave_out(not plans_network, "RollCallAnswer", "fingerprint")
     leave_out(not trains, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
     leave_out(not tests_rounds, "TrainReply", "test_images", "test_correct")
     leave_out(not work.required_update_groups or masked, "TrainReply", "update")

@@ -73,6 +73,19 @@ def test_the_description_lists_all_that_leaves_and_nothing_that_stays(
     assert {(record, name) for record, name in listed - sent if name not in MAY_BE_EMPTY} == set()
 
 
+@pytest.mark.parametrize(("counts_leave", "is_listed"), [(True, True), (False, False)])
+def test_the_sums_of_volumes_are_listed_where_the_coordinator_plans_the_network(
+    counts_leave: bool, is_listed: bool
+) -> None:
+    model = {"architecture": "monai:DynUNet", "task": "segmentation", "channels": 1, "image_size": [16, 16, 16]}
+    tree = {"run": {"method": "surgical", "rounds": 2}, "model": model, "planning": {"kind": "nnunet"}}
+    experiment = complete_round_settings(Experiment.model_validate(tree))
+    plan = make_hospital_plan(experiment).model_copy(update={"planning": experiment.planning})
+    work = RequestedWork(plan, get_cached_site_method("north", plan.model_dump_json()), plan.run.rounds)
+    fields = list_leaving_fields(work, SitePolicy(**OPEN | {"label_counts": counts_leave}))
+    assert ("fingerprint" in fields["RollCallAnswer"]) is is_listed
+
+
 def description(plan_text: str, kind: str = "training", **policy: Any) -> str:
     data = {
         "kind": "folder",

@@ -229,7 +229,7 @@ def test_sites_with_two_learn_as_with_one_and_a_run_goes_on_with_as_many_as_it_b
     assert abs(two["test"]["mean_auroc"] - single["test"]["mean_auroc"]) < 0.02
     assert {site["arithmetic"] for site in two["sites"].values()} == {"float32, channels_last, 2 GPUs"}
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, polyclinic.strategies.engine.coordinator.Coordinator, "configure_train", 2)
+        kill_at(patched, polyclinic.strategies.engine.coordinator.Coordinator, "_begin_round", 2)
         with pytest.raises(Killed):
             federation(tmp_path, *settings, f"{gpus}=2")
     for other in ("auto", "1"):
