@@ -38,7 +38,7 @@ def list_sites(form: str) -> Iterator[list[str]]:
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--forms", default="published,busi,centres12")
+    parser.add_argument("--forms", default="published,busi,centres12,frozen60")
     parser.add_argument("--out", type=Path, default=FOLDER / "partitions.csv")
     options = parser.parse_args()
     with options.out.open("w", encoding="utf-8", newline="") as file:

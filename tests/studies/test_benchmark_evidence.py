@@ -108,7 +108,7 @@ def test_the_file_of_partitions_has_every_block_and_seed_and_each_class_an_owner
     partitions = read_partitions(FOLDER / "partitions.csv")
     plans = [
         PUBLISHED,
-        *(BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form) for form in ("busi", "centres12")),
+        *(BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form) for form in ("busi", "centres12", "frozen60")),
     ]
     blocks = {(*block, seed) for plan in plans for block in plan.form.blocks for seed in range(plan.form.seeds)}
     assert partitions.keys() == blocks
