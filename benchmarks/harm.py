@@ -287,7 +287,7 @@ def honest_runs(runs: int, rounds: int, settings: tuple[str, ...]) -> Table:
         choices = [f"run.method={method}", f"run.seed={number}", f"partition.sites={sites}", f"run.rounds={rounds}"]
         choices += [f"partition.shared={shared}", f"data.split_seed={number}", f"training.epochs={1 + number % 3}"]
         choices += settings
-        drift = number % 2 == 1
+        drift = number // 4 % 2 == 1  # by every method
         answer_of = {name_of(place, sites): unlike(place, drift=drift) for place in range(1, sites + 1)}
         with tempfile.TemporaryDirectory() as folder, counted_trials() as cost:
             vars(app)["train_with_privacy_layers"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023

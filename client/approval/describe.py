@@ -161,6 +161,11 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
         f"Model: the network {make_printable_line(plan.model.architecture)} on {size}, trained {start} "
         f"by the method {make_printable_line(plan.run.method)}"
     )
+    if plan.planning is not None:
+        yield (
+            "Nothing is trained by this plan: the coordinator asks for sums over the volumes, chooses the size of the "
+            "network, and sends a second plan with it"
+        )
     if plan.plugins:
         yield f"Code of plug-ins: {', '.join(make_printable_line(str(plugin)) for plugin in plan.plugins)}"
 

@@ -97,5 +97,5 @@ def list_volume_notes(
         )
         steps = ", ".join(f"{step:g}" for step in find_median_spacing(volumes))
         remedy = f"spacing = [{steps}] under [data] resamples all to the median, then crops or pads."
-        notes.append((f"{problem}another size in each.", remedy))
+        notes.append((f"{problem}size in each.", remedy))
     return notes

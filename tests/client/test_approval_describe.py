@@ -84,6 +84,7 @@ def test_the_sums_of_volumes_are_listed_where_the_coordinator_plans_the_network(
     work = RequestedWork(plan, get_cached_site_method("north", plan.model_dump_json()), plan.run.rounds)
     fields = list_leaving_fields(work, SitePolicy(**OPEN | {"label_counts": counts_leave}))
     assert ("fingerprint" in fields["RollCallAnswer"]) is is_listed
+    assert "sends a second plan with it" in description(plan.model_dump_json())
 
 
 def description(plan_text: str, kind: str = "training", **policy: Any) -> str:
