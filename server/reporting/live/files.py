@@ -38,6 +38,7 @@ SENTENCES = {
     "ended_early": "the run ended after round {round}: no model after that of round {best_round} was better",
     "warm_start": "{sentences}",
     "roll_call": "roll call: {sites} take part; classes: {classes}",
+    "planned": "the network was planned from {volumes} volumes of {sites}",
     "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
     "no_training_images": "without training images, and not in the run: {sites}",
     "no_validation_images": "without validation images: {sites}",
