@@ -367,3 +367,23 @@ def test_the_readme_says_which_bars_differ_on_all_data_sets_and_which_cannot_be_
     assert all(vanilla < partial for vanilla, partial in zip(*both, strict=True))
     says(README, "Partial loss, surgical aggregation and ours lie too close together for five data sets to order them")
     assert min(paired_p(*pair) for pair in combinations(("partial_loss", "surgical", "polyclinic"), 2)) > 0.05
+
+
+def test_sentences_below_single_forms_follow_from_their_runs() -> None:
+    def ordered(form: str) -> list[str]:
+        block = published_result(form).blocks[0]
+        return sorted(block.entries, key=lambda label: -block.entries[label].auroc)
+
+    says(
+        RESULTS,
+        "`surgical` is first, passing one model on (`polyclinic_passing`) is last, and all are behind all images",
+    )
+    centres = ordered("centres12")
+    assert (centres[0], centres[1], centres[-1]) == ("centralised, masked", "surgical", "polyclinic_passing")
+    says(RESULTS, "in twelve rounds both are far behind")
+    assert ordered("added12")[-2:] == ["scaffold", "fedlsm"]
+    says(RESULTS, "are level with all images in one place; counting missing labels as absent is behind")
+    frozen = published_result("frozen60").blocks[0].entries
+    ceiling = frozen["centralised, masked"].auroc
+    assert max(abs(frozen[label].auroc - ceiling) for label in ("surgical", "partial_loss")) < 0.005
+    assert ordered("frozen60")[-1] == "vanilla"

@@ -43,7 +43,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "a hash of the plan's network": "layout",
             "about a file of the coordinator's, not about images": "holds_frozen",
             "keys of site.toml, the size of all images, and whether any image has colour": "pixels",
-            "not tried: means over groups of smallest_count patients or more, and one sum over all of them": "fingerprint",
+            "not tried: means over groups of smallest_count patients, and one sum over all of them": "fingerprint",
         }
     ),
     "TrainReply": _map_fields_to_attacks(
