@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from polyclinic.common.metrics.holm import adjust_by_holm
+from polyclinic.studies.benchmark import read_benchmark_result
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
 from polyclinic.studies.benchmark_report import benchmark_as_markdown, format_mean_cell
 from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, choose_learning_rates, read_result_lines
@@ -370,8 +371,8 @@ def test_the_readme_says_which_bars_differ_on_all_data_sets_and_which_cannot_be_
 
 
 def test_sentences_below_single_forms_follow_from_their_runs() -> None:
-    def ordered(form: str) -> list[str]:
-        block = published_result(form).blocks[0]
+    def ordered(form: str, runs: str = "published.jsonl") -> list[str]:
+        block = read_benchmark_result(FOLDER, form, FOLDER / runs).blocks[0]
         return sorted(block.entries, key=lambda label: -block.entries[label].auroc)
 
     says(
@@ -381,7 +382,7 @@ def test_sentences_below_single_forms_follow_from_their_runs() -> None:
     centres = ordered("centres12")
     assert (centres[0], centres[1], centres[-1]) == ("centralised, masked", "surgical", "polyclinic_passing")
     says(RESULTS, "in twelve rounds both are far behind")
-    assert ordered("added12")[-2:] == ["scaffold", "fedlsm"]
+    assert ordered("added12", "added.jsonl")[-2:] == ["scaffold", "fedlsm"]
     says(RESULTS, "are level with all images in one place; counting missing labels as absent is behind")
     frozen = published_result("frozen60").blocks[0].entries
     ceiling = frozen["centralised, masked"].auroc
