@@ -24,6 +24,9 @@ FIGURES = [
     Block("equal time", EVIDENCE),
     Block("ours at equal steps", EVIDENCE),
     Block("ours in equal time", EVIDENCE),
+    Block("centres12", EVIDENCE),
+    Block("added12", EVIDENCE),
+    Block("frozen60", EVIDENCE),
 ]
 """Blocks with figures; test_benchmarks.py and test_benchmark_tables_page.py compare them with their sources."""
 
