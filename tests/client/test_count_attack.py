@@ -58,7 +58,10 @@ def own_numbers(truth: Mapping[Cell, tuple[int, int]], hidden: list[Cell]) -> di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "named"), [(2, NAMED), (3, ATTRIBUTES), (7, NAMED)])
+@pytest.mark.parametrize(
+    ("seed", "named"),
+    [(2, NAMED), pytest.param(3, ATTRIBUTES, marks=pytest.mark.long), pytest.param(7, NAMED, marks=pytest.mark.long)],
+)
 def test_no_hidden_count_follows_from_500_questions_to_a_trusting_hospital(
     seed: int, named: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -96,6 +99,7 @@ def masked_grid(folder: Path, seeds: Mapping[str, int]) -> HospitalsGrid:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_hidden_count_follows_from_the_sums_of_hospitals_that_tell_sums_only(tmp_path: Path) -> None:
     seeds = {"east": 2, "north": 4, "south": 6}
     grid = masked_grid(tmp_path, seeds)

@@ -147,6 +147,7 @@ def outlining_volumes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conn
         yield coordinator, experiment
 
 
+@pytest.mark.network
 def test_killed_and_resumed_volumes_in_patches_give_the_model_of_simulation(
     outlining_volumes: Connected, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_killed_and_resumed_volumes_in_patches_give_the_model_of_simulation(
     assert set(network["test"]["segmentation"]["per_class"]) == {"Kidney", "Liver", "Pancreas", "Spleen"}
 
 
+@pytest.mark.network
 def test_a_network_planned_from_all_hospitals_volumes_is_that_of_simulation(
     outlining_volumes: Connected, tmp_path: Path
 ) -> None:
@@ -172,7 +174,7 @@ def test_a_network_planned_from_all_hospitals_volumes_is_that_of_simulation(
     have_equal_figures(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["pictures", "volumes in patches"])
+@pytest.mark.parametrize("kind", ["pictures", pytest.param("volumes in patches", marks=pytest.mark.network)])
 def test_under_masks_a_segmentation_killed_and_resumed_ends_in_the_model_of_simulation(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:

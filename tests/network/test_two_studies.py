@@ -52,6 +52,7 @@ def test_two_studies_go_on_side_by_side_through_kills_and_give_the_models_that_t
     assert sorted(ended[-2:]) == ["first", "second"]
 
 
+@pytest.mark.network
 def test_the_superlink_s_death_costs_neither_study_anything(federation: Federation) -> None:
     for name, settings in (("first", FIRST), ("second", SECOND)):
         federation.run(*settings, out=f"{name}-alone", sites=0, once=True).succeeds()
