@@ -189,7 +189,7 @@ def _describe_volumes(site: Site, plan: HospitalPlan) -> str:
 
 def may_send_label_counts(site: Site, plan: HospitalPlan) -> bool:
     """Return True if the policy lets counts of training images leave in a run of this plan."""
-    return site.policy.label_counts and (plan.privacy.level == "none" or site.policy.metrics_outside_privacy)
+    return site.policy.label_counts and not site.policy.withholds_unnoised_figures(plan.privacy.level)
 
 
 def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:

@@ -232,7 +232,7 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     """Return record class -> the fields that are not empty when they leave, by a plan and this site's policy."""
     plan, method = work.plan, work.method
     masked, private = plan.privacy.secure_aggregation, plan.privacy.level != "none"
-    figures_leave = not private or policy.metrics_outside_privacy
+    figures_leave = not policy.withholds_unnoised_figures(plan.privacy.level)
     trains = policy.training_figures and figures_leave
     tests = policy.test_metrics and figures_leave and not masked
     tests_rounds = policy.test_metrics and figures_leave and plan.evaluation.test_each_round
@@ -244,9 +244,9 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
 
     counts = method.declared_payload.label_counts and policy.label_counts
     leave_out(not counts, "RollCallAnswer", "positives", "negatives")
-    leave_out(not (policy.label_counts and figures_leave), "RollCallAnswer", "shown")
-    plans_network = plan.planning is not None and policy.label_counts and figures_leave
-    leave_out(not plans_network, "RollCallAnswer", "fingerprint")
+    sums = policy.label_counts and figures_leave
+    leave_out(not sums, "RollCallAnswer", "shown")
+    leave_out(not (sums and plan.planning is not None), "RollCallAnswer", "fingerprint")
     leave_out(not trains, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
     leave_out(not tests_rounds, "TrainReply", "test_images", "test_correct")
     leave_out(not work.required_update_groups or masked, "TrainReply", "update")

@@ -118,7 +118,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_head_row_names(request.initial.head, site.declaration.canonical_names)
     policy, privacy = site.policy, plan.privacy
-    outside = privacy.level != "none" and not policy.metrics_outside_privacy  # models are trained here without noise
+    outside = policy.withholds_unnoised_figures(privacy.level)  # models are trained here without noise
     masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
     figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
     if not len(site.test):

@@ -322,17 +322,19 @@ def _iterate_nested_integers(tree: Any) -> Iterator[int]:
 
 def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
     """Yield the name of each rule for replies, with the reason why this reply breaks it; empty if it does not."""
-    evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
+    evaluation, level = work.plan.evaluation, work.plan.privacy.level
     match reply:
         case RollCallAnswer():
             if reply.positives:
                 uncalled = f"{work.method.name} does not ask how many images show a class"
                 yield "policy.label_counts", "" if work.method.declared_payload.label_counts else uncalled
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
-            if reply.shown:
+            if reply.fingerprint:
+                yield "plan.planning", "" if work.plan.planning is not None else "it does not ask for sums over volumes"
+            if reply.shown or reply.fingerprint:
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
-                noisy = "it is false, and the run has noise" if private and not policy.metrics_outside_privacy else ""
-                yield "policy.metrics_outside_privacy", noisy
+                withheld = policy.withholds_unnoised_figures(level)
+                yield "policy.metrics_outside_privacy", "it is false, and the run has noise" if withheld else ""
             yield "policy.smallest_count", _find_small_count_fault(policy, reply)
         case TrainReply():
             name = work.method.name
@@ -351,7 +353,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
                 yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
             yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
-            yield from _check_metric_rules(policy, private, figures, tested=reply.test_images is not None)
+            yield from _check_metric_rules(policy, level, figures, tested=reply.test_images is not None)
         case EvaluateReply():
             spread = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
             if spread and not (work.test and evaluation.pooled):
@@ -367,12 +369,12 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             counted = [0.0] * len(reply.validation_classes)
             figures = (*counted, reply.validation_loss, reply.validation_auroc)
             tested = reply.test_images is not None or bool(reply.auroc)
-            yield from _check_metric_rules(policy, private, figures, tested=tested)
+            yield from _check_metric_rules(policy, level, figures, tested=tested)
         case BenefitReply() if reply.class_names:
             if not evaluation.compare_local:
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"
             yield "policy.test_metrics", "" if policy.test_metrics else "it is false"
-            yield from _check_metric_rules(policy, private, (), tested=True)
+            yield from _check_metric_rules(policy, level, (), tested=True)
 
 
 def _find_small_count_fault(policy: SitePolicy, reply: RollCallAnswer | EvaluateReply) -> str:
@@ -403,16 +405,16 @@ def _find_test_metrics_fault(policy: SitePolicy, work: RequestedWork, reply: Tra
 
 
 def _check_metric_rules(
-    policy: SitePolicy, private: bool, figures: Iterable[float | None], *, tested: bool
+    policy: SitePolicy, privacy_level: str, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield the rules for the metrics in a reply: name and reason, empty if not broken.
 
     Args:
-        private: True if the run has differential privacy.
+        privacy_level: The run's ``privacy.level``.
         figures: Metrics of training and validation in the reply; None for one that is not sent.
         tested: True if the reply has figures of the test part.
     """
     trained = any(figure is not None for figure in figures)
     yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
-    outside = private and not policy.metrics_outside_privacy and (trained or tested)
+    outside = policy.withholds_unnoised_figures(privacy_level) and (trained or tested)
     yield "policy.metrics_outside_privacy", "it is false" if outside else ""

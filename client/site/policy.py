@@ -108,7 +108,8 @@ class SitePolicy(TomlSection):
         test_metrics: False: no figure of the test images leaves.
         train_hidden_classes: False: train on labels of [hidden classes](privacy.md#small-counts) only where `epsilon`
             is set.
-        label_counts: Tell if any training image shows each class; and how many do, where the method asks.
+        label_counts: Tell if any training image shows each class; how many do, where the method asks; and sums over
+            volumes, where the coordinator [plans the network](segmentation.md#let-the-volumes-choose-the-network).
         counts: Tables that may leave when the coordinator [counts patients](count.md).
         counts_epsilon: What the noisy counts cost each patient of `epsilon`, once.
         evaluate: True, or a list of SHA-256: models that the coordinator sends are scored on the test images, and
@@ -190,6 +191,10 @@ class SitePolicy(TomlSection):
             return tree  # pydantic says what is wrong; a list cannot be looked up in a mapping
         unfit = {key for key, other in CONFLICTING_KEYS.items() if other in tree}
         return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
+
+    def withholds_unnoised_figures(self, privacy_level: str) -> bool:
+        """Return True if figures, which have no noise, stay at the hospital in a run of this ``privacy.level``."""
+        return privacy_level != "none" and not self.metrics_outside_privacy
 
     @property
     def keys_changed_from_level(self) -> dict[str, Any]:

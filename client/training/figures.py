@@ -333,7 +333,7 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 def are_unnoised_metrics_withheld(task: "LocalTask") -> bool:
     """Return True if the run has differential privacy, and the policy withholds all metrics, as they have no noise."""
-    return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
+    return task.site.policy.withholds_unnoised_figures(task.plan.privacy.level)
 
 
 def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:

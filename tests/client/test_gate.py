@@ -14,7 +14,7 @@ from polyclinic.client.gate.gate import DECLINED
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.settings import read_site_settings
 from polyclinic.client.site.site import Site
-from polyclinic.common.config import HospitalPlan
+from polyclinic.common.config import HospitalPlan, PlanningSection
 from polyclinic.common.errors import BadInput, WireError
 from polyclinic.common.security.audit import AuditLog, check_audit_log
 from polyclinic.common.wire.canonical_bytes import hash_record
@@ -108,6 +108,13 @@ def with_counts(*positives: int) -> Callable[[RollCallAnswer], RollCallAnswer]:
     return lambda answer: replace(answer, positives=positives, negatives=negatives)
 
 
+def with_sums_of_volumes(answer: RollCallAnswer) -> RollCallAnswer:
+    return replace(answer, fingerprint="{}")
+
+
+PLANNED = SURGICAL.model_copy(update={"planning": PlanningSection(kind="nnunet")})
+
+
 @pytest.mark.parametrize(
     ("change", "of", "policy", "rule"),
     [
@@ -117,8 +124,13 @@ def with_counts(*positives: int) -> Callable[[RollCallAnswer], RollCallAnswer]:
         (lambda reply: replace(reply, test_images=4, test_correct=2), SURGICAL, {}, "policy.test_metrics"),
         (with_counts(20, 20), SURGICAL, {}, "policy.label_counts"),
         (with_counts(3, 20), plan("fedsld"), {"smallest_count": 5}, "policy.smallest_count"),
+        (with_sums_of_volumes, SURGICAL, {"label_counts": True}, "plan.planning"),
+        (with_sums_of_volumes, PLANNED, {"label_counts": False}, "policy.label_counts"),
     ],
-    ids=["a statistic", "a group", "a longer update", "test counts", "label counts", "small counts"],
+    ids=[
+        *("a statistic", "a group", "a longer update", "test counts", "label counts", "small counts"),
+        *("sums that no plan asks for", "sums that the policy keeps"),
+    ],
 )
 def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
     change: Callable[[Any], Any],
@@ -129,7 +141,7 @@ def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A defect, or somebody's change, in what makes a reply."""
-    at, counted = under(tmp_path, **policy), rule in ("policy.label_counts", "policy.smallest_count")
+    at, counted = under(tmp_path, **policy), rule in ("policy.label_counts", "policy.smallest_count", "plan.planning")
     maker, ask = ("answer_roll_call", called) if counted else ("train_with_privacy_layers", trained)
     make = getattr(site_app, maker)
     monkeypatch.setattr(site_app, maker, lambda *arguments, **more: change(make(*arguments, **more)))
