@@ -8,7 +8,7 @@ import contextlib
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,7 +42,7 @@ from polyclinic.common.models.zoo.spec import (
     is_segmentation,
 )
 from polyclinic.common.models.zoo.unet import UNET_WIDTH, TinyUNet
-from polyclinic.common.models.zoo.unet_planning import count_level_features
+from polyclinic.common.models.zoo.unet_planning import UNetLevels
 from polyclinic.common.plugins import (
     MODELS,
     PLUGIN,
@@ -196,24 +196,29 @@ def _build_monai_unet(nets: Any, name: str, channels: int, *, dimensions: int) -
         return cast(nn.Module, nets.UNet(dimensions, channels, widths[0], widths, halvings, num_res_units=2))
     levels = len(_UNET_FEATURES)
     strides = [1] + [2] * (levels - 1)
-    network: Any = nets.DynUNet(dimensions, channels, 1, [3] * levels, strides, strides[1:], filters=_UNET_FEATURES)
-    return _return_feature_map(network)
+    return _build_dyn_unet(dimensions, channels, [3] * levels, strides, _UNET_FEATURES)
 
 
 def _build_planned_unet(spec: ModelSpec) -> nn.Module:
     """Build a DynUNet whose levels the model itself names."""
     refuse_missing_packages(ARCHITECTURE, "monai")
-    from monai.networks.nets.dynunet import DynUNet
-
     assert spec.kernel_sizes is not None, "checked with the model"
     assert spec.strides is not None, "checked with the model"
-    features = [count_level_features(level) for level in range(len(spec.strides))]
-    strides = spec.strides
-    network = DynUNet(len(spec.sides), spec.channels, 1, spec.kernel_sizes, strides, strides[1:], filters=features)
-    return _return_feature_map(network)
+    levels = UNetLevels(spec.kernel_sizes, spec.strides)
+    return _build_dyn_unet(len(spec.sides), spec.channels, levels.kernel_sizes, levels.strides, levels.features)
 
 
-def _return_feature_map(network: Any) -> nn.Module:
+def _build_dyn_unet(
+    dimensions: int, channels: int, kernel_sizes: Sequence[Any], strides: Sequence[Any], features: Sequence[int]
+) -> nn.Module:
+    """Build MONAI's DynUNet, which returns a feature map in place of class scores.
+
+    Args:
+        kernel_sizes, strides, features: Of each level, from the whole image down.
+    """
+    from monai.networks.nets.dynunet import DynUNet
+
+    network: Any = DynUNet(dimensions, channels, 1, kernel_sizes, strides, strides[1:], filters=features)
     network.output_block = nn.Identity()
     return cast(nn.Module, network)
 
