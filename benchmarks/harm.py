@@ -35,6 +35,7 @@ from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.layers import RollbackLayer
 from polyclinic.strategies.engine.membership import RunMembership
+from polyclinic.studies.claims import format_markdown_table
 from tests.federations import ALL_DIGITS, federation
 from tests.liars import LIES, Answer, changed
 
@@ -259,18 +260,16 @@ def markdown_by_kind(results: Mapping[str, list[tuple[float, bool, Result]]]) ->
         results: Kind -> of each run: how far its AUROC is below the honest one, whether the site was left out, and the
             result.
     """
-    lines = [
-        "| the harmful site sends | AUROC lower by at most | left out in | most trials | of CPU s | of bytes down |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    headings = ("the harmful site sends", "AUROC lower by at most", "left out in", "most trials")
+    rows = list[tuple[str, ...]]()
     for kind, runs in results.items():
         costs = [result.cost for _, _, result in runs]
         seconds, down = (max(cost.percent[place] for cost in costs) for place in (0, 1))
-        lines.append(
-            f"| {kind} | {max(below for below, _, _ in runs):.3f} | {sum(out for _, out, _ in runs)} of {len(runs)} "
-            f"| {max(cost.trials for cost in costs)} | {seconds:.0f} % | {down:.0f} % |"
-        )
-    return "\n".join(lines)
+        below, excluded = max(below for below, _, _ in runs), sum(out for _, out, _ in runs)
+        trials = max(cost.trials for cost in costs)
+        cells = (f"{below:.3f}", f"{excluded} of {len(runs)}", str(trials), f"{seconds:.0f} %", f"{down:.0f} %")
+        rows.append((kind, *cells))
+    return format_markdown_table((*headings, "of CPU s", "of bytes down"), rows)
 
 
 # ---------------------------------------------------------------------- honest runs

@@ -5,6 +5,7 @@ once on all pages. ``make reference`` writes the blocks that follow from the cod
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,12 @@ def replace_block(page: str, name: str, text: str) -> str:
 
     before, begin_mark, _, end_mark, after = parts
     return f"{before}{begin_mark}\n{text.strip()}\n\n{end_mark}{after}"
+
+
+def format_table(headings: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown; a bar in a cell must be escaped already."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def write_block(path: Path, name: str, text: str) -> None:

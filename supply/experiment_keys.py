@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from polyclinic.common.config import (
     EvaluationSection,
     ParticipationSection,
+    PlanningSection,
     PrivacySection,
     RunSection,
     SimulationSection,
@@ -50,6 +51,7 @@ from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
 from polyclinic.strategies.local.site_method import Parameters
 from polyclinic.strategies.registry import STRATEGIES
 from polyclinic.studies.study_file import PaperTable, StudyFile, StudyQuickScale, StudyRowOrColumn
+from supply.blocks import format_table
 from supply.key_tables import KeyRow, describe_default, describe_summary, format_key_table, list_key_rows
 
 _OPENING = re.compile(r"^The `\[method\]` table of `?\w+`?(?:\.|, which|;)")
@@ -65,6 +67,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "evaluation": EvaluationSection,
     "participation": ParticipationSection,
     "privacy": PrivacySection,
+    "planning": PlanningSection,
     "simulation": SimulationSection,
     "study": StudyFile,
     "study.quick": StudyQuickScale,
@@ -159,12 +162,12 @@ def format_method_tables() -> str:
 
 def list_own_rows(model: type[BaseModel], *bases: type[BaseModel]) -> list[KeyRow]:
     """Return the keys that a class adds to those of its base classes, or for which it has another default."""
-    own = list[KeyRow]()
+    rows = list[KeyRow]()
     for row in list_key_rows(model):
         inherited = [base.model_fields[row.name] for base in bases if row.name in base.model_fields]
         if not (issubclass(model, bases) and inherited and describe_default(inherited[0]) == row.default):
-            own.append(row)
-    return own
+            rows.append(row)
+    return rows
 
 
 def format_kinds(kinds: Mapping[str, type[BaseModel]], bases: tuple[type[BaseModel], ...]) -> str:
@@ -188,6 +191,4 @@ def format_kinds(kinds: Mapping[str, type[BaseModel]], bases: tuple[type[BaseMod
 
 def format_headings() -> str:
     """Return the headings that ``flwr-sim init`` knows as a table."""
-    lines = ["| role | headings |", "| --- | --- |"]
-    lines += [f"| {role} | {', '.join(sorted(names))} |" for role, names in HEADINGS.items()]
-    return "\n".join(lines)
+    return format_table(("role", "headings"), [(role, ", ".join(sorted(names))) for role, names in HEADINGS.items()])

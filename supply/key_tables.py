@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from polyclinic.common.plugins import OrPlugin
 from polyclinic.common.system.docstrings import read_attribute_texts
+from supply.blocks import format_table
 
 _SAME_AS = re.compile(r"(?:See|As in) :class:`(\w+)`")
 _REFERENCE = re.compile(r" \(:\w+:`[^`]+`\)")
@@ -196,6 +197,5 @@ def _as_code(value: Any) -> str:
 
 def format_key_table(rows: Sequence[KeyRow]) -> str:
     """Return keys as a table in Markdown."""
-    lines = ["| key | values | default | what it does |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{row.name}` | {row.values} | {row.default} | {row.meaning} |" for row in rows]
-    return "\n".join(lines)
+    cells = [(f"`{row.name}`", row.values, row.default, row.meaning) for row in rows]
+    return format_table(("key", "values", "default", "what it does"), cells)

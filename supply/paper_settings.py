@@ -20,6 +20,7 @@ from polyclinic.strategies.registry import build_site_method
 from polyclinic.studies.study import list_study_trials
 from polyclinic.studies.study_file import PaperDeparture, PaperSetting, StudyFile, read_study
 from polyclinic.studies.trial import Trial
+from supply.blocks import format_table
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 DEFAULTS = EXPERIMENTS / "papers" / "defaults.toml"
@@ -121,7 +122,7 @@ def format_settings_of_all() -> str:
 
 def format_settings_table(study: StudyFile, files: Mapping[str, Path]) -> str:
     """Return a study's settings and departures as a table, without those that name our value alone."""
-    rows = ["| key | paper | code | ours | why |", "| --- | --- | --- | --- | --- |"]
+    rows = list[tuple[str, ...]]()
     for setting in study.settings:
         departures = [
             each
@@ -136,9 +137,8 @@ def format_settings_table(study: StudyFile, files: Mapping[str, Path]) -> str:
         ours += [format_cell(each.ours) + (f" ({format_patterns(each)})" if partial else "") for each in departures]
         key = f"`{setting.key}`" + (f" ({setting.rows or format_patterns(setting)})" if setting.files != ("*",) else "")
         why = "; ".join(dict.fromkeys(text for text in (setting.why, *(each.why for each in departures)) if text))
-        cells = (key, format_cell(setting.paper), format_cell(setting.code), "; ".join(ours), why)
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append((key, format_cell(setting.paper), format_cell(setting.code), "; ".join(ours), why))
+    return format_table(("key", "paper", "code", "ours", "why"), rows)
 
 
 def format_patterns(part: Part) -> str:
@@ -171,11 +171,11 @@ def format_small_table(files: Mapping[str, Path]) -> str:
             values = (format_value(full, key), format_value(short, key))
             if values[0] != values[1] and key not in NOT_A_SETTING and not key.endswith("_sha256"):
                 changes.setdefault(key, {}).setdefault(values, []).append(name)
-    rows = ["| key | full: small |", "| --- | --- |"]
+    rows = list[tuple[str, ...]]()
     for key, by_values in changes.items():
         texts = [f"{full}: {short} ({choose_patterns(names, files)})" for (full, short), names in by_values.items()]
-        rows.append(f"| `{key}` | {'; '.join(texts)} |")
-    return "\n".join(rows)
+        rows.append((f"`{key}`", "; ".join(texts)))
+    return format_table(("key", "full: small"), rows)
 
 
 def format_value(experiment: Experiment, key: str) -> str:
@@ -203,9 +203,9 @@ def choose_patterns(names: Sequence[str], files: Mapping[str, Path]) -> str:
 def format_benchmark_table() -> str:
     """Return a table of what the benchmark sets for single rows; docs/results.md has the weights of positives."""
     tables = tomllib.loads((EXPERIMENTS / "benchmark" / "benchmark.toml").read_text(encoding="utf-8"))
-    rows = ["| row | keys |", "| --- | --- |"]
+    rows = list[tuple[str, ...]]()
     for method in tables["methods"]:
         keys = [f"`{each}`" for each in method.get("set", ()) if not each.startswith("training.class_weights")]
         if keys:
-            rows.append(f"| {method.get('title', method['name'])} | {', '.join(keys)} |")
-    return "\n".join(rows)
+            rows.append((method.get("title", method["name"]), ", ".join(keys)))
+    return format_table(("row", "keys"), rows)

@@ -22,7 +22,7 @@ from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import SENTENCES
 from polyclinic.server.runs.reader import RunSummary
-from supply.blocks import list_blocks, write_block
+from supply.blocks import format_table, list_blocks, write_block
 from supply.experiment_keys import list_blocks_of_keys
 from supply.method_table import make_method_table
 from supply.paper_settings import list_blocks_of_settings
@@ -35,13 +35,6 @@ IMPORT_NAMES = {"scikit-learn": "sklearn", "pillow": "PIL", "grpcio": "grpc", "p
 IMPORTED_BY_OTHERS = ("click", "pylibjpeg", "pylibjpeg-openjpeg")
 """Packages that no code of ours imports, but typer or pydicom does."""
 COMMAND = "make reference"
-
-
-def make_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a Markdown table."""
-    headings = list(headings)
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def describe_sent_records() -> str:
@@ -80,7 +73,7 @@ def describe_policy_keys() -> str:
     policy = SitePolicy().model_dump()
     texts = read_attribute_texts(SitePolicy)
     rows = [(f"`{key}`", format_policy_value(key, policy[key]), texts[key]) for key in SitePolicy.model_fields]
-    return make_table(("key", "default", "meaning"), rows)
+    return format_table(("key", "default", "meaning"), rows)
 
 
 def describe_levels() -> str:
@@ -88,7 +81,7 @@ def describe_levels() -> str:
     policies = {level: SitePolicy(level=level).model_dump() for level in LEVELS}
     keys = [key for key in SitePolicy.model_fields if any(key in changed for changed in LEVELS.values())]
     rows = [(f"`{key}`", *(format_policy_value(key, policy[key]) for policy in policies.values())) for key in keys]
-    return make_table(("key", *(f"`{level}`" for level in LEVELS)), rows)
+    return format_table(("key", *(f"`{level}`" for level in LEVELS)), rows)
 
 
 def describe_exit_codes() -> str:
@@ -106,7 +99,7 @@ def describe_exit_codes() -> str:
     ]
     rows += _list_exit_codes("`flwr-server run`", set(RunExitCode) - {RunExitCode.DONE, RunExitCode.BAD_INPUT})
     rows += _list_exit_codes("`flwr-client`", set(ClientExitCode) - {ClientExitCode.BAD_INPUT})
-    return make_table(("code", "program", "cause", "who or what helps"), rows)
+    return format_table(("code", "program", "cause", "who or what helps"), rows)
 
 
 def _list_exit_codes(program: str, codes: Iterable[IntEnum]) -> list[tuple[str, str, str, str]]:
@@ -122,17 +115,17 @@ def _list_exit_codes(program: str, codes: Iterable[IntEnum]) -> list[tuple[str, 
 def describe_summary() -> str:
     """Return the table of the entries of ``summary.json``."""
     texts = read_attribute_texts(RunSummary)
-    return make_table(("entry", "content"), [(f"`{name}`", texts[name]) for name in RunSummary.model_fields])
+    return format_table(("entry", "content"), [(f"`{name}`", texts[name]) for name in RunSummary.model_fields])
 
 
 def describe_events() -> str:
     """Return the table of the events of ``events.jsonl``, each with its sentence."""
-    return make_table(("event", "sentence"), [(f"`{name}`", text) for name, text in SENTENCES.items()])
+    return format_table(("event", "sentence"), [(f"`{name}`", text) for name, text in SENTENCES.items()])
 
 
 def describe_count_tables() -> str:
     """Return the table of what a coordinator may count."""
-    return make_table(("table", "counts"), [(f"`{name}`", text) for name, text in MENU.items()])
+    return format_table(("table", "counts"), [(f"`{name}`", text) for name, text in MENU.items()])
 
 
 def find_package_names(requirements: Iterable[str]) -> list[str]:
@@ -162,7 +155,7 @@ def describe_base_packages() -> str:
         purpose = re.search(rf'^    "{re.escape(requirement)}",  # (.+)$', text, re.MULTILINE)
         assert purpose, f"pyproject.toml does not say what {name} is for"
         rows.append((name, purpose[1], "yes" if IMPORT_NAMES.get(name, name) in imported else "no"))
-    return make_table(("package", "for", "at a hospital"), rows)
+    return format_table(("package", "for", "at a hospital"), rows)
 
 
 def describe_extras() -> str:
@@ -173,7 +166,7 @@ def describe_extras() -> str:
         purpose = re.search(rf"^{extra} = \[.*\]  # (.+)$", text, re.MULTILINE)
         assert purpose, f"pyproject.toml does not say what the extra {extra} is for"
         rows.append((f"`{extra}`", purpose[1], ", ".join(find_package_names(requirements))))
-    return make_table(("extra", "for (licence)", "packages"), rows)
+    return format_table(("extra", "for (licence)", "packages"), rows)
 
 
 def _read_project() -> tuple[str, dict[str, Any]]:
