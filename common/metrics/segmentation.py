@@ -331,12 +331,12 @@ def pool_site_overlaps(
 def _pool_exact_means(means: Sequence[tuple[float | None, int]]) -> float | None:
     """Return the mean of means, weighed by their numbers of patients; None if a mean is unknown, or nobody counts."""
     counted = [(mean, patients) for mean, patients in means if patients]
-    known = [(mean, patients) for mean, patients in counted if mean is not None]
-    if not known or len(known) < len(counted):
+    exact = [(mean, patients) for mean, patients in counted if mean is not None]
+    if not exact or len(exact) < len(counted):
         return None
-    if len({mean for mean, _ in known}) == 1:  # no rounding where hospitals test on the same images
-        return known[0][0]
-    return math.fsum(mean * patients for mean, patients in known) / sum(patients for _, patients in known)
+    if len({mean for mean, _ in exact}) == 1:  # no rounding where hospitals test on the same images
+        return exact[0][0]
+    return math.fsum(mean * patients for mean, patients in exact) / sum(patients for _, patients in exact)
 
 
 def average_dice(classes: Iterable[ClassOverlap]) -> float | None:

@@ -489,20 +489,20 @@ class Coordinator:
 
     def refuse_too_few_replies(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies of a round count than needed."""
-        asked = len(self.requests.expected)
-        if len(received.accepted) < self._count_needed_replies(received, asked):
-            raise make_too_few_sites_error(f"round {server_round}", received, asked)
+        requests = len(self.requests.expected)
+        if len(received.accepted) < self._count_needed_replies(received, requests):
+            raise make_too_few_sites_error(f"round {server_round}", received, requests)
 
-    def _count_needed_replies(self, received: ExchangeReplies[Reply], asked: int) -> int:
+    def _count_needed_replies(self, received: ExchangeReplies[Reply], requests: int) -> int:
         """Return how many replies must count for an exchange to be valid: ``min_sites``, at least 1.
 
         With ``min_sites = 0`` every site must reply, except sites whose reply was rejected, so that a bad reply cannot
         end the run for the other sites. A missing site, or one that answers with an error, is still needed.
 
         Args:
-            asked: Number of sites to which a request was sent.
+            requests: Number of requests that were sent.
         """
-        return max(self.sites.count_needed_replies(asked - len(received.unfit)), 1)
+        return max(self.sites.count_needed_replies(requests - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 

@@ -160,8 +160,8 @@ def test_a_network_planned_from_all_hospitals_volumes_is_that_of_simulation(
     outlining_volumes: Connected, tmp_path: Path
 ) -> None:
     coordinator, experiment = outlining_volumes
-    left = ("model.patch_size=none", "training.batch_size=none", "training.patches_per_volume=2")
-    settings = ("model.architecture=monai:DynUNet", *left, 'planning={kind = "nnunet", memory_gb = 0.005}')
+    options = ("model.patch_size=none", "training.batch_size=none", "training.patches_per_volume=2")
+    settings = ("model.architecture=monai:DynUNet", *options, 'planning={kind = "nnunet", memory_gb = 0.005}')
     run = coordinator.run(experiment, tmp_path / "network", *settings)
     run.says("round 1 of 3")
     coordinator.kill_leading(run)

@@ -196,17 +196,17 @@ def test_volumes_with_masks_are_taken_as_they_are() -> None:
 @pytest.mark.parametrize("form", ["items", "arrays"])
 def test_collections_in_memory_outline_their_own_organs_alone(tmp_path: Path, form: str) -> None:
     sources = np.where(np.arange(COUNT) % 2, "livers", "spleens")
-    own = [{"Liver": MAPS[row] == 1} if row % 2 else {"Spleen": MAPS[row] == 4} for row in range(COUNT)]
+    outlines = [{"Liver": MAPS[row] == 1} if row % 2 else {"Spleen": MAPS[row] == 4} for row in range(COUNT)]
     if form == "items":
-        pairs = [(image, mask) for image, mask in zip(IMAGES, own, strict=True)]
+        pairs = [(image, mask) for image, mask in zip(IMAGES, outlines, strict=True)]
         data = pc.LabelledImages(pairs, mask_values=VALUES, sources=sources)
     else:
-        data = pc.LabelledImages(IMAGES, masks=own, mask_values=VALUES, sources=sources)
+        data = pc.LabelledImages(IMAGES, masks=outlines, mask_values=VALUES, sources=sources)
     images = concatenate_image_sets(opened(data).parts)
     for name, source in {"Liver": "livers", "Spleen": "spleens"}.items():
-        known = ~np.isnan(images.labels[:, NAMES.index(name)])
-        assert set(images.sources[known].tolist()) == {source}
-        assert known.sum() == COUNT // 2
+        annotated = ~np.isnan(images.labels[:, NAMES.index(name)])
+        assert set(images.sources[annotated].tolist()) == {source}
+        assert annotated.sum() == COUNT // 2
     partition = {"kind": "class_lists", "images": "source", "lists": {"livers": ["Liver"], "spleens": ["Spleen"]}}
     settings = {**TABLES, "partition": partition, "simulation": {"backend": "inline"}}
     run = pc.simulate(settings, dataset=data, out=tmp_path / "run")

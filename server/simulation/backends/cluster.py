@@ -229,8 +229,8 @@ def list_uninstalled_import_folders() -> tuple[str, ...]:
 def make_ray_driver_environment(address: str) -> dict[str, str]:
     """Return environment variables for the process that drives Ray; its workers on this machine inherit them."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
-    own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET_VARIABLES, **LARGE_BUFFERS}
-    return {**os.environ, **own, **({} if address else OWN_RAY | make_ray_token_variables())}
+    variables = {"PYTHONPATH": os.pathsep.join(paths), **QUIET_VARIABLES, **LARGE_BUFFERS}
+    return {**os.environ, **variables, **({} if address else OWN_RAY | make_ray_token_variables())}
 
 
 def make_ray_token_variables() -> dict[str, str]:
