@@ -164,7 +164,8 @@ def count_typing_errors(first: str, second: str, limit: int) -> int:
         # Each later row is built on this one or, for two exchanged letters, on the one before.
         if min(current) > limit and min(last) > limit:
             return limit + 1
-        before, last = last, current
+        before = last
+        last = current
     return last[-1]
 
 

@@ -396,7 +396,8 @@ class Experiment(TomlSection):
         """
         if not isinstance(tables, Mapping):
             return tables
-        external, data = tables.get("external_test"), tables.get("data")
+        external = tables.get("external_test")
+        data = tables.get("data")
         if not (isinstance(external, Mapping) and isinstance(data, Mapping)):
             return tables
         return {**tables, "external_test": inherit_label_settings(external, data)}
@@ -424,7 +425,8 @@ class Experiment(TomlSection):
 
     @model_validator(mode="after")
     def _check_tables_together(self) -> Self:
-        evaluation, participation = self.evaluation, self.participation
+        evaluation = self.evaluation
+        participation = self.participation
         if self.privacy.level != "none" and evaluation.checkpoint == "best":
             raise ValueError(
                 "with privacy no site need tell its validation loss, and nothing can say which round was best: "
@@ -634,7 +636,10 @@ def validate_experiment(
     Raises:
         BadInput: With all faults.
     """
-    small, scale, rest, faults = tree.pop("small", None), "full", list[str](), list[Fault]()
+    small = tree.pop("small", None)
+    scale = "full"
+    rest = list[str]()
+    faults = list[Fault]()
     for text in overrides:
         key, _, value = text.partition("=")
         if key.strip() == "scale":

@@ -114,7 +114,8 @@ def merge_label_declarations(
     repeated = sorted(name for name, count in counts.items() if count > 1)
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
     if class_names:
-        fixed, declared = frozenset(class_names), frozenset(union)
+        fixed = frozenset(class_names)
+        declared = frozenset(union)
         for declaration in ordered:
             for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
                 if name not in fixed:
@@ -131,7 +132,8 @@ def merge_label_declarations(
         firsts = dict[str, str]()  # of names that differ only in case, spaces or punctuation
         for second in sorted(owners):
             if (first := firsts.setdefault(make_class_spelling_key(second), second)) != second:
-                (site_of_first, _), (other, local) = owners[first], owners[second]
+                (site_of_first, _) = owners[first]
+                (other, local) = owners[second]
                 problem = f'"{first}" (site {site_of_first}) and "{second}" (site {other}) look like one class.'
                 where = f"in a simulation's experiment or in site.toml of {other}"
                 remedy = f'This line under [data.synonyms], {where}, settles it:\n    "{local}" = "{first}"\n'

@@ -170,7 +170,8 @@ def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
     values = {key: run.value for key, run in _choose_run_values(forms, terms).items()}
     size = values.pop("image_size")
     *depth, height, width = size if isinstance(size, list) else (size, size)
-    color, resize = values.pop("color"), values.pop("resize", None)
+    color = values.pop("color")
+    resize = values.pop("resize", None)
     color = color and not depth  # a network of three channels takes volumes, too, which are grey
     defaults = PixelForm(color=color, height=height, width=width)
     rendering = {key: value for key, value in values.items() if value != defaults.read_setting(key)}
@@ -253,7 +254,8 @@ def _choose_by_vote(votes: Sequence[tuple[str, Any]], key: str = "rules") -> _Ru
     reason = f"site {site}, which was admitted first, has {format_setting(key, value)}"
     for most, count in counts.items():
         if 2 * count > counts.total():
-            value, example = most, next(site for site, vote in votes if vote == most)
+            value = most
+            example = next(site for site, vote in votes if vote == most)
             reason = f"most sites have {format_setting(key, value)}, such as site {example}"
     return _RunValue(list(value) if isinstance(value, tuple) else value, reason)
 
@@ -267,7 +269,8 @@ def _agrees(form: PixelForm, key: str, value: Any) -> bool:
 
 def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> Fault:
     """Return the fault of a site that reads its images otherwise than the run, with the line to write."""
-    own, line = format_setting(key, form.read_setting(key)), format_setting(key, run.value)
+    own = format_setting(key, form.read_setting(key))
+    line = format_setting(key, run.value)
     problem = f"its images become other pixels than the run's: {own} here; {run.reason}."
     if key == "color" and not form.decoded:
         kind = "colour" if run.value else "grey"

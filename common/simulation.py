@@ -62,7 +62,8 @@ class SimulatedData:
     @property
     def has_unknown_labels(self) -> bool:
         """True if any site has training images with an unknown label of a class that it annotates."""
-        labels, columns = self.splits.train.labels, self.splits.class_names.index
+        labels = self.splits.train.labels
+        columns = self.splits.class_names.index
         return any(np.isnan(labels[part.train][:, [*map(columns, part.class_names)]]).any() for part in self.parts)
 
     @property
@@ -143,7 +144,8 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     """
     assert experiment.data is not None, "checked before"
     assert experiment.partition is not None, "checked before"
-    data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
+    data = experiment.data.model_dump_json()
+    parts = experiment.partition.model_dump_json()
     for_sites = (data, base) in _received  # they need none of the coordinator's own images
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
     vocabulary = experiment.vocabulary
@@ -225,7 +227,8 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
         images = select_site_images(data.splits, part)
         declaration = LabelDeclaration(part.site, part.class_names)
         return SimulatedSiteImages(declaration, images.train, images.validation, images.test)
-    names, splits = data.label_contract.class_names, data.splits
+    names = data.label_contract.class_names
+    splits = data.splits
     train = [_relabel_pooled_images(splits.train, part, part.train, names, pooling) for part in data.parts]
     validation = [
         _relabel_pooled_images(splits.validation, part, part.validation, names, pooling) for part in data.parts

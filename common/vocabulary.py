@@ -101,7 +101,8 @@ def group_words_by_class(words: Iterable[str], vocabulary: Vocabulary) -> dict[s
 
     A word that means no class of the study is a class of its own.
     """
-    classes, groups = _map_synonyms(vocabulary), dict[str, list[str]]()
+    classes = _map_synonyms(vocabulary)
+    groups = dict[str, list[str]]()
     for word in words:
         groups.setdefault(classes.get(word, word), []).append(word)
     return {name: tuple(group) for name, group in groups.items()}

@@ -96,7 +96,8 @@ def compare(
         warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=3)
     shared = own_parts.make_overrides(settings or {})
     folder = choose_new_folder("compared") if out is None else Path(out)
-    trials, files = list[Trial](), _read_all(named, shared, own_parts)
+    trials = list[Trial]()
+    files = _read_all(named, shared, own_parts)
     for each in named:
         overrides = (*shared, *each.overrides)
         refuse_seed_override(overrides)
@@ -188,7 +189,8 @@ class ComparedRuns:
 
         ``difference`` is that of the reference minus this method. ``p`` is missing with fewer than three seeds.
         """
-        tests, own_metrics = self.tests, self.comparison.own_metrics
+        tests = self.tests
+        own_metrics = self.comparison.own_metrics
         rows = []
         for method in self.comparison.methods:
             row = {"method": method.label, "seeds": len(method.seeds)}
@@ -310,7 +312,8 @@ def _name_experiments(
         experiment: PythonExperiment = {"run.method": listed} if is_method else listed
         given = {} if name is None else {"run.name": name}
         if not isinstance(experiment, Mapping):
-            path, tables = Path(experiment), None
+            path = Path(experiment)
+            tables = None
             label = name or path.stem
         else:
             given = {**{key: value for key, value in experiment.items() if "." in key}, **given}
@@ -337,7 +340,8 @@ def _read_all(named: Sequence[_NamedExperiment], shared: Sequence[str], own_part
     Raises:
         BadInput: With the faults of all.
     """
-    files, faults = list[ExperimentFile](), list[Fault]()
+    files = list[ExperimentFile]()
+    faults = list[Fault]()
     for each in named:
         try:
             source = each.path if each.tables is None else each.tables

@@ -243,7 +243,8 @@ class FinishedRun:
         test, intervals = summary.test, summary.test.intervals or summary.test.sampled
         rows = []
         for name in dict.fromkeys((*test.per_class, *summary.classes)):
-            note, result = explain_untested_class(summary, name), test.per_class.get(name)
+            note = explain_untested_class(summary, name)
+            result = test.per_class.get(name)
             shown = None if note else result
             positives, negatives = (None, None) if result is None else test.get_class_image_counts(name)
             low, high = (intervals.per_class if intervals and shown else {}).get(name, (None, None))
@@ -314,7 +315,8 @@ class FinishedRun:
         from polyclinic.prediction import UnlearnedClassWarning, predict_images
         from polyclinic.server.runs.unlearned import describe_unlearned_classes, read_unlearned_classes
 
-        network, pandas = self._load_network(), import_pandas()
+        network = self._load_network()
+        pandas = import_pandas()
         names, probabilities = predict_images(self.folder, network, images)
         index = (
             pandas.RangeIndex(len(probabilities), name="image") if names is None else pandas.Index(names, name="image")
@@ -354,7 +356,8 @@ class FinishedRun:
         return f"Metrics of your own, mean over the classes: {', '.join(means)}." if means else ""
 
     def __repr__(self) -> str:
-        summary, claims = self._content.summary, self._claims
+        summary = self._content.summary
+        claims = self._claims
         counts = format_count_with_noun(summary.rounds, "round"), format_count_with_noun(len(summary.sites), "site")
         facts = f"{summary.table_label}: {', '.join(counts)}"
         result = claims.no_mean_because

@@ -63,7 +63,8 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (batch, channels, image_size, image_size), generator=generator).float()
     with torch.no_grad():
-        together, copied = first.eval()(images), other.eval()(images)
+        together = first.eval()(images)
+        copied = other.eval()(images)
         alone = torch.cat([first(image[None]) for image in images])
     assert together.isfinite().all(), f"{name}: some features are not finite"
     assert torch.allclose(together, copied, atol=1e-4), (
@@ -85,11 +86,13 @@ def check_loss(name: str, images: int = 16) -> None:
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed.
     """
-    loss, generator = adapt_plugin_loss(load_plugin_entry_point(LOSSES, name)), torch.Generator().manual_seed(1)
+    loss = adapt_plugin_loss(load_plugin_entry_point(LOSSES, name))
+    generator = torch.Generator().manual_seed(1)
     logits = torch.randn(images, len(TEST_CLASSES), generator=generator, requires_grad=True)
     labels = (torch.rand(images, len(TEST_CLASSES), generator=generator) < 0.5).float()
     labels[::3, 1] = float("nan")
-    annotated, before = torch.tensor([True, True, False]), labels.clone()
+    annotated = torch.tensor([True, True, False])
+    before = labels.clone()
     labels[:, 2] = before[:, 2] = float("nan")
     value = loss(logits, labels, annotated)
     assert isinstance(value, Tensor), f"{name}: returns {type(value).__name__}, not a tensor"
@@ -135,7 +138,8 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or does not return images of that shape and dtype.
     """
-    spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
+    spec = AugmentationSpec(transform=PLUGIN + name)
+    generator = torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
     before = images.clone()
     first, second = (augment_images_weakly(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
@@ -203,9 +207,11 @@ def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = N
         BadInput: If the plug-in is not installed, or returns arrays that do not fit.
     """
     spec = PluginDatasetSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
-    first, second = load_dataset(spec, folder), load_dataset(spec, folder)
+    first = load_dataset(spec, folder)
+    second = load_dataset(spec, folder)
     for part in ("train", "validation", "test"):
-        images, again = getattr(first, part), getattr(second, part)
+        images = getattr(first, part)
+        again = getattr(second, part)
         same = all(
             np.array_equal(getattr(images, key), getattr(again, key), equal_nan=key == "labels")
             for key in ("images", "labels", "patients")
@@ -228,7 +234,8 @@ def check_metric(name: str, images: int = 50) -> None:
         BadInput: If the plug-in is not installed, raises an exception, or returns something else.
     """
     key = PLUGIN + name
-    metric, random = load_plugin_metrics([key])[key], np.random.default_rng(1)
+    metric = load_plugin_metrics([key])[key]
+    random = np.random.default_rng(1)
     labels = np.arange(images) % 2.0
     for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
         order = random.permutation(images)

@@ -192,7 +192,8 @@ def score_images(
     Raises:
         BadInput: If a column is missing, or a model fails.
     """
-    vocabulary, classes_of_models = join_vocabularies(models), name_classes_of_models(models)
+    vocabulary = join_vocabularies(models)
+    classes_of_models = name_classes_of_models(models)
     scored = []
     for each in data:
         images = merge_words_of_classes(each.images, vocabulary)

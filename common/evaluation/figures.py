@@ -209,10 +209,12 @@ def resample_aurocs(images: ClassScores, column: str = "", group: str = "") -> R
 def _compute_class_figures(
     images: ClassScores, scores: Floats, thresholds: Sequence[FixedThreshold], interval: Interval | None
 ) -> ClassFigures:
-    labels, patients = images.labels, images.patients
+    labels = images.labels
+    patients = images.patients
     name = images.class_name
     metrics = compute_metrics_per_class(scores[:, None], labels[:, None], (name,))[name]
-    positive, negative = labels == 1, labels == 0
+    positive = labels == 1
+    negative = labels == 0
     points = []
     for fixed in thresholds:
         above = scores > fixed.threshold
@@ -370,7 +372,8 @@ def compute_evaluation_figures(
         thresholds: Model -> class -> thresholds that were fixed beforehand.
         groupings: The columns by which there are subgroups; all data sets have their groups.
     """
-    rows, comparisons = list[FigureRow](), list[ModelComparison]()
+    rows = list[FigureRow]()
+    comparisons = list[ModelComparison]()
     for name in class_names:
         of_class = {model: by_class[name] for model, by_class in thresholds.items() if name in by_class}
         of_data = [each.select_class(name) for each in scored]

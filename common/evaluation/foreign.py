@@ -213,7 +213,8 @@ def find_model_file(path: Path, trusted: frozenset[Path]) -> ModelFile:
 
 def _find_file_faults(model: ModelFile, trusted: frozenset[Path]) -> list[Fault]:
     """Return the faults of a described model's file: missing, another one, not trusted, or without its library."""
-    described, file = model.described, model.file
+    described = model.described
+    file = model.file
     assert described is not None, "called for a described model"
     try:
         with open_input_file(file) as content:

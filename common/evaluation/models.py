@@ -118,7 +118,8 @@ def open_model(file: ModelFile, name: str, device: str = "") -> ModelToScore:
 
 
 def _open_run_model(folder: Path, name: str, device: str) -> ModelToScore:
-    saved, network = read_model_description(folder), load_model(folder)
+    saved = read_model_description(folder)
+    network = load_model(folder)
     refuse_segmentation(network, "evaluate")
     unlearned = dict(saved.unlearned or {})
     learned = [column for column, class_name in enumerate(saved.class_names) if class_name not in unlearned]

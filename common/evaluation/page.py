@@ -91,7 +91,8 @@ def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None
     plot.y.label_rows(classes)
     plot.add_vertical_rule(0.5, RULE, dash=DOTTED)
     for row in rows:
-        auroc, interval = row.figures.auroc, row.figures.auroc_interval
+        auroc = row.figures.auroc
+        interval = row.figures.auroc_interval
         if row.class_name not in classes or auroc is None:
             continue
         place = classes.index(row.class_name) - 0.5 + step * (models.index(row.model) + 1)

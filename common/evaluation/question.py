@@ -120,7 +120,8 @@ class EvaluationQuestion(TomlSection):
         Args:
             content: The bytes of all files, one after another.
         """
-        view, place = memoryview(content), 0
+        view = memoryview(content)
+        place = 0
         for file in self.files:
             yield file, view[place : place + file.size]
             place += file.size
@@ -143,9 +144,11 @@ class EvaluationQuestion(TomlSection):
         Raises:
             ValueError: If a run's description names none.
         """
-        parts, names = list(self.split_content(content)), list[str]()
+        parts = list(self.split_content(content))
+        names = list[str]()
         for model in self.models:
-            own, parts = parts[: len(model.files)], parts[len(model.files) :]
+            own = parts[: len(model.files)]
+            parts = parts[len(model.files) :]
             if model.described is not None and model.described.architecture:
                 names.append(model.described.architecture)
             if model.is_run:

@@ -39,7 +39,8 @@ def open_onnx(path: Path, output: str) -> Runtime:
         BadInput: If ONNX Runtime is missing, the file is damaged, or inputs or outputs are not clear.
     """
     session = _open_session(path)
-    inputs, outputs = session.get_inputs(), [each.name for each in session.get_outputs()]
+    inputs = session.get_inputs()
+    outputs = [each.name for each in session.get_outputs()]
     if len(inputs) != 1:
         problem = f"has the inputs {quote_names(each.name for each in inputs)}; a model of images has one."
         raise BadInput([Fault(str(path), problem)])

@@ -357,7 +357,8 @@ def compute_metrics_per_class(
     results = dict[str, ClassMetrics]()
     for name, all_scores, all_labels in zip(class_names, scores.T, labels.T, strict=True):
         is_known = ~np.isnan(all_labels)
-        column, truth = all_scores[is_known], all_labels[is_known]
+        column = all_scores[is_known]
+        truth = all_labels[is_known]
         if not (valid := np.isin(truth, (0, 1))).all():
             raise ValueError(f'Labels of class "{name}" hold {truth[~valid][0]}; expected 0, 1 or NaN for unknown.')
         if not (finite := np.isfinite(column)).all():
@@ -491,7 +492,8 @@ def _compute_auroc(scores: Floats, labels: Floats) -> float | None:
 
     Return None without positives or without negatives.
     """
-    positives, negatives = scores[labels == 1], scores[labels != 1]
+    positives = scores[labels == 1]
+    negatives = scores[labels != 1]
     if not len(positives) or not len(negatives):
         return None
     ordered = np.sort(negatives)
@@ -509,7 +511,8 @@ def _compute_aurocs_by_comparisons(scores: Floats, labels: Floats) -> NDArray[np
         scores: ``(n, classes)``.
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
     """
-    is_positive, is_negative = labels == 1, labels == 0
+    is_positive = labels == 1
+    is_negative = labels == 0
     pairs = is_positive.sum(axis=0) * is_negative.sum(axis=0)  # (classes,)
     is_pair = is_positive[:, np.newaxis] & is_negative  # (positives, negatives, classes)
     positives = scores[:, np.newaxis]

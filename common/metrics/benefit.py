@@ -103,14 +103,16 @@ def format_benefit_sentence(site: str, benefit: FederationBenefit, annotated: Se
     Args:
         annotated: All classes that the site annotates; the comparison can cover fewer.
     """
-    classes, own = len(benefit.compared_classes), benefit.mean["alone"]
+    classes = len(benefit.compared_classes)
+    own = benefit.mean["alone"]
     every = format_count_with_noun(len(annotated), "class", "classes")
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"
     where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
     alone = f"is {format_number(own.value)} ({format_interval(own.interval)}) with the model that it trained alone"
     others = list[str]()
     for model in COMPARED_MODELS:
-        mean, gain = benefit.mean[model], benefit.gain[model]
+        mean = benefit.mean[model]
+        gain = benefit.gain[model]
         difference = f"{format_signed(gain.value)} ({' to '.join(map(format_signed, gain.interval))})"
         others.append(
             f"{format_number(mean.value)} ({format_interval(mean.interval)}) {_WAYS[model]}, a difference of "

@@ -73,7 +73,8 @@ class RankedClassScores:
 
     @classmethod
     def from_scores(cls, scores: Floats, labels: Floats) -> "RankedClassScores":
-        positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+        positives = np.flatnonzero(labels == 1)
+        negatives = np.flatnonzero(labels == 0)
         negatives = negatives[np.argsort(scores[negatives], kind="stable")]
         ordered = scores[negatives]
         below, upto = (np.searchsorted(ordered, scores[positives], side) for side in ("left", "right"))
@@ -167,7 +168,9 @@ class ResampledAurocs:
     @property
     def interval_of_mean_auroc(self) -> Interval:
         """The 95 % interval of the mean AUROC over the classes, widened like the intervals of the classes."""
-        mean, narrow, wide = self.observed.mean(), self.narrow, self.wide
+        mean = self.observed.mean()
+        narrow = self.narrow
+        wide = self.wide
         widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
         if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
             below, above = (
@@ -177,7 +180,8 @@ class ResampledAurocs:
             return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
         factor = (widths[1] / widths[0]) ** 0.5
         low, high = _compute_percentile_interval(self.drawn.mean(axis=0))
-        lowest, highest = float(mean - factor * max(mean - low, 0.0)), float(mean + factor * max(high - mean, 0.0))
+        lowest = float(mean - factor * max(mean - low, 0.0))
+        highest = float(mean + factor * max(high - mean, 0.0))
         return max(lowest, 0.0), min(highest, 1.0)
 
     @property
@@ -225,7 +229,8 @@ def compare_resampled_aurocs(model: ResampledAurocs, reference: ResampledAurocs)
     def compute_interval_reach(up: float, down: float, correlation: float) -> float:
         return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
 
-    mean, first = model.mean_auroc, reference.mean_auroc
+    mean = model.mean_auroc
+    first = reference.mean_auroc
     drawn, of_reference = model.drawn.mean(axis=0), reference.drawn.mean(axis=0)
     value = mean.value - first.value
     varies = min(float(np.std(drawn)), float(np.std(of_reference))) > 1e-12
@@ -244,7 +249,8 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
     Args:
         positives, negatives: Numbers of independent positives and negatives, 1 or more each.
     """
-    z, shape = NormalDist().inv_cdf((1 + CONFIDENCE_LEVEL) / 2), (positives + negatives) / 2 - 1
+    z = NormalDist().inv_cdf((1 + CONFIDENCE_LEVEL) / 2)
+    shape = (positives + negatives) / 2 - 1
 
     def compute_excess(true: float) -> float:
         spread = 1 + shape * ((1 - true) / (2 - true) + true / (1 + true))
@@ -280,7 +286,8 @@ def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.rando
     order in each resample, and the upper end the best.
     """
     is_filled = (histogram.positives + histogram.negatives) > 0
-    positives, negatives = histogram.positives[is_filled], histogram.negatives[is_filled]
+    positives = histogram.positives[is_filled]
+    negatives = histogram.negatives[is_filled]
     if not positives.any() or not negatives.any():
         return None
     # The weights of n images add up to a gamma variate of shape n; (resamples, bins).
@@ -294,7 +301,8 @@ def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.rando
     counts = int(positives.sum()), int(negatives.sum())
     low, _ = compute_newcombe_interval(max(exact.low, 0.0), *counts)
     _, high = compute_newcombe_interval(min(exact.high, 1.0), *counts)
-    (worst, _), (_, best) = _compute_percentile_interval(won), _compute_percentile_interval(won + tied)
+    (worst, _) = _compute_percentile_interval(won)
+    (_, best) = _compute_percentile_interval(won + tied)
     return _compute_interval_hull((worst, min(best, 1.0)), (low, high))
 
 

@@ -71,7 +71,8 @@ class DecisionCounts:
 
     @property
     def balanced_accuracy(self) -> float | None:
-        sensitivity, specificity = self.sensitivity, self.specificity
+        sensitivity = self.sensitivity
+        specificity = self.specificity
         return None if sensitivity is None or specificity is None else (sensitivity + specificity) / 2
 
     @property
@@ -91,7 +92,8 @@ def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
 
 def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
     """Compute the calibration from a score histogram, with the middle of a bin as its score; None without images."""
-    positives, negatives = histogram.positives, histogram.negatives
+    positives = histogram.positives
+    negatives = histogram.negatives
     return _compute_calibration_from_counts(BIN_CENTRES, positives, negatives, BIN_HALF_WIDTHS)
 
 
@@ -185,7 +187,8 @@ def choose_operating_points(
             continue
         if not (chosen.positives.any() and chosen.negatives.any()):
             continue
-        detected, alarms = _count_images_above_borders(chosen.positives), _count_images_above_borders(chosen.negatives)
+        detected = _count_images_above_borders(chosen.positives)
+        alarms = _count_images_above_borders(chosen.negatives)
         chosen_on = (int(detected[0]), int(alarms[0]))
         # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
         border = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
@@ -267,7 +270,8 @@ def compute_roc_curve(histogram: ScoreHistogram) -> RocCurve | None:
 
 def compute_wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
     """Return lower and upper ends of the 95 % Wilson interval (JASA 1927) of the shares ``part / whole``, ``(n,)``."""
-    share, square = part / whole, NORMAL_95**2
+    share = part / whole
+    square = NORMAL_95**2
     whole = whole.astype(np.float64)  # the square of a count may exceed 64 bits
     middle = (share + square / (2 * whole)) / (1 + square / whole)
     half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
@@ -311,8 +315,10 @@ def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[
     single = mask_single_class_images(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     if not single.any():
         return of_each
-    scores, labels = scores[single], labels[single]
-    answer, truth = np.argmax(scores, axis=1), np.argmax(labels == 1, axis=1)
+    scores = scores[single]
+    labels = labels[single]
+    answer = np.argmax(scores, axis=1)
+    truth = np.argmax(labels == 1, axis=1)
     table = compute_confusion_matrix(answer, truth, labels.shape[1])
     right = (answer == truth).astype(np.float32)
     top = compute_calibration(scores.max(axis=1), right)

@@ -44,10 +44,13 @@ def compute_delong_covariance(scores: Floats, labels: Floats) -> tuple[NDArray[n
     """
     from scipy.stats import rankdata  # here: a program that only trains does not pay for its import
 
-    positives, negatives = scores[:, labels == 1], scores[:, labels == 0]
-    count, other_count = positives.shape[1], negatives.shape[1]
+    positives = scores[:, labels == 1]
+    negatives = scores[:, labels == 0]
+    count = positives.shape[1]
+    other_count = negatives.shape[1]
     ranks = rankdata(np.concatenate([positives, negatives], axis=1), axis=1)  # (models, images), midranks
-    own_ranks, other_ranks = rankdata(positives, axis=1), rankdata(negatives, axis=1)
+    own_ranks = rankdata(positives, axis=1)
+    other_ranks = rankdata(negatives, axis=1)
     # The placement of a positive is the share of negatives below it; ties count half.
     placements = (ranks[:, :count] - own_ranks) / other_count  # (models, positives)
     other_placements = 1 - (ranks[:, count:] - other_ranks) / count  # (models, negatives)

@@ -101,12 +101,14 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
     is_known = mask_single_class_images(labels)
     if not is_known.any():
         return None
-    scores, truth = scores[is_known], np.argmax(labels[is_known] == 1, axis=1)
+    scores = scores[is_known]
+    truth = np.argmax(labels[is_known] == 1, axis=1)
     if not np.isfinite(scores).all():
         raise ModelDiverged("scores of an image are NaN or infinite")
     table = compute_confusion_matrix(np.argmax(scores, axis=1), truth, labels.shape[1])
     right, true, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)  # (classes,) each
-    images, present = int(table.sum()), true > 0
+    images = int(table.sum())
+    present = true > 0
     negatives = images - true
     true_negatives = negatives - (predicted - right)
     several = int(present.sum()) > 1
@@ -159,7 +161,8 @@ def estimate_accuracy_density(accuracies: Sequence[float], points: int = 101) ->
     """
     if len(set(accuracies)) < 2:
         return None
-    grid, values = np.linspace(0, 1, points), np.asarray(accuracies, dtype=np.float64)
+    grid = np.linspace(0, 1, points)
+    values = np.asarray(accuracies, dtype=np.float64)
     width = float(np.std(values, ddof=1)) * len(values) ** -0.2
     kernels = np.exp(-(((grid[:, None] - values) / width) ** 2) / 2)  # (points, sites)
     return grid, kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))

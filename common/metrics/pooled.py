@@ -163,7 +163,8 @@ def estimate_sampled_site_intervals(
     for name, of_sites in tested.items():
         n = len(of_sites)
         if name not in unknown:
-            mean, scale = float(np.mean(list(of_sites.values()))), ((1 - shares[name]) * n / max(n - 1, 1)) ** 0.5 / n
+            mean = float(np.mean(list(of_sites.values())))
+            scale = ((1 - shares[name]) * n / max(n - 1, 1)) ** 0.5 / n
             moved[name] = {site: scale * (value - mean) for site, value in of_sites.items()}
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
     per_class = {name: _compute_t_interval(means[name], of_sites) for name, of_sites in moved.items()}

@@ -30,7 +30,8 @@ A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins eve
 handful; bins even in the logit would be wide in the middle and need an end. This transform has about 85 bins a unit of
 the logit at 0.5, 49 at 0.01 and 14 at 0.0001. The tenths make decisions at 0.5 and calibration by tenths exact.
 """
-BIN_CENTRES, BIN_HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
+BIN_CENTRES = (EDGES[1:] + EDGES[:-1]) / 2
+BIN_HALF_WIDTHS = (EDGES[1:] - EDGES[:-1]) / 2
 FIRST_POSITIVE_BIN = int(np.searchsorted(EDGES, THRESHOLD))
 """First bin of the scores above :data:`THRESHOLD`."""
 
@@ -104,14 +105,16 @@ def compute_pooled_auroc(histogram: ScoreHistogram) -> ValueWithError | None:
 
     A pair of a positive and a negative in the same bin may have either order.
     """
-    positives, negatives = histogram.positives, histogram.negatives
+    positives = histogram.positives
+    negatives = histogram.negatives
     pairs = int(positives.sum()) * int(negatives.sum())
     if not pairs:
         return None
     below = np.cumsum(negatives)  # negatives up to and with each bin
     # Python's integers: the pairs of some billion images, which sites may state, exceed 64 bits.
     each = positives.astype(object)
-    won, open_ = int(each @ (below - negatives)), int(each @ negatives)
+    won = int(each @ (below - negatives))
+    open_ = int(each @ negatives)
     return ValueWithError.from_bounds(won / pairs, (won + open_) / pairs)
 
 
@@ -122,10 +125,12 @@ def compute_pooled_average_precision(histogram: ScoreHistogram) -> ValueWithErro
     they have distinct scores below the negatives.
     """
     positives, negatives = histogram.positives[::-1], histogram.negatives[::-1]  # from the highest scores down
-    total, wrong = int(positives.sum()), np.cumsum(negatives)
+    total = int(positives.sum())
+    wrong = np.cumsum(negatives)
     if not total or not wrong[-1]:
         return None
-    right, is_filled = np.cumsum(positives), positives > 0
+    right = np.cumsum(positives)
+    is_filled = positives > 0
     squares = positives[is_filled].astype(np.float64) * right[is_filled]  # as integers they may exceed 64 bits
     high = np.sum(squares / (right + wrong - negatives)[is_filled]) / total
     # A positive of rank k (of all positives) in a bin with w negatives above or in it has precision

@@ -55,7 +55,8 @@ def compute_hausdorff_distance(
     if not predicted.any() or not reference.any():
         return float("nan")
     box = _find_bounding_box(predicted | reference)
-    predicted, reference = predicted[box], reference[box]
+    predicted = predicted[box]
+    reference = reference[box]
     surfaces = [find_border(area) for area in (predicted, reference)]
     directed = list[float]()
     for surface, other in (surfaces, surfaces[::-1]):
@@ -301,7 +302,8 @@ def _check_mean(mean: float | None, counts: Counts, low: Floats, high: Floats) -
     total = int(counts.sum())
     if mean is None or not total:
         return None
-    least, most = float(counts @ low / total), float(counts @ high / total)
+    least = float(counts @ low / total)
+    most = float(counts @ high / total)
     return mean if least - ROUNDING <= mean <= most + ROUNDING * max(1.0, most) else None
 
 
@@ -323,7 +325,8 @@ def pool_site_overlaps(
     for name, of_class in pooled.per_class.items():
         dice = _pool_exact_means([(each.exact_dice, each.patients) for each in sites[name]])
         hd95 = _pool_exact_means([(each.exact_hd95, each.patients - each.missed) for each in sites[name]])
-        dice, hd95 = of_class.dice if dice is None else dice, of_class.hd95 if hd95 is None else hd95
+        dice = of_class.dice if dice is None else dice
+        hd95 = of_class.hd95 if hd95 is None else hd95
         per_class[name] = replace(of_class, dice=dice, hd95=hd95)
     return replace(pooled, mean_dice=average_dice(per_class.values()), per_class=per_class)
 
@@ -348,7 +351,8 @@ def _summarise(
     values: Mapping[str, tuple[_CountedValues, _CountedValues, int]], generator: np.random.Generator | None
 ) -> SegmentationSummary:
     """Return the figures from each class's Dice and distances, and its number of patients without a prediction."""
-    per_class, resampled = dict[str, ClassOverlap](), list[Floats]()
+    per_class = dict[str, ClassOverlap]()
+    resampled = list[Floats]()
     for name, (of_dice, of_distance, missed) in values.items():
         dice, interval, means = of_dice.average(generator)
         hd95, hd95_interval, _ = of_distance.average(generator)

@@ -117,7 +117,8 @@ class _CopyToDevices(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        first, many = context.devices[0], len(gradients) // len(context.devices)
+        first = context.devices[0]
+        many = len(gradients) // len(context.devices)
         sums: list[Tensor | None] = []  # None for a weight that took no part on any device
         for place in range(many):
             parts = [gradient.to(first) for gradient in gradients[place::many] if gradient is not None]
@@ -142,7 +143,8 @@ class BackboneCudaGraph:
     """
 
     def __init__(self) -> None:
-        self._steps, self._like = Counter[torch.Size](), tuple[object, ...]()
+        self._steps = Counter[torch.Size]()
+        self._like = tuple[object, ...]()
         self._shape = torch.Size()
         self._recorded: Step | None = None
         self._free = False  # True from the start of a step to its first forward pass
@@ -158,7 +160,8 @@ class BackboneCudaGraph:
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
         like = (parameters, buffers, tuple(module.training for module in backbone.modules()), more)
         if like != self._like:
-            self._like, self._recorded = like, None
+            self._like = like
+            self._recorded = None
             self._steps.clear()
 
     def use_graph_in_next_pass(self) -> None:
@@ -178,7 +181,8 @@ class BackboneCudaGraph:
             self._steps[images.shape] += 1  # the last batch of an epoch is smaller than the others
             if self._steps[images.shape] > RECORD_AFTER:
                 try:
-                    self._shape, self._recorded = images.shape, record_cuda_graph(backbone, images)
+                    self._shape = images.shape
+                    self._recorded = record_cuda_graph(backbone, images)
                 except RuntimeError:  # too little memory, or a layer that waits for the GPU: slower without, not wrong
                     self._failed = True
         if self._recorded is None or images.shape != self._shape:
@@ -199,13 +203,15 @@ def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
     # Stand-ins in the same memory: a parameter that has a part in an unfinished backward pass cannot be recorded.
     stand_ins = tuple(value.detach().requires_grad_(value.requires_grad) for value in parameters)
     buffers = [(buffer, buffer.clone()) for buffer in backbone.buffers()]
-    kind, random = images.device.type, torch.cuda.get_rng_state(images.device)
+    kind = images.device.type
+    random = torch.cuda.get_rng_state(images.device)
 
     def forward(pixels: Tensor, *values: Tensor) -> Tensor:
         return torch.func.functional_call(backbone, dict(zip(names, values, strict=True)), (pixels,))  # type: ignore[no-any-return]
 
     try:
-        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        enabled = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False), warnings.catch_warnings():
             # torch warms up on a stream of its own, and warns that the stand-ins were made on another.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")

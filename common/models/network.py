@@ -216,7 +216,8 @@ class SplitNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``; in segmentation ``(batch, features, *spatial)``."""
-        backbone, pixels = self.backbone, self.preprocess_images(images)
+        backbone = self.backbone
+        pixels = self.preprocess_images(images)
         if PARALLEL_ATTRIBUTE in vars(backbone) or GRAPH_ATTRIBUTE in vars(backbone):
             features: Tensor = compute_backbone_features(backbone, pixels)
         else:
@@ -227,7 +228,8 @@ class SplitNetwork(nn.Module):
 
     def preprocess_images(self, images: Tensor) -> Tensor:
         """Convert pixels 0..255 to the backbone's channels and image size, and normalise them."""
-        pixels, spec = images.to(self.pixel_mean.dtype), self.spec
+        pixels = images.to(self.pixel_mean.dtype)
+        spec = self.spec
         if pixels.shape[1:] != spec.input_shape:
             pixels = convert_pixels_for_backbone(pixels, spec)
         return (pixels - self.pixel_mean) / self.pixel_std
@@ -474,7 +476,8 @@ def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     """Return a dense layer with this weight ``(rows, features)`` and bias ``(rows,)``; no random numbers are drawn."""
     rows, features = weight.shape
     head = nn.Linear(features, rows, device="meta")  # draws no random numbers there; its to_empty would import sympy
-    head.weight, head.bias = nn.Parameter(weight), nn.Parameter(bias)
+    head.weight = nn.Parameter(weight)
+    head.bias = nn.Parameter(bias)
     return head
 
 
@@ -522,7 +525,8 @@ def _apply_network_in_batches(
     network: Model, function: Callable[[Tensor], Tensor], images: Tensor | ImageTensors, precision: Precision
 ) -> Tensor:
     set_training_flag(cast(nn.Module, network), training=False)
-    parts, size = [], EVALUATION_BATCH
+    parts = []
+    size = EVALUATION_BATCH
     for batch in images.iterate_batches(size) if isinstance(images, ImageTensors) else torch.split(images, size):
         with autocast(batch.device, precision):
             parts.append(apply_doubling_single_image(function, batch.float()).float())

@@ -113,7 +113,8 @@ def save_model(
     """
     layout = make_model_layout(network)
     model_sha256 = hash_model_state(read_model_state(network), layout)
-    normal, spec = network.spec.normalisation, network.spec
+    normal = network.spec.normalisation
+    spec = network.spec
     axes, resize = "height x width", "bilinear antialiased"
     if spec.takes_volumes:
         axes, resize = "depth x height x width", "trilinear"
@@ -173,7 +174,8 @@ def load_model(folder: Path) -> SplitNetwork:
         BadInput: If a file is missing or damaged, or the two files are of different models.
     """
     saved = read_model_description(folder)
-    content, place = _read_model_file(folder / TENSORS), str(folder / TENSORS)
+    content = _read_model_file(folder / TENSORS)
+    place = str(folder / TENSORS)
     if (actual := hashlib.sha256(content).hexdigest()) != saved.safetensors_sha256:
         problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {saved.safetensors_sha256}."
         raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)])

@@ -73,8 +73,10 @@ def compare_with_masks(
         truth = masks.make_pixel_labels(index, labels[index.to(labels.device)])
         if loss is not None:
             value, weight = loss(logits, truth)
-            total, weights = total + float(value) * float(weight), weights + float(weight)
-        areas, outlined = decide_class_areas(logits, network.spec.task), truth == 1
+            total = total + float(value) * float(weight)
+            weights = weights + float(weight)
+        areas = decide_class_areas(logits, network.spec.task)
+        outlined = truth == 1
         for counts, of_kind in ((predicted, areas), (reference, outlined), (common, areas & outlined)):
             counts[rows] = of_kind.flatten(2).sum(2).cpu().numpy()
         if measured is not None:

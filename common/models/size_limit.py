@@ -26,7 +26,8 @@ def limit_network_bytes(most: int) -> Iterator[None]:
     Raises:
         NetworkTooLarge: At the module that exceeds the limit.
     """
-    registered, thread = 0, threading.get_ident()
+    registered = 0
+    thread = threading.get_ident()
 
     def count_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
         nonlocal registered

@@ -113,7 +113,8 @@ def make_model_layout(network: SplitNetwork) -> ModelStateLayout:
     trunk_shapes, norm_shapes = (
         tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in group.items()) for group in (trunk, norm)
     )
-    features, frozen = network.head.in_features, spec.frozen_sha256 or ""
+    features = network.head.in_features
+    frozen = spec.frozen_sha256 or ""
     return ModelStateLayout(spec.architecture, features, trunk_shapes, norm_shapes, spec.train, frozen)
 
 
@@ -165,7 +166,8 @@ def split_state_into_tensors(state: ModelState, layout: ModelStateLayout) -> dic
         start = 0
         for tensor in group:
             end = start + tensor.size
-            views[tensor.name], start = flat[start:end].reshape(tensor.shape), end
+            views[tensor.name] = flat[start:end].reshape(tensor.shape)
+            start = end
         assert start == len(flat), (start, len(flat))
     return {**views, "head.weight": state.head.weight, "head.bias": state.head.bias}
 
@@ -238,7 +240,8 @@ def _find_trunk_and_norm_slots(network: Model) -> tuple[dict[str, TensorSlot], d
     """Return where the trained float tensors are stored, by name, in the order of the network's ``state_dict``."""
     norms = {name for name, module in network.named_modules() if is_batch_norm(module)}
     stored = find_tensor_slots(cast(nn.Module, network))
-    trunk, norm = dict[str, TensorSlot](), dict[str, TensorSlot]()
+    trunk = dict[str, TensorSlot]()
+    norm = dict[str, TensorSlot]()
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point() and not name.startswith("head.") and name not in network.frozen:
             group = norm if name.rpartition(".")[0] in norms else trunk

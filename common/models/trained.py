@@ -129,7 +129,8 @@ def list_trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
         return frozenset(layers)
     # A parametrized layer, with weight normalisation for instance, is one layer with the parts of its weight.
     owners = {name: name.partition(".parametrizations.")[0] for name in layers}
-    last, distinct = int(train.removeprefix("last:")), list(dict.fromkeys(owners.values()))
+    last = int(train.removeprefix("last:"))
+    distinct = list(dict.fromkeys(owners.values()))
     if last > len(distinct):
         problem = f"asks for {last} layers, and the backbone has {len(distinct)} with parameters."
         raise BadInput([Fault("model.train", problem, 'Use "all", or a smaller number.')])

@@ -227,7 +227,8 @@ def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec:
         raise BadInput(
             [Fault(str(path), f"the weights file has numbers that are not finite: {quote_names(broken, limit=5)}.")]
         )
-    rows, names = rest.get("head.weight"), _list_names(about.get(CLASS_NAMES_KEY))
+    rows = rest.get("head.weight")
+    names = _list_names(about.get(CLASS_NAMES_KEY))
     if rows is None or rows.ndim != 2 or len(rows) != len(set(names)) or rest["head.bias"].shape != (len(names),):
         names = ()  # no head, or a file that no run wrote so
     pixels = _validate_or_none(PixelForm, about.get(PIXELS_KEY))

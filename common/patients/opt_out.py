@@ -85,7 +85,8 @@ class OptOutSource:
             while content != self._content:
                 self._content = None
                 time.sleep(SAVING_PAUSE_S)
-                before, content = content, path.read_bytes()
+                before = content
+                content = path.read_bytes()
                 if content == before:
                     self._listed = _parse_opt_outs(path)
                     self._content = content

@@ -120,7 +120,8 @@ class PatientPartMemory:
         has_moved = remembered != drawn
         if given_by:
             self._refuse_moved_test_patients(given_by, remembered, drawn)
-            remembered, has_moved = drawn, np.zeros(len(names), dtype=np.bool_)
+            remembered = drawn
+            has_moved = np.zeros(len(names), dtype=np.bool_)
         is_present = np.zeros(len(stored.fingerprints), dtype=np.bool_)
         is_present[place[is_known]] = True
         changes = PatientChanges(

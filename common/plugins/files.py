@@ -133,7 +133,8 @@ def read_plugin_files(point: EntryPoint) -> PluginFiles:
     }
     theirs = _list_other_distribution_files({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
     files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in theirs}
-    hashes, foreign = [], dict[str, Path]()
+    hashes = []
+    foreign = dict[str, Path]()
     for (name, _), path in files.items():
         content = path.read_bytes()  # of it counts what does not depend on the folder of an installation
         if path.suffix in SOURCE_SUFFIXES and not name.startswith(OUTSIDE) and has_foreign_byte_code(path, content):
@@ -159,7 +160,8 @@ def _parse_distribution_record(owner: Distribution) -> list[str]:
 
 def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
     for listed in _parse_distribution_record(owner):
-        path, name = Path(str(owner.locate_file(listed))), listed
+        path = Path(str(owner.locate_file(listed)))
+        name = listed
         if listed.startswith((OUTSIDE, "/")):  # how far up depends on where Python keeps its packages
             name = OUTSIDE + re.sub(r"^((\.\./)+|/)", "", listed)
         if not _is_installation_specific(name, [owner]) and path.is_file():

@@ -61,7 +61,8 @@ def parse_segment_codes(texts: Iterable[str], class_names: Sequence[str]) -> dic
     Raises:
         BadInput: With each text that is no code, or is that of another class.
     """
-    codes, faults = dict[str, SegmentCode](), list[Fault]()
+    codes = dict[str, SegmentCode]()
+    faults = list[Fault]()
     for text in texts:
         name, _, code = text.partition("=")
         scheme, value, meaning = [part.strip() for part in [*code.split(":", 2), "", ""][:3]]

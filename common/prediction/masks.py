@@ -200,7 +200,8 @@ def _write_mask(place: Path, values: NDArray[Any], grid: Grid) -> None:
         file = place.with_name(f"{place.name}.nii.gz")
         content = write_nifti_mask(file, values, grid)
     else:
-        file, png = place.with_name(f"{place.name}.png"), io.BytesIO()
+        file = place.with_name(f"{place.name}.png")
+        png = io.BytesIO()
         Image.fromarray(values).save(png, format="PNG")
         content = png.getvalue()
     write_atomically(file, content, private=True)

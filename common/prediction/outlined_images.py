@@ -85,7 +85,8 @@ def draw_chosen_images(
     for batch, logits in iterate_logits(network, load_pixels_on_device(selected, device), precision):
         predicted[batch] = decide_class_areas(logits, network.spec.task)[:, columns].cpu().numpy()
 
-    pictures, drawn = selected.images, dict[str, list[OutlinedImage]]()
+    pictures = selected.images
+    drawn = dict[str, list[OutlinedImage]]()
     for column, (name, of_class) in enumerate(chosen.items()):
         drawn[name] = list[OutlinedImage]()
         for row, dice in of_class:

@@ -134,7 +134,9 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
 
     Pictures in formats that cannot be read are included, so that they are reported as unreadable.
     """
-    pictures, others, listings = [data] if is_file(data) else list[Path](), list[str](), PictureFileFinder()
+    pictures = [data] if is_file(data) else list[Path]()
+    others = list[str]()
+    listings = PictureFileFinder()
     if data.is_dir():
         paths = (
             data / below / name for below, name in listings.list_files_recursively(data) if not name.startswith(".")

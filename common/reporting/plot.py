@@ -56,7 +56,8 @@ class Axis:
         places = range(len(names)) if positions is None else positions
         self.ticks = list(zip(map(float, places), names, strict=True))
         self.limits = (max(places, default=0) + 0.5, -0.5)
-        self.line, self.tick_length = False, 0.0
+        self.line = False
+        self.tick_length = 0.0
 
     def label_places(self, names: Sequence[str]) -> None:
         """Label whole numbers from 0 on the horizontal axis; labels of more than three letters stand upright."""
@@ -268,7 +269,8 @@ class Plot:
         strength = STRONGEST * np.clip((values - low) / (high - low), 0.04, 1)  # (rows, columns)
         rows, columns = values.shape
         for axis in (self.x, self.y):
-            axis.line, axis.tick_length = False, 0.0
+            axis.line = False
+            axis.tick_length = 0.0
         self.x.limits = (-0.5, columns - 0.5)
         self.y.limits = (rows - 0.5, -0.5)
 
@@ -295,7 +297,8 @@ class Plot:
 
     def _include(self, xs: Values, ys: Values) -> tuple[list[float], list[float]]:
         """Widen the range of the data by these values; return them as lists."""
-        x_values, y_values = _replace_huge_by_nan(xs), _replace_huge_by_nan(ys)
+        x_values = _replace_huge_by_nan(xs)
+        y_values = _replace_huge_by_nan(ys)
         for values, bounds in ((x_values, self._x_range), (y_values, self._y_range)):
             finite = [value for value in [*values, *bounds] if math.isfinite(value)]
             bounds[:] = [min(finite), max(finite)] if finite else []
@@ -331,7 +334,8 @@ class Plot:
                 yield svg.draw_path([(frame.left, frame.y(y)), (frame.right, frame.y(y))], RULE, 0.6)
 
     def _draw_horizontal_axis(self, frame: Frame, ticks: Sequence[Tick]) -> Iterable[str]:
-        axis, bottom = self.x, frame.bottom
+        axis = self.x
+        bottom = frame.bottom
         if axis.line:
             yield svg.draw_path([(frame.left, bottom), (frame.right, bottom)], RULE, 0.8)
         for x, text in ticks:
@@ -345,7 +349,8 @@ class Plot:
                 yield svg.draw_text(text, place, anchor="middle", size=axis.text_size)
 
     def _draw_vertical_axis(self, frame: Frame, ticks: Sequence[Tick]) -> Iterable[str]:
-        axis, left = self.y, frame.left
+        axis = self.y
+        left = frame.left
         if axis.line:
             yield svg.draw_path([(left, frame.top), (left, frame.bottom)], RULE, 0.8)
         for y, text in ticks:
@@ -386,7 +391,8 @@ def choose_ticks(limits: tuple[float, float], most: float, *, whole_numbers: boo
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if not math.isclose(step * 10**decimals, round(step * 10**decimals)):  # steps of 0.25
         decimals += 1
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     values = [index * step for index in range(first, last + 1)]
     large = max(abs(low), abs(high)) >= 1e6
     return [(value, _format_tick(value, decimals, large=large)) for value in values]

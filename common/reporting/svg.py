@@ -36,13 +36,15 @@ class SeriesStyle:
 
 def choose_series_styles(amount: int) -> list[SeriesStyle]:
     """Return a style for each series; markers repeat after 13 series, pairs of colour and marker after 78."""
-    colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle(MARKERS)
+    colors = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY))
+    markers = itertools.cycle(MARKERS)
     return [SeriesStyle(next(colors), next(markers)) for _ in range(amount)]
 
 
 # ---------------------------------------------------------------------- text
 
-_NARROW, _WIDE = frozenset("!'(),-./:;I[]fijlrt| "), frozenset("MW@%mw…—")
+_NARROW = frozenset("!'(),-./:;I[]fijlrt| ")
+_WIDE = frozenset("MW@%mw…—")
 _NARROW_EM, _LOWER_EM, _UPPER_EM, _WIDE_EM = 0.38, 0.62, 0.75, 0.98
 """Widths of letters of DejaVu Sans, which is as wide as any font of the pages, as shares of the font size."""
 

@@ -66,7 +66,8 @@ class AuditLog:
     """
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self.folder, self.durable = folder, durable
+        self.folder = folder
+        self.durable = durable
         self._written: tuple[tuple[int, ...], _AuditChainEnd] | None = None
 
     def append(self, **facts: Any) -> TornAuditLine | None:
@@ -125,12 +126,15 @@ class AuditLog:
         return None
 
     def _write_audit_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
-        path, flags = self.folder / AUDIT_FILE, os.O_WRONLY | os.O_APPEND
+        path = self.folder / AUDIT_FILE
+        flags = os.O_WRONLY | os.O_APPEND
         try:
-            descriptor, new = open_own_descriptor(path, flags), False
+            descriptor = open_own_descriptor(path, flags)
+            new = False
         except FileNotFoundError:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor, new = open_own_descriptor(path, flags | os.O_CREAT, 0o600), True
+            descriptor = open_own_descriptor(path, flags | os.O_CREAT, 0o600)
+            new = True
         try:
             self._write_whole(path, descriptor, first, line + b"\n")
             if self.durable:
@@ -157,7 +161,9 @@ class AuditLog:
 
     def _find_audit_chain_end(self) -> "_AuditChainEnd":
         """Return the last entry's number and hash, and rename the current file if it is full."""
-        active, debris, cut = self.folder / AUDIT_FILE, b"", False
+        active = self.folder / AUDIT_FILE
+        debris = b""
+        cut = False
         with suppress(FileNotFoundError):
             status = active.stat()
             is_full = status.st_size >= ROTATED_AT_BYTES
@@ -219,7 +225,8 @@ def _read_last_audit_entry(path: Path) -> tuple[bytes | None, bytes]:
     A growing part at the end of the file is read until it contains an entry. An entry can have any length, because it
     may quote text from other machines.
     """
-    size, step = path.stat().st_size, _TAIL
+    size = path.stat().st_size
+    step = _TAIL
     with path.open("rb") as file:
         while True:
             start = max(size - step, 0)
@@ -291,7 +298,10 @@ class AuditCheckResult:
 
 def check_audit_log(folder: Path) -> AuditCheckResult:
     """Check the hash chain of an audit log from its first entry to ``audit.head``."""
-    findings, debris, where_torn, last = AuditCheckResult(), b"", "", ""
+    findings = AuditCheckResult()
+    debris = b""
+    where_torn = ""
+    last = ""
     lines = (
         (f"{path.name} line {number}", line)
         for path in list_audit_files(folder)
@@ -304,14 +314,19 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
             continue
         entry = parse_audit_entry(line)
         if entry is None:
-            debris, where_torn = debris + line + b"\n", where_torn or where
+            debris = debris + line + b"\n"
+            where_torn = where_torn or where
             continue
         if debris or "torn" in entry:
             _check_torn_line(findings, entry, describe_torn_audit_line(debris), where_torn or where)
         if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
             _add_chain_fault(findings, entry, where, last)
-        findings.entries, findings.sha256, findings.before = entry["n"], hash_audit_line(line), str(entry["before"])
-        debris, where_torn, last = b"", "", where
+        findings.entries = entry["n"]
+        findings.sha256 = hash_audit_line(line)
+        findings.before = str(entry["before"])
+        debris = b""
+        where_torn = ""
+        last = where
     if (torn := describe_torn_audit_line(debris)) is not None:
         findings.notes.append(f"{where_torn} is torn, as by {torn.cause}; the next entry will say so.")
     _check_audit_head(findings, folder, last)
@@ -345,7 +360,8 @@ def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, 
         where: File and line of the entry.
         last: File and line of the preceding entry; empty for the first entry.
     """
-    number, expected = entry["n"], findings.entries + 1
+    number = entry["n"]
+    expected = findings.entries + 1
     if number > expected:
         gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
         findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))
@@ -363,7 +379,8 @@ def _add_chain_fault(findings: AuditCheckResult, entry: AuditEntry, where: str, 
 def _check_audit_head(findings: AuditCheckResult, folder: Path, last: str) -> None:
     try:
         head = json.loads((folder / AUDIT_HEAD_FILE).read_bytes())
-        entries, sha256 = int(head["entries"]), str(head["sha256"])
+        entries = int(head["entries"])
+        sha256 = str(head["sha256"])
     except FileNotFoundError:
         if findings.entries:
             problem = "is missing: entries that were cut off at the end could not be told."

@@ -142,7 +142,8 @@ def _check_site_signatures(
     own: OwnReplyRecord,
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
-    where, keys = f"{RECEIPT_FILE}: {site}", _list_site_keys(receipt, site)
+    where = f"{RECEIPT_FILE}: {site}"
+    keys = _list_site_keys(receipt, site)
     if problem := _explain_untrusted_keys(keys, trusted_keys):
         findings.faults.append(Fault(where, problem))
         return

@@ -80,7 +80,8 @@ def find_phrase_difference(typed: str, phrase: str) -> str:
 
     Capitals, spaces and all signs between the words do not count.
     """
-    words, right_words = _split_words(typed), _split_words(phrase)
+    words = _split_words(typed)
+    right_words = _split_words(phrase)
     if len(words) != len(right_words):
         return f"it has {format_count_with_noun(len(words), 'word')} instead of {len(right_words)}"
     pairs = enumerate(zip(words, right_words, strict=True), start=1)
@@ -106,7 +107,8 @@ def _compute_phrase(key: bytes) -> str:
     """Return the phrase of a public key (DER)."""
     size = -(-PHRASE_WORDS * WORD_BITS // 8)
     digest = Scrypt(_SALT, size, n=_SCRYPT_COST, r=_SCRYPT_BLOCK, p=_SCRYPT_LANES).derive(key)
-    number, words = int.from_bytes(digest, "big"), read_phrase_words()
+    number = int.from_bytes(digest, "big")
+    words = read_phrase_words()
     shifts = range(0, PHRASE_WORDS * WORD_BITS, WORD_BITS)
     chosen = [words[number >> shift & 2**WORD_BITS - 1] for shift in shifts]
     half = PHRASE_WORDS // 2

@@ -116,10 +116,8 @@ def sign_record(
     content: RecordDict, statement: _SignableStatement, key: ec.EllipticCurvePrivateKey, **more: bytes
 ) -> RecordDict:
     """Sign a record: return a copy with the statement, its signature, and ``more`` (a certificate) as fields."""
-    text, prefix = (
-        statement.model_dump_json(),
-        REPLY_PREFIX if isinstance(statement, ReplyStatement) else REQUEST_PREFIX,
-    )
+    text = statement.model_dump_json()
+    prefix = REPLY_PREFIX if isinstance(statement, ReplyStatement) else REQUEST_PREFIX
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
     fields: dict[str, Any] = {
         name: value for name, value in read_small_fields(content).items() if not name.startswith(SIGNATURE)
@@ -227,7 +225,9 @@ def check_statement_matches_record(statement: ReplyStatement | RequestStatement,
 def read_run_round_class(content: RecordDict) -> tuple[str, int, str]:
     """Return run, round and class name of a record from its fields, without checking the record."""
     fields = read_small_fields(content)
-    run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")
+    run = fields.get("run")
+    number = fields.get("round", 0)
+    record = fields.get("wire.record")
     return str(run), number if type(number) is int else -1, str(record)
 
 

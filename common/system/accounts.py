@@ -42,7 +42,8 @@ def act_as_account(ids: AccountIds) -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
-    group, groups = os.getegid(), os.getgroups()
+    group = os.getegid()
+    groups = os.getgroups()
     try:
         os.setgroups(ids.groups)
         os.setegid(ids.group)

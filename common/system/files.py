@@ -119,7 +119,8 @@ def find_output_file_faults(destination: Path) -> list[Fault]:
 
 def find_existing_output_faults(destination: Path) -> list[Fault]:
     """Return a fault if an ``--out`` path, which must be a new file or folder, already exists; else an empty list."""
-    problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
+    problem = f"{destination} is there already."
+    remedy = "Name another file, or remove it."
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 

@@ -153,7 +153,8 @@ def _yield_function_bytes_for_hash(part: types.FunctionType, visited: _Visited) 
     values = {name: "empty" if cell == types.CellType() else cell.cell_contents for name, cell in cells}
     yield from _yield_sequence_bytes_for_hash((part.__defaults__, part.__kwdefaults__), visited)
     yield from _yield_object_bytes_for_hash(values, visited)
-    file, name = part.__code__.co_filename, part.__module__
+    file = part.__code__.co_filename
+    name = part.__module__
     in_own_module = name in (None, "builtins") or _is_own_module(name)
     if not (in_own_module if file.startswith("<") else _is_own_file(file)):
         return

@@ -70,7 +70,8 @@ def make_printable_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
     end, size = 0, 0
     room = most - len(_make_cut_note(len(text)))
     while end < len(text) and size + len(letter := escape_unplain_characters(text[end])) <= room:
-        end, size = end + 1, size + len(letter)
+        end = end + 1
+        size = size + len(letter)
     return escape_unplain_characters(text[:end]) + _make_cut_note(len(text) - end)
 
 
@@ -172,10 +173,12 @@ def format_bytes(byte_count: int | None) -> str:
     """Format a number of bytes in decimal units: ``"1.5 MB"``."""
     if byte_count is None:
         return NOT_APPLICABLE
-    value, units = float(byte_count), ("B", "kB", "MB", "GB", "TB")
+    value = float(byte_count)
+    units = ("B", "kB", "MB", "GB", "TB")
     power = 0
     while value >= 999.5 and power < len(units) - 1:
-        value, power = value / 1000, power + 1
+        value = value / 1000
+        power = power + 1
     return f"{value:.0f} {units[power]}" if value >= 100 or not power else f"{value:.1f} {units[power]}"
 
 

@@ -52,7 +52,8 @@ def delay_failure_until_change(
         if held:
             tell(f"refused: {error}")
             tell(f"starts again when a file in {folder} changes; ends in {LONGEST_HOLD_S / 60:.0f} min if none does")
-            before, until = _read_file_modification_times(folder), time.monotonic() + LONGEST_HOLD_S
+            before = _read_file_modification_times(folder)
+            until = time.monotonic() + LONGEST_HOLD_S
             while time.monotonic() < until:
                 time.sleep(POLL_INTERVAL_S)
                 if _read_file_modification_times(folder) != before:

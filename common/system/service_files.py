@@ -294,7 +294,8 @@ def _choose_unit_name(service: Service, place: Path, *, system: bool) -> str:
     base = f"{service.program.unit_prefix}{plain}"[:90]
     places = {place, *(each for each, of_system in _list_unit_places(None) if of_system is system)}
     names = {path.stem for each in places for path in _iterate_unit_files(each)}
-    number, name = 1, base
+    number = 1
+    name = base
     while name in names:
         number += 1
         name = f"{base}-{number}"
@@ -416,7 +417,8 @@ def describe_service(program: ServiceProgram, folder: Path, into: Path | None = 
     Raises:
         BadInput: If the folder has none.
     """
-    lines, running = [], False
+    lines = []
+    running = False
     for unit in _find_units_or_fail(program, folder, into):
         lines.append(f"{unit.name}: {unit.path}")
         if not is_systemd_reachable(unit):

@@ -254,7 +254,8 @@ def _end_program(code: int, closing: _GracefulShutdown | None = None) -> None:
     stderr = 2
     try:
         with suppress(OSError):  # it has as many files open as it may; else other threads print no more from here on
-            stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+            stderr = os.dup(2)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
             for descriptor in (1, 2):
                 os.dup2(nowhere, descriptor)
         half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list

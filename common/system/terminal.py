@@ -152,7 +152,8 @@ def _make_stream_safe(stream: Any, descriptor: int) -> Any:
     except (OSError, ValueError):
         return stream
     buffered = io.BufferedWriter(_NeverFailingStream(descriptor))
-    at_once, whole_lines = stream.write_through, stream.line_buffering
+    at_once = stream.write_through
+    whole_lines = stream.line_buffering
     return io.TextIOWrapper(buffered, stream.encoding, "replace", line_buffering=whole_lines, write_through=at_once)
 
 

@@ -93,7 +93,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
         # A remedy by the line where the parser stopped, else by the parser's message.
-        place, lines = re.search(r"at line (\d+)", str(error)), content.decode("utf-8-sig").splitlines()
+        place = re.search(r"at line (\d+)", str(error))
+        lines = content.decode("utf-8-sig").splitlines()
         line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
         by_line = [remedy for pattern, remedy in _LINE_REMEDIES.items() if re.search(pattern, line)]
         by_error = [remedy for begin, remedy in _TOML_REMEDIES.items() if str(error).startswith(begin)]
@@ -143,7 +144,8 @@ def translate_validation_errors(
         steps = [str(step) for step in details["loc"]]
         table, keys, kinds = _locate_validation_error(root, steps)
         where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
-        problem, remedy = describe_validation_error(details), suggest_nearest_literal(details)
+        problem = describe_validation_error(details)
+        remedy = suggest_nearest_literal(details)
         if details["type"] == "extra_forbidden":
             allowed = (*table, *(extra if len(steps) == 1 else ()))
             remedy = suggest_nearest_name(steps[-1], allowed) or f"Known: {quote_names(allowed)}."
@@ -151,7 +153,8 @@ def translate_validation_errors(
             value = details.get("input")
             near = suggest_nearest_name(str(value.get("kind", "")), kinds) if isinstance(value, dict) else ""
             kind = json.dumps(value["kind"]) if isinstance(value, dict) and "kind" in value else "missing"
-            where, problem = f"{where}.kind", f"is {kind}."
+            where = f"{where}.kind"
+            problem = f"is {kind}."
             remedy = f"{near} Expected one of {quote_names(sorted(kinds))}.".strip()
         faults.append(Fault(where, problem, remedy))
     return faults
@@ -165,7 +168,8 @@ def to_toml_text(value: str | int | float | bool | Sequence[str]) -> str:
 
 def describe_validation_error(error: Mapping[str, Any]) -> str:
     """Translate one error of pydantic into a sentence for the person who wrote the file."""
-    kind, context = error["type"], error.get("ctx", {})
+    kind = error["type"]
+    context = error.get("ctx", {})
     if kind in _WITHOUT_VALUE:
         return _WITHOUT_VALUE[kind]
     if kind == "json_invalid":

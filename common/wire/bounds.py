@@ -141,7 +141,8 @@ TRAIN_LOSS = NumberRangeBound(-MOST_LOSS, MOST_LOSS)
 COUNT = NumberRangeBound(0, MOST_IMAGES)
 COUNT_OR_UNKNOWN = NumberRangeBound(-1, MOST_IMAGES)
 ROUND = NumberRangeBound(0, MOST_ROUNDS)
-SECONDS, EPSILON = NumberRangeBound(0.0, MOST_SECONDS), NumberRangeBound(0.0, MOST_EPSILON)
+SECONDS = NumberRangeBound(0.0, MOST_SECONDS)
+EPSILON = NumberRangeBound(0.0, MOST_EPSILON)
 EPOCHS = NumberRangeBound(0, MOST_EPOCHS)
 
 Text = Annotated[str, NAME]

@@ -64,7 +64,8 @@ def parse_canonical_record(data: bytes) -> RecordDict:
             return entry
         if isinstance(entry[_BYTES], list):
             return [take_bytes(size) for size in entry[_BYTES]]
-        data, form = take_bytes(entry[_BYTES]), entry.get("stype")
+        data = take_bytes(entry[_BYTES])
+        form = entry.get("stype")
         return data if form is None else Array(dtype=entry["dtype"], shape=(*entry["shape"],), stype=form, data=data)
 
     content = RecordDict()
@@ -94,7 +95,8 @@ def _make_canonical_first_line(content: RecordDict) -> tuple[bytes, list[bytes]]
     described: dict[str, dict[str, Any]] = {}
     runs: list[bytes] = []
     for name in sorted(content):
-        record, entries = content[name], described.setdefault(name, {})
+        record = content[name]
+        entries = described.setdefault(name, {})
         for key in sorted(record):
             if name == FIELDS and key.startswith(SIGNATURE):
                 continue
@@ -144,11 +146,13 @@ def list_record_fields(content: RecordDict) -> list[RecordField]:
                 continue
             shape: Any = (len(value),) if isinstance(value, list) else None
             if isinstance(value, bytes):
-                announced, width = record.get(f"{key}/shape"), record.get(f"{key}/{WIDTH}")
+                announced = record.get(f"{key}/shape")
+                width = record.get(f"{key}/{WIDTH}")
                 flat = len(value) // (width if type(width) is int and width > 0 else 4)
                 sides = announced if isinstance(announced, list) else [flat]
                 # A sender may announce anything; what the audit says of a shape is whole numbers.
-                shape, size = tuple(sides) if all(type(side) is int for side in sides) else (flat,), len(value)
+                shape = tuple(sides) if all(type(side) is int for side in sides) else (flat,)
+                size = len(value)
             elif isinstance(value, list) and value and isinstance(value[0], bytes):
                 size = sum(map(len, value))
             else:

@@ -83,7 +83,8 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
         written: Cache of Flower arrays that this function reads and extends, so that an array in the messages to many
             sites is packed and hashed only once.
     """
-    content, fields = RecordDict(), ConfigRecord({VERSION_FIELD: WIRE_VERSION, RECORD_FIELD: type(record).__name__})
+    content = RecordDict()
+    fields = ConfigRecord({VERSION_FIELD: WIRE_VERSION, RECORD_FIELD: type(record).__name__})
     for name, kind in _make_record_schema(typing.cast(type, type(record))).items():
         kind.encode_field(content, fields, name, getattr(record, name), {} if written is None else written)
     content[FIELDS] = fields
@@ -96,7 +97,8 @@ def decode_record(content: RecordDict, expected: type[R]) -> R:
     Raises:
         WireError: If the content is not a valid record of the class ``expected``.
     """
-    name, schema = expected.__name__, _make_record_schema(typing.cast(type, expected))
+    name = expected.__name__
+    schema = _make_record_schema(typing.cast(type, expected))
     fields = {key: value for key, value in read_small_fields(content).items() if not key.startswith(SIGNATURE)}
     if VERSION_FIELD not in fields:
         raise WireError(f"expected {name}, got records {sorted(content)} without a wire version.")
@@ -139,7 +141,8 @@ class _ScalarOrListField:
             return None
         if name not in fields:
             raise WireError(f"{record} lacks {name}.")
-        value, where = fields.pop(name), f"{record}.{name}"
+        value = fields.pop(name)
+        where = f"{record}.{name}"
         items = value if self.is_list else [value]
         if not isinstance(items, list) or not set(map(type, items)) <= {self.kind}:
             raise WireError(f"{where} must be {'a list of ' if self.is_list else ''}{self.kind.__name__}.")
@@ -190,7 +193,8 @@ class _ModelGroupsField:
         groups = content[name]
         if not isinstance(groups, ArrayRecord) or list(groups) != [_TRUNK]:
             raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
-        array, where = groups[_TRUNK], f"{_TRUNK} of {name}"
+        array = groups[_TRUNK]
+        where = f"{_TRUNK} of {name}"
         if array.stype != RAW or array.dtype not in FORMS:
             raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
         form = array.dtype
@@ -220,7 +224,8 @@ class _NamedArraysField:
         arrays = dict[str, NDArray[np.float32]]()
         for key in keys:
             where = f"{name}/{key}"
-            values, shape = _decode_float32_bytes(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
+            values = _decode_float32_bytes(fields.pop(where, None), where)
+            shape = fields.pop(f"{where}/shape", None)
             has_shape = isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape)
             if values is None or not has_shape:
                 raise WireError(f"{where} must be float32 numbers with a shape.")
@@ -268,7 +273,8 @@ class _ScoreCountsField:
             fields[f"{name}/{WIDTH}"] = width
 
     def decode_field(self, content: RecordDict, fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
-        data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
+        data = fields.pop(name, None)
+        width = fields.pop(f"{name}/{WIDTH}", None)
         if data == b"" and width is None:
             return make_empty_score_counts()
         if not isinstance(data, bytes) or type(width) is not int:
@@ -317,7 +323,8 @@ def count_payload_bytes(content: RecordDict) -> int:
 
     Flower's own ``count_bytes`` fails on an empty list (1.39).
     """
-    size, words = 0, dict[str, Any]()
+    size = 0
+    words = dict[str, Any]()
     for record in select_array_records(content).values():
         for array in record.values():
             size += len(array.data)
@@ -463,7 +470,8 @@ def _dequantise_int8(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Fl
     """Return the numbers of int8 blocks; in place, because the numbers alone are four times as large as their bytes."""
     values = whole.astype(np.float32)
     full = len(values) // INT8_BLOCK
-    blocks, rest = values[: full * INT8_BLOCK].reshape(full, INT8_BLOCK), values[full * INT8_BLOCK :]
+    blocks = values[: full * INT8_BLOCK].reshape(full, INT8_BLOCK)
+    rest = values[full * INT8_BLOCK :]
     np.ldexp(blocks, exponents[:full, np.newaxis].astype(np.int32), out=blocks)
     if len(rest):
         np.ldexp(rest, np.int32(exponents[full]), out=rest)

@@ -108,7 +108,8 @@ def make_protobuf_message_classes(package: str, messages: str) -> dict[str, Any]
             if (kind := kind.rstrip("*?")).islower():  # protobuf's own kinds, such as uint64
                 added.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
             else:
-                added.type, added.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
+                added.type = _FIELD.TYPE_MESSAGE
+                added.type_name = f".{package}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     made: dict[str, Any] = message_factory.GetMessageClassesForFiles([file.name], pool)
@@ -136,7 +137,8 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
     Args:
         contents: Name and size in bytes of each object of the message.
     """
-    chosen, left = list[str](), SMALL_BYTES_IN_ALL
+    chosen = list[str]()
+    left = SMALL_BYTES_IN_ALL
     for name, size in contents:
         if 0 < size <= min(SMALL_BYTES, left):
             chosen.append(name)
@@ -178,7 +180,10 @@ def extract_protobuf_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
     Raises:
         ValueError: If the bytes are not a valid protobuf message, or have more than :data:`MOST_FIELDS` other fields.
     """
-    view, place, rest, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
+    view = memoryview(data)
+    place = 0
+    rest = list[memoryview]()
+    content = memoryview(b"")
     while place < len(data):
         begin = place
         tag, place = _read_varint(data, place)

@@ -78,7 +78,8 @@ Record: 1 Item* items
 _RECORD_CLASSES = {
     name.rpartition(".")[2]: made for name, made in make_protobuf_message_classes("polyclinic.record", _VALUES).items()
 }
-_Record, _Value = _RECORD_CLASSES["Record"], _RECORD_CLASSES["Value"]
+_Record = _RECORD_CLASSES["Record"]
+_Value = _RECORD_CLASSES["Value"]
 
 # The types of a record's values, in the order in which Flower tries them: an empty list is of the first one.
 _CONFIG_TYPES: tuple[type, ...] = (bool, int, float, str, bytes)
@@ -304,7 +305,10 @@ class _Decoder:
     """Decodes the objects of one message, of fixed kinds at each level, so that no tree can be deeper than ours."""
 
     def __init__(self, contents: Contents, most: float, join: JoinChunks) -> None:
-        self._contents, self._join, self._most, self._room = contents, join, most, most
+        self._contents = contents
+        self._join = join
+        self._most = most
+        self._room = most
         self._arrays: dict[str, tuple[Array, int]] = {}  # an array of several names is made once
 
     def decode_message(self, message_id: str) -> Message:

@@ -526,7 +526,8 @@ class EvaluateReply:
         if len(set(names)) < len(names) or len(self.metric_values) != len(names) * len(self.class_names):
             raise WireError("each plug-in's metric must be named once, and have one value a class.")
         try:
-            tested, validated = self.histograms, self.validation_histograms
+            tested = self.histograms
+            validated = self.validation_histograms
         except ValueError as error:
             raise WireError(str(error)) from error
         for histogram in (*tested.values(), *validated.values()):
@@ -605,10 +606,12 @@ class BenefitReply:
     over_patients: bool = False
 
     def __post_init__(self) -> None:
-        names, models = self.class_names, len(MODELS) if self.class_names else 0
+        names = self.class_names
+        models = len(MODELS) if self.class_names else 0
         if len(set(names)) < len(names) or len(self.auroc) != models * len(names):
             raise WireError("each class must be compared once, and have one AUROC a model.")
-        means, gains = (self.mean, self.mean_low, self.mean_high), (self.gain, self.gain_low, self.gain_high)
+        means = (self.mean, self.mean_low, self.mean_high)
+        gains = (self.gain, self.gain_low, self.gain_high)
         if any(len(column) != models for column in means) or any(len(column) != max(models - 1, 0) for column in gains):
             raise WireError("each model must have a mean, and each but the first a difference, with both ends.")
         for value, low, high in (*zip(*means, strict=True), *zip(*gains, strict=True)):

@@ -192,7 +192,8 @@ def downgrade_fields(
     """
     if version not in formats:
         raise WireVersionError(f"no record is written in wire version {version}, only in {describe_spoken_versions()}.")
-    record, lower = str(fields.get(RECORD_FIELD)), formats[version]
+    record = str(fields.get(RECORD_FIELD))
+    lower = formats[version]
     if record in lower.added_records:
         raise WireVersionError(f"wire version {version} has no {record}.")
     added = lower.added_fields.get(record, {})

@@ -369,7 +369,8 @@ class _SamePaddingConv2d(nn.Conv2d):
         nn.init.normal_(self.weight, std=math.sqrt(2 / fan_out))
 
     def forward(self, maps: Tensor) -> Tensor:
-        kernel, stride = self.kernel_size[0], self.stride[0]
+        kernel = self.kernel_size[0]
+        stride = self.stride[0]
         vertical = _compute_same_padding(maps.shape[2], kernel, stride)
         horizontal = _compute_same_padding(maps.shape[3], kernel, stride)
         return super().forward(functional.pad(maps, (*horizontal, *vertical)))

@@ -88,7 +88,8 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
         module = _SOURCES[source](inner, spec.channels, spec.input_size)
     features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
     if spec.plugin_head is not None:
-        logits, head = features, _detach_network_head(module, spec, spec.plugin_head)
+        logits = features
+        head = _detach_network_head(module, spec, spec.plugin_head)
         try:
             features = _probe_with_noise_image(module, spec)
         except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
@@ -344,7 +345,8 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     Raises:
         BadInput: If the network does not accept the image, or does not return a vector.
     """
-    name, channels = format_network_name(spec), spec.channels
+    name = format_network_name(spec)
+    channels = spec.channels
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
     image = torch.rand(1, *spec.input_shape, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
@@ -366,9 +368,11 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
                 break
         raise BadInput([Fault("model.image_size", problem, remedy)]) from error
     module.train(was_training)
-    dimensions, shape = 2, "one vector is needed, (1, width)"
+    dimensions = 2
+    shape = "one vector is needed, (1, width)"
     if is_segmentation(spec.task):
-        dimensions, shape = 2 + len(spec.sides), "one feature map is needed, (1, width, height, width) for pictures"
+        dimensions = 2 + len(spec.sides)
+        shape = "one feature map is needed, (1, width, height, width) for pictures"
     if not isinstance(features, Tensor) or features.ndim != dimensions or len(features) != 1:
         problem = f"returns {_describe_output(features)} for one image; {shape}."
         remedy = _suggest_vector(features)
@@ -417,7 +421,8 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
         BadInput: If no dense layer has this name, if it is no plain ``nn.Linear`` (own forward, hooks,
             parametrization), or if the network's output is not the layer's output.
     """
-    name, layers = format_network_name(spec), _find_dense_layers(module)
+    name = format_network_name(spec)
+    layers = _find_dense_layers(module)
     if (layer := layers.get(head)) is None:
         present = f"Its dense layers are {quote_names(list(layers), limit=8)}." if layers else "It has no dense layer."
         problem = f'{name} has no torch.nn.Linear "{head}". {present}'
@@ -448,7 +453,8 @@ def _computes_as_plain_layer(layer: nn.Linear) -> bool:
     if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer):
         return True
     features = 3 * torch.randn(4, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
-    expected, was_training = functional.linear(features, layer.weight, layer.bias), layer.training
+    expected = functional.linear(features, layer.weight, layer.bias)
+    was_training = layer.training
     try:
         with torch.no_grad():
             return all(_is_same_output(expected, layer.train(mode)(features)) for mode in (True, False))
@@ -559,7 +565,8 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
     """
     if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
         return []
-    where, name = "method.trunk" if keeps_norm else "model.norm", format_network_name(spec)
+    where = "method.trunk" if keeps_norm else "model.norm"
+    name = format_network_name(spec)
     remedy = 'Use "fedavg".' if keeps_norm else 'Use "batch".'
     try:
         statistics = find_statistics_beside_batch_norm(module, (4, *spec.input_shape))
@@ -616,7 +623,8 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
     """
     size = (4, *spec.input_shape)
     try:
-        trained, loaded = copy.deepcopy(module).train(), copy.deepcopy(module)
+        trained = copy.deepcopy(module).train()
+        loaded = copy.deepcopy(module)
         device = next((value.device for value in module.parameters()), torch.device("cpu"))
         with torch.no_grad():
             for _ in range(_TRAINING_CALLS):
@@ -660,7 +668,8 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
 
     The call changes the network's state, so the network must not be used afterwards.
     """
-    name, head = format_network_name(spec), None if spec.plugin_head is None else module.get_submodule(spec.plugin_head)
+    name = format_network_name(spec)
+    head = None if spec.plugin_head is None else module.get_submodule(spec.plugin_head)
     probe = torch.linspace(-1e4, 1e4, 2 * head.out_features).reshape(2, -1) if isinstance(head, nn.Linear) else None
     hook = None if head is None else head.register_forward_hook(lambda layer, inputs, output: probe)
     device = next((value.device for value in module.parameters()), torch.device("cpu"))

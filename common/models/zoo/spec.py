@@ -214,7 +214,8 @@ class ModelSpec(BaseModel):
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
         if not architecture or size is None:
             return size
-        traits, takes_any = get_architecture_traits(architecture), architecture.startswith(_ANY_DIMENSIONS)
+        traits = get_architecture_traits(architecture)
+        takes_any = architecture.startswith(_ANY_DIMENSIONS)
         if isinstance(size, tuple) and not traits.takes_volumes and not takes_any:
             problem = f"{architecture} takes pictures, whose image_size is one number"
             raise ValueError(f"{problem}; volumes go into {VOLUME_NETWORKS}, got {list(size)}")
