@@ -124,7 +124,7 @@ def train_once(case: Any, contender: str, experiment: Path, device: str) -> Line
     from polyclinic.common.models import gpu
 
     stamps = experiment.with_name(f"stamps-{contender.replace(':', '')}")
-    before = gpu.RECORD_AFTER
+    before = gpu.STEPS_BEFORE_RECORDING
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with MemoryWatch(device) as memory:
@@ -134,10 +134,10 @@ def train_once(case: Any, contender: str, experiment: Path, device: str) -> Line
             elif contender == "resident":
                 sha256 = resident(experiment, stamps)
             else:
-                gpu.RECORD_AFTER = sys.maxsize if contender == "eager" else before
+                gpu.STEPS_BEFORE_RECORDING = sys.maxsize if contender == "eager" else before
                 sha256 = ours(experiment, stamps, "inline" if contender == "eager" else contender)
         finally:
-            gpu.RECORD_AFTER = before
+            gpu.STEPS_BEFORE_RECORDING = before
     lines = [line.split() for line in stamps.read_text(encoding="ascii").splitlines()]
     rounds = [(float(line[1]), float(line[2])) for line in lines if line[0] == "round"][2:]
     pairs = list(itertools.pairwise(rounds))

@@ -1,8 +1,7 @@
 """Code that the coordinator's and the hospitals' processes share: label contract, records, models, data, metrics.
 
-The three programs import this package before anything else, so that Ctrl-C during their imports ends them without a
-traceback. Later :mod:`polyclinic.common.system.stopping` handles signals. Other processes keep Python's own signal
-handler.
+The three programs import this package first, so that Ctrl-C during their imports ends them without a traceback. Later
+:mod:`polyclinic.common.system.stopping` handles signals. Other processes keep Python's default signal handler.
 """
 
 import os
@@ -11,7 +10,7 @@ import sys
 
 __version__ = "0.2.0"
 
-# Set before gRPC is imported, whose core would write unescaped text of the other end, and traces, to stderr.
+# Set before gRPC is imported: its core would write traces, and unescaped text from the other machine, to stderr.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _PROGRAMS = ("flwr-sim", "flwr-server", "flwr-client")

@@ -50,8 +50,9 @@ from polyclinic.data.base.spec import (
 from polyclinic.data.partition.spec import ClassListsPartitionSpec, PartitionSpec
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
-LONGEST_PURPOSE = 500
-"""Most characters of a study's purpose; a hospital's gate takes no longer text in a plan."""
+"""An exponent of the focal or the asymmetric loss."""
+MAX_PURPOSE_CHARACTERS = 500
+"""Maximum length of a study's purpose; a hospital refuses a plan with a longer one."""
 
 
 class RunSection(TomlSection):
@@ -78,19 +79,21 @@ class RunSection(TomlSection):
     @field_validator("purpose")
     @classmethod
     def _check_purpose(cls, text: str) -> str:
-        if len(text) > LONGEST_PURPOSE or not is_plain_text(text):
-            raise ValueError(f"use one line of at most {LONGEST_PURPOSE} characters; hospitals refuse a longer one")
+        if len(text) > MAX_PURPOSE_CHARACTERS or not is_plain_text(text):
+            raise ValueError(
+                f"use one line of at most {MAX_PURPOSE_CHARACTERS} characters; hospitals refuse a longer one"
+            )
         return text
 
     @model_serializer(mode="wrap")
     def _leave_out_missing_purpose(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A plan without a purpose has the text, and so the hash, that it had before there was this key.
+        # Keep the JSON, and so the hash, of plans without a purpose as it was before this key existed.
         table: dict[str, Any] = serialize(self)
         return table if self.purpose else {key: value for key, value in table.items() if key != "purpose"}
 
 
 PATCH_TRAINING_KEYS: Final = ("patches_per_volume", "patch_foreground")
-"""Keys of ``[training]`` for a model that trains on patches."""
+"""Keys of ``[training]`` that only a model with ``patch_size`` may have."""
 
 
 class TrainingSection(TomlSection):
@@ -108,10 +111,11 @@ class TrainingSection(TomlSection):
         schedule: The learning rate over the run's rounds; ``cosine`` lets it fall to nearly 0.
         schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
         loss: What a site minimises: ``plain``, the method's own loss; ``focal`` (Lin et al. 2017); ``asymmetric``
-            (Ridnik et al. 2021, multi-label only). Validation always takes the plain loss. A method whose loss is its
-            own takes no other.
-        class_weights: Weigh by rarity at the site. Multi-label: a positive weighs the class's known labels over its
-            positives. Multi-class: an image weighs all images over (classes times images of its class).
+            (Ridnik et al. 2021, multi-label only). Validation always uses the plain loss. A method that defines its
+            own loss allows ``plain`` only.
+        class_weights: Give rare labels at the site more weight. Multi-label: the weight of a positive label is the
+            number of the class's known labels divided by the number of its positives. Multi-class: the weight of an
+            image is the number of images divided by (number of classes times images of its class).
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
         asymmetric_margin: The asymmetric loss subtracts this margin from the predicted probability of a negative.
@@ -154,7 +158,7 @@ class TrainingSection(TomlSection):
 
     @model_serializer(mode="wrap")
     def _leave_out_default_patches(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A plan of whole images has the text, and so the hash, that it had before there were patches.
+        # Keep the JSON, and so the hash, of plans without patches as it was before these keys existed.
         table: dict[str, Any] = serialize(self)
         defaults = {key: type(self).model_fields[key].default for key in PATCH_TRAINING_KEYS}
         return {key: value for key, value in table.items() if key not in defaults or value != defaults[key]}
@@ -165,9 +169,9 @@ class EvaluationSection(TomlSection):
 
     Attributes:
         test_each_round: In each round every site also reports the accuracy of the received model on its own test part
-            (multi-class tasks), as FedSLD's paper does. The accuracy never selects a model.
-        pooled: In the final test, ask every site for histograms of its scores: on its test part for AUROCs over all
-            sites' images, on its validation part for decision thresholds. A hospital's policy can refuse.
+            (multi-class tasks), as in FedSLD's paper. The accuracy never selects a model.
+        pooled: In the final test, ask every site for histograms of its scores. Those of test images give AUROCs over
+            all sites' images, those of validation images give decision thresholds. A hospital's policy can refuse.
         sensitivity: Each class gets two decision thresholds, chosen on the sites' validation images: Youden's, and the
             highest with at least this sensitivity.
         checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
@@ -209,8 +213,8 @@ class ParticipationSection(TomlSection):
             switches off this bound, trials of updates and the rollback of a collapsed model.
         largest_share: Maximum weight of one site in the average of a round. Before this limit is applied, a site's
             weight is its share of the images.
-        distinct_classes: Classes of which the coordinator says that they are no other class in other words, although
-            they look like one, or one hospital alone annotates them.
+        distinct_classes: Classes that the coordinator declares to be distinct. Without this, a class is suspect if its
+            name looks like that of another class, or if one hospital alone annotates it.
     """
 
     sites: tuple[Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")], ...] = ()
@@ -230,8 +234,8 @@ class ParticipationSection(TomlSection):
         return self
 
 
-BY_STEP: Final = ("sample", "patient")
-"""Levels of privacy at which every training step adds noise."""
+STEP_NOISE_LEVELS: Final = ("sample", "patient")
+"""Privacy levels at which every training step adds noise (DP-SGD)."""
 
 
 class PrivacySection(TomlSection):
@@ -296,8 +300,8 @@ class PrivacySection(TomlSection):
         return self
 
 
-SMALL_PATCH = 16
-"""Side of the patches of a network that is not planned yet."""
+PATCH_SIDE_BEFORE_PLANNING = 16
+"""Side of the patches, in pixels, of a network that is not planned yet."""
 
 
 class PlanningSection(TomlSection):
@@ -359,14 +363,14 @@ class Experiment(TomlSection):
     """All tables of an experiment file.
 
     Attributes:
-        planning: Who plans the network; None if the tables ``model`` and ``training`` say everything.
+        planning: Rules by which the network is planned; None if ``model`` and ``training`` determine it completely.
         pixels: How every site reads its images (:func:`polyclinic.data.base.pixel_form.check_pixel_table`). A key that
             it leaves out follows from the model, or is the one that the sites agree on.
         vocabulary: The study's classes, with synonyms and definitions (:mod:`polyclinic.common.vocabulary`).
         data, partition: The data set of a simulation, and its partition over the sites.
         server_data: The coordinator's own images, for validation, for tests, and for methods that train on them.
-        external_test: Images of an institution that is no site of the run; the final model is tested on them too. Its
-            table has the classes, synonyms and other findings of ``data`` where it gives none of its own.
+        external_test: Images of an institution that is no site of the run; the final model is tested on them too.
+            Classes, synonyms and other findings that this table leaves out are those of ``data``.
     """
 
     run: RunSection
@@ -389,7 +393,7 @@ class Experiment(TomlSection):
     @model_validator(mode="before")
     @classmethod
     def _inherit_external_label_names(cls, tables: Any) -> Any:
-        """Add to ``external_test`` the settings for classes and findings in ``data`` that it does not have itself.
+        """Copy settings for classes and findings from ``data`` to ``external_test`` where it does not set them.
 
         Args:
             tables: The tables of the experiment before validation; anything but a mapping is returned unchanged.
@@ -404,7 +408,7 @@ class Experiment(TomlSection):
 
     @model_validator(mode="after")
     def _translate_partition_list_synonyms(self) -> Self:
-        """Replace synonyms in ``[partition.lists]`` by their canonical class names, as given in ``data.synonyms``."""
+        """Replace synonyms in ``[partition.lists]`` by the class names that ``data.synonyms`` gives them."""
         synonyms = getattr(self.data, "synonyms", {})
         if synonyms and isinstance(self.partition, ClassListsPartitionSpec):
             lists = self.partition.lists.items()
@@ -414,7 +418,7 @@ class Experiment(TomlSection):
 
     @model_validator(mode="after")
     def _name_partition_lists_by_vocabulary(self) -> Self:
-        """Replace synonyms in ``[partition.lists]`` by the study's classes, as a hospital's synonyms are replaced."""
+        """Replace synonyms in ``[partition.lists]`` by the classes of the study's vocabulary."""
         if self.vocabulary and isinstance(self.partition, ClassListsPartitionSpec):
             lists = {
                 site: tuple(group_words_by_class(names, self.vocabulary))
@@ -452,15 +456,15 @@ class Experiment(TomlSection):
 
     @property
     def model_before_planning(self) -> ModelSpec:
-        """The model; before it is planned, a small one by which everything else can be checked.
+        """The model; before planning, a small network in its place, with which other settings can be checked.
 
-        Nobody is to judge the default network on whole volumes, which nobody will train.
+        The default network on whole volumes would fail checks of memory, although nobody will train it.
         """
         if self.planning is None or self.model.strides is not None:
             return self.model
         axes = len(self.model.sides)
         level = (1,) * axes
-        small = tuple(min(side, SMALL_PATCH) for side in self.model.sides)
+        small = tuple(min(side, PATCH_SIDE_BEFORE_PLANNING) for side in self.model.sides)
         levels = {"kernel_sizes": (level,) * FEWEST_LEVELS, "strides": (level,) * FEWEST_LEVELS}
         return self.model.model_copy(update={"patch_size": small, **levels})
 
@@ -471,7 +475,8 @@ class HospitalPlan(TomlSection):
     Attributes:
         weights_sha256: Hash of the weights file of the initial model; None if there is no file, and the seed alone
             determines the initial weights.
-        planning: The ``[planning]`` table, in the roll call that asks for the volumes alone; then left out of the JSON.
+        planning: The ``[planning]`` table; only in the first roll call, which asks for the fingerprint of the volumes.
+            Otherwise None and left out of the JSON.
         pixels: The ``[pixels]`` table of the experiment; left out of the JSON if it is None.
         vocabulary: The ``[vocabulary]`` table of the experiment; left out of the JSON if it is None.
     """
@@ -498,13 +503,14 @@ class HospitalPlan(TomlSection):
     @field_validator("model")
     @classmethod
     def _refuse_path_of_weights(cls, model: ModelSpec) -> ModelSpec:
-        if model.weights is not None:  # a path of the coordinator's choice, which the hospital would open
+        # The coordinator could choose any path, and the hospital would open it.
+        if model.weights is not None:
             raise ValueError("weights names a file; a plan names weights by their hash alone, in weights_sha256")
         return model
 
     @property
     def test_metrics(self) -> tuple[str, ...]:
-        """The metrics of each class that a site sends with its test, beside our own of labels of images."""
+        """The metrics of each class, beyond those of image labels, that a site sends with its test."""
         own = SEGMENTATION_METRICS if is_segmentation(self.model.task) else ()
         return (*own, *self.evaluation.metrics)
 
@@ -515,8 +521,8 @@ class HospitalPlan(TomlSection):
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
 
-LONGEST_CACHED = 2**20
-"""Characters of the longest plan that is parsed once for all requests of a run; an ordinary plan has some thousand."""
+MAX_CACHED_PLAN_CHARACTERS = 2**20
+"""Maximum length of a plan that is parsed once and cached; an ordinary plan has some thousand characters."""
 
 
 def parse_plan_json(text: str) -> HospitalPlan:
@@ -525,19 +531,19 @@ def parse_plan_json(text: str) -> HospitalPlan:
     Raises:
         ValidationError: If the text is not a valid plan.
     """
-    if len(text) > LONGEST_CACHED:
+    if len(text) > MAX_CACHED_PLAN_CHARACTERS:
         return HospitalPlan.model_validate_json(text)
-    plan = _cached_plan(text)
+    plan = _parse_and_cache_plan(text)
     return plan.model_copy(update={"method": copy.deepcopy(plan.method)})  # a plug-in may write into its parameters
 
 
-_cached_plan = lru_cache(maxsize=4)(HospitalPlan.model_validate_json)
+_parse_and_cache_plan = lru_cache(maxsize=4)(HospitalPlan.model_validate_json)
 
 
 def make_hospital_plan(experiment: Experiment) -> HospitalPlan:
     """Return the plan of an experiment for its hospitals, with the hash of the weights file in place of the file.
 
-    A planned network is in the tables ``model`` and ``training``: the plan has no table ``planning``.
+    A planned network is in the tables ``model`` and ``training``, so the plan has no table ``planning``.
 
     Raises:
         BadInput: If the experiment names a plug-in that is not installed.
@@ -552,7 +558,7 @@ def make_hospital_plan(experiment: Experiment) -> HospitalPlan:
 
 
 def list_plugin_identities(experiment: Experiment) -> tuple[PluginIdentity, ...]:
-    """Return package, version and hash of each plug-in that an experiment names, as installed on this machine.
+    """Return package, version and hash of each plug-in that an experiment names; plug-ins must be installed.
 
     Raises:
         BadInput: If a plug-in is not installed.
@@ -576,19 +582,22 @@ class ExperimentFile:
     def base_folder(self) -> Path:
         return self.path.parent
 
-    def with_run_name(self, begun: Mapping[str, Any] | None = None) -> "ExperimentFile":
-        """Return the experiment with a name for its run: its own, or that of the file.
+    def with_run_name(self, resumed: Mapping[str, Any] | None = None) -> "ExperimentFile":
+        """Return the experiment with a name for its run: ``run.name``, or the default name.
 
         Args:
-            begun: Experiment of the run that is resumed, as JSON, whose name stays; None for a new run.
+            resumed: Experiment, as JSON, of the run that is resumed; its name is then the default. None for a new run,
+                whose
+                default name is that of the file.
         """
         run = self.experiment.run
-        default = self.path.stem if begun is None else str(begun.get("run", {}).get("name", ""))
+        default = self.path.stem if resumed is None else str(resumed.get("run", {}).get("name", ""))
         named = run.model_copy(update={"name": run.name or default})
         return replace(self, experiment=self.experiment.model_copy(update={"run": named}))
 
 
 FindFaults = Callable[[Mapping[str, Any]], Sequence[Fault]]
+"""A function that returns the faults of an experiment's tables."""
 
 
 def read_experiment(
@@ -608,7 +617,7 @@ def read_experiment(
 
 
 def _add_example_of_method(fault: Fault) -> Fault:
-    """Return the fault of a missing method with an example as its remedy, and any other unchanged."""
+    """Return the fault with an example as its remedy if it is about a missing method; any other fault unchanged."""
     if not fault.where.endswith("run.method") or fault.problem != "is missing.":
         return fault
     return replace(fault, remedy='Name one, such as run.method = "surgical"; in Python {"run.method": "surgical"}.')
@@ -636,22 +645,22 @@ def validate_experiment(
     Raises:
         BadInput: With all faults.
     """
-    small = tree.pop("small", None)
+    small_scale_table = tree.pop("small", None)
     scale = "full"
-    rest = list[str]()
+    key_overrides = list[str]()
     faults = list[Fault]()
     for text in overrides:
         key, _, value = text.partition("=")
         if key.strip() == "scale":
             scale = value.strip().strip("\"'")
         else:
-            rest.append(text)
-    if scale == "small" and isinstance(small, dict):  # the file's own shorter form of the experiment
-        tree = _merge_experiment_tables(tree, small)
+            key_overrides.append(text)
+    if scale == "small" and isinstance(small_scale_table, dict):
+        tree = _merge_experiment_tables(tree, small_scale_table)
     elif scale != "full":
         unknown = f'there is no scale "{scale}"; there are full and small.'
         faults.append(Fault(f"{name}: scale", "has no [small] table." if scale == "small" else unknown))
-    faults += [fault for text in rest for fault in _apply_key_override(tree, text)]
+    faults += [fault for text in key_overrides for fault in _apply_key_override(tree, text)]
     _choose_backend_without_ray(tree)
     try:
         experiment = Experiment.model_validate(tree)
@@ -664,7 +673,7 @@ def validate_experiment(
 
 
 def _choose_backend_without_ray(tree: dict[str, Any]) -> None:
-    """Set ``simulation.backend`` to ``inline``, in place, if it is not set and Ray, an optional package, is missing.
+    """Set ``simulation.backend`` to ``inline``, in place, if it is not set and Ray is not installed.
 
     Both backends train the same model.
     """
@@ -674,21 +683,22 @@ def _choose_backend_without_ray(tree: dict[str, Any]) -> None:
 
 
 def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
-    """Read the tables of an experiment file, merged over those of the file that it extends, without validation.
+    """Read the tables of an experiment file, merged with those of the file that it extends, without validation.
 
     A command can call this function before it imports torch, so that a wrong path is reported at once.
 
     Args:
         path: The experiment file, or the name of an example.
-        children: Files that extend this file, directly or by another file, to detect a cycle; empty for a caller.
+        children: Files that extend this file, directly or through another file, to detect a cycle; empty for a caller.
 
     Returns:
-        The merged tables, and the file's path, in whose folder relative paths start.
+        The merged tables, and the file's path; relative paths in the tables start in its folder.
 
     Raises:
         BadInput: If a file is missing, is not TOML, or extends itself.
     """
-    if is_file(path) and path.resolve() in children:  # a loop of links has no end to resolve
+    # Check is_file first: resolve() does not end for symbolic links in a loop.
+    if is_file(path) and path.resolve() in children:
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
     if not children:
         path = find_experiment_file(path)
@@ -702,7 +712,7 @@ def read_experiment_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple
         raise BadInput([Fault(f"{path.name}: extends", f'names "{parent}", and there is no such file beside it.')])
     inherited, _ = read_experiment_tables(path.parent / parent, (*children, path.resolve()))
     if isinstance(small := inherited.get("small"), dict):
-        # Sizes for another method, or keys of another kind of data, do not fit the file that extends this one.
+        # A small scale for another method or another kind of data does not fit the file that extends this one.
         deciders = {"method": ("run", "method"), "data": ("data", "kind"), "partition": ("partition", "kind")}
         for table, decider in deciders.items():
             if _get_table_entry(tree, *decider) not in (None, _get_table_entry(inherited, *decider)):
@@ -716,7 +726,9 @@ def _get_table_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
 
 
 def _merge_experiment_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``above`` into ``below`` key by key; a subtable with another ``kind`` replaces the old subtable."""
+    """Return ``below`` with the keys of ``above``, also in subtables; a subtable of another ``kind`` replaces the old
+    one.
+    """
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -727,7 +739,7 @@ def _merge_experiment_tables(below: Mapping[str, Any], above: Mapping[str, Any])
 
 
 def _apply_key_override(tree: dict[str, Any], text: str) -> list[Fault]:
-    """Apply ``section.key=value`` to the tables in place, and return its faults; the value ``none`` removes the key."""
+    """Apply ``section.key=value`` to the tables in place, and return faults; the value ``none`` removes the key."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return [Fault(f"--set {text}", "must be section.key=value, for instance run.rounds=3.")]

@@ -21,7 +21,7 @@ from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.data.base.names import make_class_spelling_key
 
 CONTRACT_RUN = "contract"
-"""Beginning of the name under which ``flwr-server status --contract`` asks; no round follows."""
+"""Prefix of the run name of a roll call by ``flwr-server status --contract``, which no round follows."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class LabelContract:
 
     @cached_property
     def _annotating_sites_by_class(self) -> dict[str, tuple[str, ...]]:
-        """The sites that annotate each class; one pass over all declarations, not one for each class."""
+        """Class -> the sites that annotate it, cached because counting for each class would read all declarations each
+        time.
+        """
         sites: dict[str, list[str]] = {}
         for site, names in self.sites.items():
             for name in dict.fromkeys(names):
@@ -76,15 +78,17 @@ class LabelContract:
 
     @cached_property
     def unique_classes(self) -> tuple[str, ...]:
-        """Classes that exactly one of several sites annotates."""
+        """Classes that exactly one site annotates; empty if there is only one site."""
         return tuple(name for name in self.class_names if len(self.annotating_sites(name)) == 1 < len(self.sites))
 
     def annotation_matrix(self) -> NDArray[np.bool_]:
-        """Return ``(sites, classes)``, True where the site annotates the class; rows are in the order of ``sites``."""
+        """Return a mask ``(sites, classes)``, True where the site annotates the class; rows are in the order of
+        ``sites``.
+        """
         return np.array([self.annotated_class_mask(site) for site in self.sites])
 
     def annotated_class_mask(self, site: str) -> NDArray[np.bool_]:
-        """Return an array ``(classes,)``, True for each class that the site annotates."""
+        """Return a mask ``(classes,)``, True for each class that the site annotates."""
         annotated = frozenset(self.sites[site])
         return np.array([name in annotated for name in self.class_names], dtype=np.bool_)
 
@@ -149,8 +153,9 @@ def make_foreign_class_fault(
     """Return the fault of a site that annotates a class which the run does not have.
 
     Args:
-        local: The site's own name of the class.
-        name: Its canonical name.
+        declaration: The site's declaration.
+        local: The site's word for the class.
+        name: The canonical name of the class.
         class_names: The run's classes.
     """
     where = f"site.toml of {declaration.site}: data.annotates"
@@ -165,7 +170,7 @@ def make_foreign_class_fault(
 
 
 def find_label_declaration_faults(declaration: LabelDeclaration) -> list[Fault]:
-    """Return the faults of one site's declaration that can be found without other sites' declarations."""
+    """Return the faults of one site's declaration that need no other site's declaration to be found."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
     if not PLAIN_NAME.fullmatch(declaration.site):

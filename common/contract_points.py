@@ -1,6 +1,7 @@
-"""The points that a run's sites must agree on before round 1: words, pixels, sizes, counts, level and release.
+"""The settings on which all sites of a run must agree before round 1: words, pixels, sizes, counts, level and release.
 
-``flwr-client check`` shows them for one hospital, ``flwr-server status --contract`` for all that are connected.
+``flwr-client check`` prints them for one hospital, ``flwr-server status --contract`` for all hospitals that are
+connected.
 """
 
 import re
@@ -21,21 +22,23 @@ from polyclinic.data.base.pixel_form import OWN, PixelForm, format_setting
 from polyclinic.data.base.spec import format_image_size
 
 PointName = Literal["words", "pixels", "sizes", "counts", "level", "release"]
-POINTS: tuple[PointName, ...] = ("words", "pixels", "sizes", "counts", "level", "release")
-WIDTH = 80
-"""Characters of a line of a table."""
+POINT_NAMES: tuple[PointName, ...] = ("words", "pixels", "sizes", "counts", "level", "release")
+TABLE_WIDTH = 80
+"""Width of the printed table, in characters."""
 NOT_STATED = "not stated"
-_LINE = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
+_INDENTED_LINE = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
+"""A line of configuration within a fault's remedy, which is indented by four spaces."""
 
 
 @dataclass(frozen=True)
 class ContractPoint:
-    """One point of the contract at one site.
+    """One setting of the contract at one site.
 
     Attributes:
+        name: Name of the setting.
         here: The site's value, in words.
         run: The run's value, in words; empty if the run leaves it to the sites.
-        faults: Why the two do not fit; empty if they do.
+        faults: Reasons why the two values do not fit; empty if they do.
     """
 
     name: PointName
@@ -45,8 +48,8 @@ class ContractPoint:
 
     @property
     def lines_to_write(self) -> tuple[str, ...]:
-        """The lines of ``site.toml`` that settle the faults, the first of each fault."""
-        return tuple(dict.fromkeys(line for fault in self.faults for line in _LINE.findall(fault.remedy)[:1]))
+        """The lines for ``site.toml`` that fix the faults, one for each fault."""
+        return tuple(dict.fromkeys(line for fault in self.faults for line in _INDENTED_LINE.findall(fault.remedy)[:1]))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -59,7 +62,7 @@ class ContractPoint:
 
 
 def describe_words(declaration: LabelDeclaration) -> str:
-    """List a site's classes; a class that the site names differently as ``OWN as CLASS``."""
+    """List a site's classes as text; a class for which the site has another word is ``WORD as CLASS``."""
     pairs = zip(declaration.names, declaration.canonical_names, strict=True)
     return ", ".join(name if own == name else f"{own} as {name}" for own, name in pairs)
 
@@ -67,12 +70,12 @@ def describe_words(declaration: LabelDeclaration) -> str:
 def make_pixel_points(
     form: PixelForm | None, terms: PixelTerms, faults: Sequence[Fault]
 ) -> tuple[ContractPoint, ContractPoint]:
-    """Return the points of pixels and of sizes of one site.
+    """Return two contract points of one site: its pixels, and its image size.
 
     Args:
-        form: How the site's images become pixels; None if the site does not state it.
-        terms: What the run says about pixels.
-        faults: Why the form does not fit the run.
+        form: How the site decodes its images; None if the site does not state it.
+        terms: The run's pixel settings.
+        faults: Faults of ``form`` under ``terms``.
     """
     size_faults = tuple(fault for fault in faults if fault.where.endswith(".image_size"))
     other_faults = tuple(fault for fault in faults if fault not in size_faults)
@@ -86,7 +89,7 @@ def make_pixel_points(
 
 
 def _describe_pixels(form: PixelForm | None) -> str:
-    """Return how a site's images become pixels, without their size."""
+    """Return a site's pixel settings as text, without the image size."""
     if form is None:
         return NOT_STATED
     first, _, *rest = form.describe().split(", ", maxsplit=2)
@@ -94,7 +97,7 @@ def _describe_pixels(form: PixelForm | None) -> str:
 
 
 def _describe_pixel_terms(terms: PixelTerms) -> str:
-    """Return what a run says about pixels, without their size; empty if it leaves all to the sites."""
+    """Return a run's pixel settings as text, without the image size; empty if the run leaves all to the sites."""
     stated = {key: value for key, value in terms.table.items() if key not in (OWN, "image_size")}
     if "color" not in stated and terms.channels == 3 and isinstance(terms.image_size, int):
         stated["color"] = True
@@ -102,20 +105,22 @@ def _describe_pixel_terms(terms: PixelTerms) -> str:
 
 
 def describe_protection(plan: HospitalPlan) -> str:
-    """Name the protection of a run's updates: masks, noise with its level, both, or neither."""
+    """Return the protection of a run's updates as text: masks, noise with its level, both, or neither."""
     masks = ["masks"] if plan.privacy.secure_aggregation else []
     noise = [f"noise ({plan.privacy.level})"] if plan.privacy.level != "none" else []
     return " and ".join(masks + noise) or "neither masks nor noise"
 
 
 def describe_release(release: str, wire: int) -> str:
-    """Return a release, with its wire version if that is not ours."""
+    """Return a site's release as text, with its wire version if that differs from the version of this program."""
     return f"{release} (wire {wire})" if wire != WIRE_VERSION else release
 
 
 def make_point_table(points: Sequence[ContractPoint]) -> Table:
-    """Return the table of one site: each point with the site's value, the run's, and the line to write."""
-    table = fold_long_words(Table("", "here", "the run", "to write", width=WIDTH))
+    """Return the table of one site: a row per contract point, with the site's value, the run's value, and the line to
+    write.
+    """
+    table = fold_long_words(Table("", "here", "the run", "to write", width=TABLE_WIDTH))
     for point in points:
         to_write = "\n".join(point.lines_to_write) or ("differs: see above" if point.faults else "")
         style = "bold red" if point.faults else ""

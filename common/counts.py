@@ -1,7 +1,7 @@
 """The fixed menu of count tables, and the question file of ``flwr-server count``.
 
-Bands, bins and tables are the product's. A question chooses tables and classes, and nothing else: it has no filter and
-no cut points, so no question can single out a patient.
+This program fixes tables, age bands and bins. A question only chooses tables and classes. It has no filter and no cut
+points, so no question can single out a patient.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,20 @@ from pydantic import Field, field_validator
 from polyclinic.common.errors import suggest_nearest_name
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.system.toml import TomlSection, parse_json_section, read_toml, validate_tables
-from polyclinic.common.vocabulary import LONGEST_NAME, VocabularyTable
+from polyclinic.common.vocabulary import MAX_CLASS_NAME_CHARACTERS, VocabularyTable
 from polyclinic.data.base.names import Name
 
 Attribute = Literal["sex", "age", "year", "device", "intensity", "size"]
 ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
-CROSSED: tuple[Attribute, ...] = ("sex", "age", "year", "device")
-"""Attributes by which classes are counted, too."""
-CLASS, COMBINATIONS = "class", "combinations"
-MENU: Mapping[str, str] = MappingProxyType(
+CROSSED_ATTRIBUTES: tuple[Attribute, ...] = ("sex", "age", "year", "device")
+"""Attributes by which each class is counted, too, in the tables ``class_by_ATTRIBUTE``."""
+CLASS_TABLE = "class"
+COMBINATIONS_TABLE = "combinations"
+TABLE_MENU: Mapping[str, str] = MappingProxyType(
     {
-        CLASS: "images and patients that show each class",
-        **{f"class_by_{name}": f"each class by {name}" for name in CROSSED},
-        COMBINATIONS: "which classes occur together, of those that each hospital annotates",
+        CLASS_TABLE: "images and patients that show each class",
+        **{f"class_by_{name}": f"each class by {name}" for name in CROSSED_ATTRIBUTES},
+        COMBINATIONS_TABLE: "which classes occur together, of those that each hospital annotates",
         "sex": "images and patients by sex",
         "age": "images and patients by age, in bands of ten years",
         "year": "images and patients by year of the image",
@@ -35,18 +36,20 @@ MENU: Mapping[str, str] = MappingProxyType(
         "size": "images and patients by the shorter side of the picture in its file, in pixels",
     }
 )
-"""Name of each table -> what it counts."""
-COUNT_TABLES = tuple(MENU)
+"""Table -> description of the counts in it."""
+COUNT_TABLES = tuple(TABLE_MENU)
 
 NOT_STATED = "not stated"
 AGE_BANDS = (*(f"{low}-{low + 9}" for low in range(0, 90, 10)), "90+", NOT_STATED)
 SEXES = ("female", "male", NOT_STATED)
 INTENSITY_BINS = tuple(f"{low}-{low + 31}" for low in range(0, 256, 32))
-"""Mean grey value of the image as the network receives it, 0 black to 255 white."""
+"""Bins of an image's mean grey value, from 0, black, to 255, white, as the network receives the image."""
 SIZE_LIMITS = (256, 512, 1024)
+"""Cut points of image sizes: shorter side in pixels."""
 SIZES = ("below 256", "256-511", "512-1023", "1024 and more", NOT_STATED)
-"""Pixels of the shorter side, divided at :data:`SIZE_LIMITS`."""
-FIRST_COUNTED_YEAR, LAST_COUNTED_YEAR = 1990, 2049
+"""Groups of image sizes, divided at :data:`SIZE_LIMITS`."""
+FIRST_COUNTED_YEAR = 1990
+LAST_COUNTED_YEAR = 2049
 YEARS = (
     f"before {FIRST_COUNTED_YEAR}",
     *map(str, range(FIRST_COUNTED_YEAR, LAST_COUNTED_YEAR + 1)),
@@ -55,27 +58,27 @@ YEARS = (
 FIXED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"sex": SEXES, "age": AGE_BANDS, "year": YEARS, "intensity": INTENSITY_BINS, "size": SIZES}
 )
-"""Attribute -> its values, in order. The names of devices are each hospital's own."""
+"""Attribute -> its values, in order. Devices have no entry, because each hospital has other names for them."""
 NO_CLASS = "no class"
 """Value of the table ``combinations`` for images and patients that show none of the classes."""
-TOGETHER = " + "
-"""Between the classes of a combination."""
+COMBINATION_SEPARATOR = " + "
+"""Separator between the classes of a combination."""
 
 PRESENT, ABSENT, UNKNOWN, ALL = "present", "absent", "not annotated", "all"
 STATES = (PRESENT, ABSENT, UNKNOWN)
 """States of a class in an image or a patient. Tables without classes have the one state :data:`ALL`."""
 
-LONGEST_QUESTION = 2**17
-"""Characters of a question as JSON."""
+MAX_QUESTION_CHARACTERS = 2**17
+"""Maximum length of a question as JSON."""
 
 
 def list_states(table: str) -> tuple[str, ...]:
     """Return the states that a table of the menu counts."""
-    return STATES if table == CLASS or table.startswith("class_by_") else (ALL,)
+    return STATES if table == CLASS_TABLE or table.startswith("class_by_") else (ALL,)
 
 
 def get_attribute(table: str) -> str:
-    """Return the attribute of a table: ``age`` of ``class_by_age`` and of ``age``; empty if it has none."""
+    """Return the attribute of a table, such as ``age`` for ``class_by_age`` and for ``age``; empty if it has none."""
     name = table.removeprefix("class_by_")
     return name if name in ATTRIBUTES else ""
 
@@ -85,7 +88,7 @@ class CountQuestion(TomlSection):
 
     Attributes:
         title: The question in words, for people.
-        tables: Tables of :data:`MENU`; all if empty.
+        tables: Tables of :data:`TABLE_MENU`; all if empty.
         classes: Classes to count, by the study's names; all if empty.
         vocabulary: The study's classes with their synonyms; a hospital's word that is a synonym counts as the class.
     """
@@ -110,24 +113,25 @@ class CountQuestion(TomlSection):
     @field_validator("classes")
     @classmethod
     def _check_classes(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
-        if too_long := [name for name in classes if not name or len(name) > LONGEST_NAME]:
-            raise ValueError(f"{too_long[0][:LONGEST_NAME]!r} cannot be a class: it has 1 to {LONGEST_NAME} characters")
+        if too_long := [name for name in classes if not name or len(name) > MAX_CLASS_NAME_CHARACTERS]:
+            start = too_long[0][:MAX_CLASS_NAME_CHARACTERS]
+            raise ValueError(f"{start!r} cannot be a class: it has 1 to {MAX_CLASS_NAME_CHARACTERS} characters")
         return classes
 
     @property
     def asked_tables(self) -> tuple[str, ...]:
-        """Return the tables of the question, in the order of the menu."""
+        """The tables of the question, in the order of the menu."""
         return tuple(table for table in COUNT_TABLES if not self.tables or table in self.tables)
 
 
 def check_table_names(tables: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of tables unchanged, if each is in :data:`MENU`.
+    """Return the names of tables unchanged if each is in :data:`TABLE_MENU`.
 
     Raises:
         ValueError: If one is not.
     """
     for name in tables:
-        if name not in MENU:
+        if name not in TABLE_MENU:
             hint = suggest_nearest_name(name, COUNT_TABLES) or f"the tables are {', '.join(COUNT_TABLES)}"
             raise ValueError(f'"{name}" is no table of counts: {hint}')
     return tables
@@ -146,7 +150,7 @@ class CountQuestionFile(CountQuestion):
 
     @property
     def sent_part(self) -> CountQuestion:
-        """Return the part that the hospitals receive."""
+        """The part of the question that the hospitals receive."""
         return CountQuestion(**{name: getattr(self, name) for name in CountQuestion.model_fields})
 
 
@@ -160,42 +164,45 @@ def read_count_question(path: Path) -> CountQuestionFile:
 
 
 def parse_count_question(text: str) -> CountQuestion:
-    """Parse a question that came from a coordinator.
+    """Parse a question from the JSON text of a coordinator.
 
     Raises:
-        ValueError: If it is no question, with a short reason.
+        ValueError: With a short reason, if the text is not a valid question.
     """
     return parse_json_section(CountQuestion, text, "the question")
 
 
 # ---------------------------------------------------------------------- rows of a masked sum
 
-MASKED_TABLES = tuple(table for table in COUNT_TABLES if table != COMBINATIONS and not table.endswith("device"))
-"""Tables that can be summed under masks: their values are the same at all hospitals."""
+MASKED_TABLES = tuple(table for table in COUNT_TABLES if table != COMBINATIONS_TABLE and not table.endswith("device"))
+"""Tables that can be summed under secure aggregation, because their rows are the same at all hospitals."""
 _CLASS_SEPARATOR = ": "
 
 
 def list_row_values(table: str) -> tuple[str, ...]:
-    """Return the values of a table that can be summed; one empty text for the table of classes."""
+    """Return the values of a table that can be summed; a single empty text for the table of classes."""
     attribute = get_attribute(table)
     return FIXED_VALUES[attribute] if attribute else ("",)
 
 
 def count_numbers_of_value(table: str) -> int:
-    """Return how many numbers a row has for a value: patients and images of each state, and 1 if they are hidden."""
+    """Return the number of integers that a row has for each value.
+
+    These are patients and images of each state, and a 1 if the hospital hides them.
+    """
     return 2 * len(list_states(table)) + 1
 
 
-MASKED_ROW_NUMBERS = max(len(list_row_values(table)) * count_numbers_of_value(table) for table in MASKED_TABLES)
-"""Length of each row of a masked sum; shorter ones end with zeros."""
+MASKED_ROW_LENGTH = max(len(list_row_values(table)) * count_numbers_of_value(table) for table in MASKED_TABLES)
+"""Length of each row of a masked sum; shorter rows are padded with zeros."""
 
 
 def make_row_name(table: str, class_name: str) -> str:
-    """Return table and class as one name, as :func:`split_row_name` reads it."""
+    """Return table and class as one name, which :func:`split_row_name` splits again."""
     return f"{table}{_CLASS_SEPARATOR}{class_name}" if class_name else table
 
 
 def split_row_name(name: str) -> tuple[str, str]:
-    """Return table and class of a row's name."""
+    """Return table and class from the name of a row."""
     table, _, class_name = name.partition(_CLASS_SEPARATOR)
     return table, class_name

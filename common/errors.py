@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 Cause = Literal["", "column", "patients", "unreadable"]
-"""Kinds of faults that have an exit code of their own."""
+"""Kinds of faults for which the programs have a special exit code."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class BadInput(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
     def __reduce__(self) -> tuple[type["BadInput"], tuple[tuple[Fault, ...]]]:
-        """Pickle the exception with its faults; by default a worker process would send only its text."""
+        """Return how to pickle the exception with its faults; by default a worker process would send only its text."""
         return BadInput, (self.faults,)
 
 
 class ProgramCannotContinue(RuntimeError):
-    """Raised when the program has to end, with the reason as text; the exit code is 1."""
+    """Raised with a reason when the program has to end; the exit code is 1."""
 
 
 class ModelDiverged(ProgramCannotContinue):
@@ -59,7 +59,7 @@ class ModelDiverged(ProgramCannotContinue):
 
 
 class WireError(ValueError):
-    """Raised when the coordinator or a site rejects a record that it received, with the reason as text."""
+    """Raised with a reason when the coordinator or a site rejects a record that it received."""
 
 
 class WireVersionError(WireError):
@@ -72,12 +72,12 @@ def raise_faults(faults: Sequence[Fault]) -> None:
         raise BadInput(faults)
 
 
-SAVE_AS_UTF8 = "Save it as UTF-8 text."
-PICTURE = "is not text but a picture."
+UTF8_REMEDY = "Save it as UTF-8 text."
+PICTURE_PROBLEM = "is not text but a picture."
 
 
 def describe_non_utf8_file(content: bytes, line: int) -> str:
-    """Return a phrase about a file that is not UTF-8, such as "is not text but a picture.", for a fault.
+    """Return a phrase, for a fault, about a file that is not UTF-8, such as "is not text but a picture.".
 
     Args:
         content: The bytes of the file, at least its first ones.
@@ -88,7 +88,7 @@ def describe_non_utf8_file(content: bytes, line: int) -> str:
     if content.startswith(b"PK\x03\x04"):
         return "is not text but a spreadsheet or another zip file."
     if content.startswith((b"\x89PNG", b"\xff\xd8\xff")) or content[128:132] == b"DICM":
-        return PICTURE
+        return PICTURE_PROBLEM
     return f"is not UTF-8 text: line {line} holds a byte that is none of it."
 
 
@@ -104,7 +104,7 @@ def suggest_nearest_name(name: str, options: Iterable[str], cutoff: float = 0.6)
 
 
 def quote_names(names: Iterable[str], limit: int = 20) -> str:
-    """Return names in double quotes, comma-separated; after ``limit`` names only the number of further names."""
+    """Return names in double quotes, separated by commas; after ``limit`` names only the number of the others."""
     listed = list(names)
     text = ", ".join(f'"{name}"' for name in listed[:limit])
     return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"

@@ -1,6 +1,6 @@
 """The example experiments of Polyclinic, which need no data files: find them by name, and copy them for editing.
 
-``setup.py`` also runs :func:`copy_examples`, so this file imports nothing but Python's own modules when it is loaded.
+``setup.py`` also runs :func:`copy_examples`, so this file imports only Python's standard library when it is loaded.
 """
 
 import os
@@ -8,8 +8,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "organs_surgical.toml", "flower-quickstart")
-EXPERIMENT_NAMES = tuple(Path(name).stem for name in NAMES if name.endswith(".toml"))
+EXAMPLE_FILES = ("digits_surgical.toml", "digits_vanilla.toml", "organs_surgical.toml", "flower-quickstart")
+EXAMPLE_EXPERIMENT_NAMES = tuple(Path(name).stem for name in EXAMPLE_FILES if name.endswith(".toml"))
 EXAMPLES_FOLDER = "experiments"
 """Folder of the examples in the checkout, and where ``flwr-sim examples`` writes them."""
 
@@ -18,16 +18,16 @@ def write_examples(folder: Path) -> list[Path]:
     """Copy all examples into a folder; return the written files and folders.
 
     Raises:
-        BadInput: If a file exists already; nothing is overwritten.
+        BadInput: If a file exists already; no file is overwritten.
     """
     from polyclinic.common.errors import BadInput, Fault
     from polyclinic.common.system.files import remove_outputs_on_failure
 
-    if existing := [str(folder / name) for name in NAMES if (folder / name).exists()]:
+    if existing := [str(folder / name) for name in EXAMPLE_FILES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
-    with remove_outputs_on_failure(folder, *(folder / name for name in NAMES)):
+    with remove_outputs_on_failure(folder, *(folder / name for name in EXAMPLE_FILES)):
         copy_examples(_find_examples_folder(), folder)
-    return [folder / name for name in NAMES]
+    return [folder / name for name in EXAMPLE_FILES]
 
 
 def find_experiment_file(path: Path) -> Path:
@@ -43,8 +43,8 @@ def find_experiment_file(path: Path) -> Path:
     if os.path.lexists(path) or path.suffix or len(path.parts) != 1:
         return path
     folder = _find_examples_folder()
-    # A hospital's image has no examples.
-    examples = {file.stem: file for file in sorted(folder.glob("*.toml")) if file.name in NAMES}
+    # The container image of a hospital has no examples.
+    examples = {file.stem: file for file in sorted(folder.glob("*.toml")) if file.name in EXAMPLE_FILES}
     if path.name in examples:
         return examples[path.name]
     problem = f"is no file, and no example has this name. Examples are {quote_names(examples)}."
@@ -53,22 +53,24 @@ def find_experiment_file(path: Path) -> Path:
 
 
 def suggest_examples(path: Path) -> str:
-    """Return what to do about a missing file that is an example, or lies in a checkout; empty for other files."""
-    if path.suffix == ".toml" and path.stem in EXPERIMENT_NAMES:
+    """Return a remedy for a missing file that is an example or belongs to a checkout; empty for other files."""
+    if path.suffix == ".toml" and path.stem in EXAMPLE_EXPERIMENT_NAMES:
         folder = "" if str(path.parent) == EXAMPLES_FOLDER else f" {shlex.quote(str(path.parent))}"
         return f"It is an example. Give its name alone, {path.stem}, or write the file with: flwr-sim examples{folder}"
     if path.parts[:1] == (EXAMPLES_FOLDER,) and not Path(EXAMPLES_FOLDER).is_dir():
-        names = ", ".join(EXPERIMENT_NAMES)
+        names = ", ".join(EXAMPLE_EXPERIMENT_NAMES)
         return f"Run this in the project's checkout. Examples that need no files are {names}: give the name alone."
     return ""
 
 
-def copy_examples(source: Path, goal: Path) -> None:
+def copy_examples(source: Path, destination: Path) -> None:
     """Copy the examples from one folder to another, which is created if needed."""
-    for name in NAMES:
-        inner = [path for path in (source / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-        for path in inner or [source / name]:
-            copy = goal / path.relative_to(source)
+    for name in EXAMPLE_FILES:
+        files_in_folder = [
+            path for path in (source / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        ]
+        for path in files_in_folder or [source / name]:
+            copy = destination / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
 

@@ -1,16 +1,16 @@
 """The hosts that this program may talk to, and the secrets that its user keeps for them.
 
-Experiment files, tables and run folders go from hand to hand. So none of them decides where a program connects, or
-which secret it sends there: the author of a file could name any address beside any secret. The user decides. He
-agrees to each host and to what it is sent (:class:`HostUse`), and his secrets are in a file of his own,
-``secrets.toml``, in which each is bound to one host::
+Users pass experiment files, tables and run folders to one another. The author of such a file could name any address
+and any secret, so a file never decides where a program connects, or which secret it sends. The user agrees to each
+host and to the data that it receives (:class:`HostUse`). The user's secrets are in a separate file, ``secrets.toml``,
+which binds each secret to one host::
 
     ["https://pacs.hospital.example"]
     authentication = "basic"
     secret = "NAME:PASSWORD"
 
-A program that talks to a host without an agreement refuses (:func:`refuse_use_without_permission`), so a command
-that forgets to ask sends nothing.
+Without an agreement, :func:`refuse_use_without_permission` raises an error, so a command that forgets to ask the user
+sends nothing.
 """
 
 import base64
@@ -30,14 +30,14 @@ from polyclinic.common.system.toml import TomlSection, read_toml, validate_table
 
 SECRETS_FILE = "secrets.toml"
 RETIRED_KEYS = ("authentication", "secret_file", "secret_env")
-"""Keys of a data set in older files, which now stand in ``secrets.toml``."""
+"""Keys of a data set in older files; ``secrets.toml`` has their values now."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_LAST_PORT = 65535
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_MAX_PORT = 65535
+_HOST_PATTERN = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Hosts to which a secret may be sent without TLS, because it does not leave the machine."""
-_LONGEST_SECRET = 16384
-_SOURCES = ("secret", "secret_file", "secret_env")
+_MAX_SECRET_BYTES = 16384
+_SECRET_KEYS = ("secret", "secret_file", "secret_env")
 
 
 # ---------------------------------------------------------------------- the user's agreement
@@ -45,11 +45,11 @@ _SOURCES = ("secret", "secret_file", "secret_env")
 
 @dataclass(frozen=True, order=True)
 class HostUse:
-    """What a program does with a host: to this the user agrees, not to the host alone.
+    """A host and the data that a program sends to it; the user agrees to both together, not to the host alone.
 
     Attributes:
         host: The host in the form of :func:`normalize_host`, or the address of a Ray cluster.
-        address: The URL at which the program searches, because one host may serve several owners; empty for a cluster.
+        address: The URL that the program calls, because one host may serve several owners; empty for a cluster.
         table: Real path of the table whose values are sent; empty if none are.
         column: The column of that table.
     """
@@ -62,22 +62,22 @@ class HostUse:
 
 @dataclass(frozen=True, eq=False)
 class HostPermission:
-    """Uses of hosts that the user agreed to, and the file with his secrets for hosts."""
+    """The host uses to which the user agreed, and the file with the user's secrets for hosts."""
 
     uses: frozenset[HostUse]
     secrets_path: Path
 
 
 _permissions = list[HostPermission]()
-"""The agreements in force in this process; all its threads share them, because data are read in several."""
+"""The agreements that are in force; all threads of this process share them, because several threads read data."""
 
 
 @contextmanager
 def permit_hosts(uses: Iterable[HostUse], secrets_path: Path) -> Iterator[None]:
-    """Let this process talk to some hosts inside the ``with`` block, and send them the secrets bound to them.
+    """Allow this process to talk to hosts inside the ``with`` block, and to send each host its secret.
 
     Args:
-        uses: The hosts, and what each is sent.
+        uses: The hosts, and the data that each receives.
         secrets_path: The file with the secrets; it need not exist.
     """
     permission = HostPermission(frozenset(uses), secrets_path)
@@ -89,15 +89,15 @@ def permit_hosts(uses: Iterable[HostUse], secrets_path: Path) -> Iterator[None]:
 
 
 def list_permitted_uses() -> tuple[HostUse, ...]:
-    """Return the uses of hosts that the user has agreed to, for a process that this one starts."""
+    """Return the host uses to which the user has agreed, to pass them to a process that this one starts."""
     return tuple(sorted(set[HostUse]().union(*(permission.uses for permission in _permissions))))
 
 
 def refuse_use_without_permission(use: HostUse, where: str) -> HostPermission:
-    """Return the user's permission for a use of a host; to be called before anything is sent to it.
+    """Return the user's permission for a use of a host; call this before anything is sent to the host.
 
     Args:
-        use: The host, and what it will be sent.
+        use: The host, and the data that it will receive.
         where: The configuration key that names the host, for the message.
 
     Raises:
@@ -129,16 +129,16 @@ def normalize_host(address: str) -> str:
         raise ValueError("is no address") from None
     default = _DEFAULT_PORTS.get(parts.scheme)
     host = parts.netloc.removesuffix(f":{port}") if port is not None else parts.netloc
-    if default is None or not _HOST.fullmatch(host) or not 0 < (default if port is None else port) <= _LAST_PORT:
+    if default is None or not _HOST_PATTERN.fullmatch(host) or not 0 < (default if port is None else port) <= _MAX_PORT:
         raise ValueError('is not "https://HOST" or "https://HOST:PORT"')
     if host.startswith("["):
         host = f"[{ip_address(host[1:-1])}]"
     return f"{parts.scheme}://{host.lower()}:{default if port is None else port}"
 
 
-def is_readable_on_the_way(host: str) -> bool:
-    """Return True if what a host is sent goes over a network without TLS."""
-    return host.startswith("http:") and host.rpartition(":")[0].removeprefix("http://") not in _LOOPBACK
+def is_sent_unencrypted(host: str) -> bool:
+    """Return True if data for a host crosses a network without TLS."""
+    return host.startswith("http:") and host.rpartition(":")[0].removeprefix("http://") not in _LOOPBACK_HOSTS
 
 
 # ---------------------------------------------------------------------- the user's secrets
@@ -151,7 +151,7 @@ class HostSecret:
     Attributes:
         authorization: Value of the ``Authorization`` header.
         authentication: ``bearer`` for a token, ``basic`` for a name and a password.
-        ca_path: Certificates (PEM) by which the host is checked before the secret is sent; None for the system's.
+        ca_path: CA certificates (PEM) for checking the host before the secret is sent; None for the system's.
     """
 
     authorization: str = field(repr=False)
@@ -165,9 +165,9 @@ class HostSecretEntry(TomlSection):
     Attributes:
         authentication: ``bearer`` sends a token, ``basic`` a name and a password.
         secret: The token, or ``NAME:PASSWORD``.
-        secret_file: File that holds it, instead of ``secret``; only its owner may read it.
-        secret_env: Environment variable that holds it, instead of ``secret``.
-        ca_file: File of CA certificates (PEM) by which the host is checked; None uses the system's.
+        secret_file: File that contains the secret, instead of ``secret``; only its owner may read the file.
+        secret_env: Environment variable that contains the secret, instead of ``secret``.
+        ca_file: File of CA certificates (PEM) for checking the host; None uses the system's.
     """
 
     authentication: Literal["bearer", "basic"]
@@ -178,46 +178,49 @@ class HostSecretEntry(TomlSection):
 
 
 def find_user_secrets_path() -> Path:
-    """Return the path of the user's ``secrets.toml``: ``$XDG_CONFIG_HOME/polyclinic`` or ``~/.config/polyclinic``.
+    """Return the path of the user's ``secrets.toml``: in ``$XDG_CONFIG_HOME/polyclinic`` or ``~/.config/polyclinic``.
 
-    An account without a home gets a path at which no file is.
+    For an account without a home folder, the path is one that does not exist.
     """
     folder = os.environ.get("XDG_CONFIG_HOME")
     try:
-        place = Path(folder) if folder else Path.home() / ".config"
-    except RuntimeError:  # an account without a home, as in a container: it has no secrets there
-        place = Path("/nonexistent")
-    return place / "polyclinic" / SECRETS_FILE
+        config_folder = Path(folder) if folder else Path.home() / ".config"
+    except RuntimeError:  # the account has no home folder, as in a container
+        config_folder = Path("/nonexistent")
+    return config_folder / "polyclinic" / SECRETS_FILE
 
 
 def find_host_secret(host: str, path: Path) -> HostSecret | None:
-    """Return the secret that a ``secrets.toml`` holds for one host; None if it has none, or does not exist.
+    """Return the secret for one host from a ``secrets.toml``; None if the file or the host's entry does not exist.
 
     Args:
         host: The host, in the form of :func:`normalize_host`.
+        path: Path of the file.
 
     Raises:
-        BadInput: If the file is readable by others or has a fault, or the secret of this host is not there.
+        BadInput: If others can read the file, the file has a fault, or the secret of this host is missing.
     """
     if not is_file(path):
         return None
-    _refuse_file_of_others(path)
+    _read_private_file(path)
     entries = dict[str, Any]()
     for number, (name, table) in enumerate(read_toml(path).items(), 1):
         try:
-            own = normalize_host(name)
-        except ValueError as error:  # not quoted: the name may hold a password
+            normalized = normalize_host(name)
+        except ValueError as error:  # the message does not quote the name, which may contain a password
             problem = f"the name of table {number} {error}."
             raise BadInput([Fault(str(path), problem, 'A table begins with ["https://HOST"].')]) from None
-        if urlsplit(name)[2:] not in (("", "", ""), ("/", "", "")) or own in entries:
-            problem = f"{own} has two tables." if own in entries else f"the table of {own} names a path."
+        if urlsplit(name)[2:] not in (("", "", ""), ("/", "", "")) or normalized in entries:
+            problem = (
+                f"{normalized} has two tables." if normalized in entries else f"the table of {normalized} names a path."
+            )
             raise BadInput([Fault(str(path), problem, "A secret is bound to scheme, name and port of one host.")])
-        entries[own] = (name, table)
+        entries[normalized] = (name, table)
     if host not in entries:
         return None
     name, table = entries[host]
     entry = _validate_secret_entry(table, f'{path}: ["{name}"]')
-    if is_readable_on_the_way(host):
+    if is_sent_unencrypted(host):
         problem = "a secret is sent by https alone: anyone on the way could read it."
         raise BadInput([Fault(f'{path}: ["{name}"]', problem, "Use the server's https address, here and in the data.")])
     secret = _read_secret(entry, path, f'{path}: ["{name}"]')
@@ -228,20 +231,20 @@ def find_host_secret(host: str, path: Path) -> HostSecret | None:
 
 
 def _validate_secret_entry(table: Any, where: str) -> HostSecretEntry:
-    """Check a table of ``secrets.toml``; no message repeats a value, because it may be a secret.
+    """Validate a table of ``secrets.toml``; no message repeats a value, because it may be a secret.
 
     Raises:
         BadInput: With the faults.
     """
     if not isinstance(table, dict):
         raise BadInput([Fault(where, 'must be a table with authentication = "bearer" or "basic", and secret.')])
-    texts = [key for key in HostSecretEntry.model_fields if not isinstance(table.get(key, ""), str)]
-    raise_faults([Fault(f"{where} {key}", "must be text in quotes.") for key in texts])
+    keys_without_text = [key for key in HostSecretEntry.model_fields if not isinstance(table.get(key, ""), str)]
+    raise_faults([Fault(f"{where} {key}", "must be text in quotes.") for key in keys_without_text])
     if table.get("authentication") not in ("bearer", "basic"):
         raise BadInput([Fault(f"{where} authentication", 'must be "bearer" (a token) or "basic" (NAME:PASSWORD).')])
     entry = validate_tables(HostSecretEntry, table, where)
-    if sum(getattr(entry, key) is not None for key in _SOURCES) != 1:
-        raise BadInput([Fault(where, f"needs one of {quote_names(_SOURCES)}.")])
+    if sum(getattr(entry, key) is not None for key in _SECRET_KEYS) != 1:
+        raise BadInput([Fault(where, f"needs one of {quote_names(_SECRET_KEYS)}.")])
     return entry
 
 
@@ -249,7 +252,7 @@ def _read_secret(entry: HostSecretEntry, path: Path, where: str) -> str:
     """Return the secret of an entry, one line of ASCII.
 
     Raises:
-        BadInput: If it is not there, readable by others, or no such line; the message does not quote it.
+        BadInput: If the secret is missing, others can read it, or it is not one line; the message does not quote it.
     """
     secret = entry.secret or ""
     if entry.secret_env is not None:
@@ -259,8 +262,8 @@ def _read_secret(entry: HostSecretEntry, path: Path, where: str) -> str:
             raise BadInput([Fault(f"{where} secret_env", problem, "Set it where this program is started.")])
     elif entry.secret_file is not None:
         file = path.parent / entry.secret_file
-        content = _refuse_file_of_others(file)
-        if len(content) > _LONGEST_SECRET:
+        content = _read_private_file(file)
+        if len(content) > _MAX_SECRET_BYTES:
             raise BadInput([Fault(f"{where} secret_file", f"{file} is too large for a secret.")])
         secret = content.decode("ascii", errors="replace")
     secret = secret.strip()
@@ -271,16 +274,16 @@ def _read_secret(entry: HostSecretEntry, path: Path, where: str) -> str:
     return secret
 
 
-def _refuse_file_of_others(path: Path) -> bytes:
-    """Return the beginning of a file with secrets; refuse one that others may read.
+def _read_private_file(path: Path) -> bytes:
+    """Return the first bytes of a file with secrets, at most ``_MAX_SECRET_BYTES`` + 1.
 
     Raises:
-        BadInput: If others may read it, or it cannot be read.
+        BadInput: If other accounts may read the file, or it cannot be read.
     """
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            content = b"" if is_exposed_to_others(status) else file.read(_LONGEST_SECRET + 1)
+            content = b"" if is_exposed_to_others(status) else file.read(_MAX_SECRET_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no file can have this name"
         raise BadInput([Fault(str(path), f"cannot be read: {reason}.")]) from None

@@ -1,10 +1,10 @@
 """The agreement of a run's sites on pixels: equal images must become equal numbers at every hospital.
 
-A network that gets one hospital's images in colour and another's in grey, or through two windows, learns the settings
-instead of the findings. So the sites state the forms of their pixels at the roll call
-(:class:`polyclinic.data.base.pixel_form.PixelForm`), and a site that differs is refused with the line to write. A
-difference is allowed only where it changes no pixel: grey images that a network repeats to three channels, or a key
-that has no meaning for a site's kind of data.
+If one hospital reads its images in colour and another in grey, or with another window, the network learns these
+settings instead of the findings. So each site states its settings at the roll call
+(:class:`polyclinic.data.base.pixel_form.PixelForm`). A site that differs is refused; the message has the line of
+configuration that fixes it. A difference is allowed only where it changes no pixel: grey images that a network repeats
+to three channels, or a key without a meaning for a site's kind of data.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from polyclinic.data.base.pixel_form import KEYS, OWN, RENDERING_KEYS, PixelForm
 from polyclinic.data.base.spec import VolumeSize, describe_sides, format_image_size
 
 Forms = Sequence[tuple[str, PixelForm]]
-"""The sites with their forms, in the order in which the sites were admitted."""
+"""Pairs of site name and pixel form, in the order in which the sites were admitted."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class PixelTerms:
     """The pixel settings that a run fixes before any site answers the roll call.
 
     Attributes:
+        channels, image_size: Input of the network.
         table: The table ``[pixels]`` of the experiment.
-        channels, image_size: Those of the network.
-        patch_sides: Size of the network's patches, height and width or depth, height and width; None for whole images.
-        begun: The form that the sites of a run under way have; None before round 1.
-        model_decides_color: True if a network of three channels takes images in colour, unless the table says
-            otherwise. False in a simulation, whose sites have one data set and cannot differ.
+        begun: The agreed pixel form of a run that has begun; None before round 1.
+        model_decides_color: True if a network of three channels requires images in colour, unless the table says
+            otherwise. False in a simulation, whose sites share one data set and cannot differ.
+        patch_sides: Size of the network's patches: height and width, or depth, height and width; None for whole images.
     """
 
     channels: int
@@ -44,14 +44,14 @@ class PixelTerms:
 
     @classmethod
     def from_plan(cls, plan: HospitalPlan) -> "PixelTerms":
-        """Return what a plan says about pixels, before round 1."""
+        """Return the pixel settings of a plan, before round 1."""
         model = plan.model
         patch_sides = None if model.patch_size is None else model.sides
         table = plan.pixels or {}
         return cls(channels=model.channels, image_size=model.image_size, table=table, patch_sides=patch_sides)
 
     def find_stated_value(self, key: str) -> "_RunValue | None":
-        """Return the run's own value of a key; None if the run leaves it to the sites."""
+        """Return the value that the run fixes for a key; None if the run leaves the key to the sites."""
         if key in self.table:
             value = self.table[key]
             return _RunValue(value, f"the experiment says {format_setting(key, value)} under [pixels]")
@@ -65,11 +65,12 @@ class PixelTerms:
 
 @dataclass(frozen=True)
 class _RunValue:
-    """The value of a key that counts in a run.
+    """The value that a run requires for a key.
 
     Attributes:
-        reason: Clause for the message to a site with another value: who has it, and why it counts.
-        is_of_model: True if it only follows from the network.
+        value: The value.
+        reason: Clause for the message to a site with another value: why the run requires this value.
+        is_of_model: True if the value follows from the network alone.
     """
 
     value: Any
@@ -78,11 +79,11 @@ class _RunValue:
 
 
 def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each key in which a site reads its images otherwise than the run does.
+    """Return a fault for each key in which a site reads its images in another way than the run requires.
 
-    The experiment's own value counts. Without one, of image sizes that differ the network's counts; else the value of
-    most sites; on a tie that of the site that was admitted first. A site that differs in one key has no vote on the
-    next.
+    The run requires the experiment's value. Without one, it requires the network's value if image sizes differ.
+    Otherwise it requires the value of most sites, and on a tie that of the site that was admitted first. A site that
+    differs in one key has no vote on later keys.
     """
     faults = _find_dimension_faults(forms, terms) or _find_small_image_faults(forms, terms)
     forms = [(site, form) for site, form in forms if site not in {fault.site for fault in faults}]
@@ -90,18 +91,20 @@ def find_pixel_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
         faults += [_make_pixel_fault(site, form, key, run) for site, form in forms if not _agrees(form, key, run.value)]
     faults += _find_nearly_black_sites(forms, _select_without_fault(forms, faults), terms)
     rules = [(site, form.rules) for site, form in _select_without_fault(forms, faults)]
-    most = _choose_by_vote(rules).value if rules else 0
+    run_rules = _choose_by_vote(rules).value if rules else 0
     if terms.begun:
-        most = terms.begun.rules
+        run_rules = terms.begun.rules
     for site, form in forms:
-        if form.rules != most:
-            problem = f"its release turns files into pixels by rules {form.rules}, the run by rules {most}."
+        if form.rules != run_rules:
+            problem = f"its release turns files into pixels by rules {form.rules}, the run by rules {run_rules}."
             faults.append(Fault(f"site {site}", problem, "Install the coordinator's release there.", site))
     return faults
 
 
 def _find_dimension_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each site with pictures where the network takes volumes, or with volumes where it does not."""
+    """Return a fault for each site with pictures if the network takes volumes, and for each with volumes if it does
+    not.
+    """
     faults = list[Fault]()
     for site, form in forms:
         if (form.depth is not None) == isinstance(terms.image_size, tuple):
@@ -115,7 +118,7 @@ def _find_dimension_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
 
 
 def _find_small_image_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each site whose images are smaller than the network's patches, along any axis."""
+    """Return a fault for each site whose images are smaller than the network's patches along an axis."""
     faults = list[Fault]()
     if terms.patch_sides is None:
         return faults
@@ -132,39 +135,40 @@ def _find_small_image_faults(forms: Forms, terms: PixelTerms) -> list[Fault]:
 
 
 def _select_without_fault(forms: Forms, faults: Sequence[Fault]) -> Forms:
-    """Return the sites without a fault, which decide on the next point; all if each has one."""
+    """Return the sites without a fault, which vote on the next key; all sites if each has a fault."""
     faulty = {fault.site for fault in faults}
     return [(site, form) for site, form in forms if site not in faulty] or forms
 
 
 def find_pixel_faults_of_table(table: str, form: PixelForm, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each key in which the coordinator's own images are read otherwise than those of the sites.
+    """Return a fault for each key in which the coordinator reads its images in another way than the sites.
 
     Args:
         table: Table of the experiment, such as ``external_test``.
-        form: How the coordinator's images become pixels.
+        form: Pixel form of the coordinator's images.
+        terms: The pixel settings that the run fixes.
     """
     faults = find_pixel_faults([(table, form)], terms)
     return [replace(_move_to_experiment(fault, table, table), site="") for fault in faults]
 
 
 def find_pixel_faults_of_simulation(forms: Forms, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each simulated site and key in which the experiment's ``[data]`` is not as its ``[pixels]``.
+    """Return a fault for each simulated site and key in which ``[data]`` differs from ``[pixels]`` of the experiment.
 
-    Simulated sites have no ``site.toml``: the line to write belongs into the experiment.
+    Simulated sites have no ``site.toml``, so the remedy is a line of the experiment.
     """
     return [_move_to_experiment(fault, fault.site, "data") for fault in find_pixel_faults(forms, terms)]
 
 
 def _move_to_experiment(fault: Fault, site: str, table: str) -> Fault:
-    """Return the fault of a site as one of a table of the experiment."""
+    """Return the fault of a site as a fault of a table of the experiment."""
     where = fault.where.replace(f"site.toml of {site}: data", table)
     remedy = fault.remedy.replace(f"[data] in site.toml of {site}", f"[{table}] of the experiment")
     return replace(fault, where=where, remedy=remedy)
 
 
 def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
-    """Return the form of a run's pixels, given sites without a fault; None if no site states its form."""
+    """Return the pixel form of a run from sites without a fault; None if no site states its form."""
     if not forms:
         return None
     values = {key: run.value for key, run in _choose_run_values(forms, terms).items()}
@@ -190,7 +194,7 @@ def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
 
 
 def _choose_run_values(forms: Forms, terms: PixelTerms) -> dict[str, _RunValue]:
-    """Return the run's value of each key that has a meaning for a site, without those that are each site's own."""
+    """Return key -> the run's value, for each key with a meaning for a site, except keys that are left to each site."""
     extra = sorted({key for _, form in forms for key in form.rendering} - set(KEYS))  # of a newer release
     keys = [key for key in (*KEYS, *extra) if key not in terms.table.get(OWN, ())]
     stated = {key: value for key in keys if (value := terms.find_stated_value(key)) is not None}
@@ -224,7 +228,7 @@ def _select_agreeing(forms: Forms, key: str, value: Any) -> list[tuple[str, Pixe
 
 
 def _find_nearly_black_sites(forms: Forms, fitting: Forms, terms: PixelTerms) -> list[Fault]:
-    """Return a fault for each site with nearly black images, unless those of all fitting sites are."""
+    """Return a fault for each site with nearly black images, unless the images of all other sites are as dark."""
     others_are_bright = any(not form.white_of_dark for _, form in fitting)
     if terms.begun is not None:
         others_are_bright = not terms.begun.white_of_dark
@@ -248,14 +252,14 @@ def _make_hashable(value: Any) -> Any:
 
 
 def _choose_by_vote(votes: Sequence[tuple[str, Any]], key: str = "rules") -> _RunValue:
-    """Return the value of most sites; on a tie that of the first site."""
+    """Return the value of more than half of the sites; without such a majority, the value of the first site."""
     counts = Counter(value for _, value in votes)
     site, value = votes[0]
     reason = f"site {site}, which was admitted first, has {format_setting(key, value)}"
-    for most, count in counts.items():
+    for candidate, count in counts.items():
         if 2 * count > counts.total():
-            value = most
-            example = next(site for site, vote in votes if vote == most)
+            value = candidate
+            example = next(site for site, vote in votes if vote == candidate)
             reason = f"most sites have {format_setting(key, value)}, such as site {example}"
     return _RunValue(list(value) if isinstance(value, tuple) else value, reason)
 
@@ -268,7 +272,7 @@ def _agrees(form: PixelForm, key: str, value: Any) -> bool:
 
 
 def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> Fault:
-    """Return the fault of a site that reads its images otherwise than the run, with the line to write."""
+    """Return the fault of a site that reads its images in another way than the run, with the line that fixes it."""
     own = format_setting(key, form.read_setting(key))
     line = format_setting(key, run.value)
     problem = f"its images become other pixels than the run's: {own} here; {run.reason}."
@@ -277,15 +281,15 @@ def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> F
         remedy = f"Its kind of data is read as it is stored: store it in {kind}, or let the coordinator write "
         remedy += f"color = {'false' if run.value else 'true'} under [pixels] of the experiment."
         return Fault(f"site.toml of {site}: data", problem, remedy, site)
-    settles = f"This line under [data] in site.toml of {site} settles it:\n    {line}"
+    remedy = f"This line under [data] in site.toml of {site} settles it:\n    {line}"
     if run.value is None:
-        settles = f"Leave {key} out under [data] in site.toml of {site}."
+        remedy = f"Leave {key} out under [data] in site.toml of {site}."
     elif key == "image_size" and isinstance(run.value, list) and len(run.value) == 2:
-        settles = f"Store the images with {run.value[0]} × {run.value[1]} pixels."
+        remedy = f"Store the images with {run.value[0]} × {run.value[1]} pixels."
     if run.is_of_model:
-        settles += "\nIf grey is meant at all hospitals, the coordinator writes color = false under [pixels] of the "
-        settles += "experiment."
+        remedy += "\nIf grey is meant at all hospitals, the coordinator writes color = false under [pixels] of the "
+        remedy += "experiment."
     elif key in RENDERING_KEYS:
-        settles += f'\nIf its files differ, and this is right for them, the coordinator writes {OWN} = ["{key}"] under '
-        settles += "[pixels] of the experiment."
-    return Fault(f"site.toml of {site}: data.{key}", problem, settles, site)
+        remedy += f'\nIf its files differ, and this is right for them, the coordinator writes {OWN} = ["{key}"] under '
+        remedy += "[pixels] of the experiment."
+    return Fault(f"site.toml of {site}: data.{key}", problem, remedy, site)

@@ -1,4 +1,6 @@
-"""The data of simulated sites: one data set divided by a partition, the same in the coordinator and in each worker."""
+"""The data of simulated sites: one data set divided by a partition; coordinator and workers compute the same
+division.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,8 +30,10 @@ from polyclinic.data.partition.division import SitePartition, select_site_images
 from polyclinic.data.partition.partition import partition_dataset
 from polyclinic.data.sources.plugin import read_class_names_before_items
 
-POOLED = "pooled"
+POOLED_SITE = "pooled"
+"""Name of the single site that has the images of all sites."""
 Pooling = Literal["no", "negative", "masked", "known"]
+"""How images of all sites are pooled at one site; see :func:`select_simulated_site_images`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ class SimulatedData:
 
     @property
     def has_unknown_labels(self) -> bool:
-        """True if any site has training images with an unknown label of a class that it annotates."""
+        """True if a site has training images with an unknown label for a class that it annotates."""
         labels = self.splits.train.labels
         columns = self.splits.class_names.index
         return any(np.isnan(labels[part.train][:, [*map(columns, part.class_names)]]).any() for part in self.parts)
@@ -83,23 +87,25 @@ class SimulatedData:
 
     @property
     def known_labels(self) -> dict[str, NDArray[np.float32]]:
-        """Class -> its known labels in all parts of the data: 1 or 0, of images whose site annotates the class."""
+        """Class -> its known labels, 1 or 0, in all parts of the data, over the images whose site annotates
+        the class.
+        """
         test = self.test_images.labels
         labels: dict[str, list[NDArray[np.float32]]] = {name: [] for name in self.label_contract.class_names}
-        for name, of_class in labels.items():
+        for name, class_labels in labels.items():
             column = self.splits.class_names.index(name)
             for part in self.parts:
                 if name in part.class_names:
-                    of_class += [self.splits.train.labels[part.train, column]]
-                    of_class += [self.splits.validation.labels[part.validation, column]]
+                    class_labels += [self.splits.train.labels[part.train, column]]
+                    class_labels += [self.splits.validation.labels[part.validation, column]]
             if name in self.test_images.class_names:
-                of_class += [test[:, self.test_images.class_names.index(name)]]
-        joined = {name: np.concatenate(of_class) for name, of_class in labels.items()}
+                class_labels += [test[:, self.test_images.class_names.index(name)]]
+        joined = {name: np.concatenate(class_labels) for name, class_labels in labels.items()}
         return {name: known[~np.isnan(known)] for name, known in joined.items()}
 
     @property
     def unlabelled_training_count(self) -> int:
-        """Number of training images without a known label of a class that their site annotates."""
+        """Number of training images that have no known label for any class that their site annotates."""
         columns = self.splits.class_names.index
         count = 0
         for part in self.parts:
@@ -109,7 +115,7 @@ class SimulatedData:
 
     @property
     def label_contract(self) -> LabelContract:
-        """The classes that each site of the partition annotates; the same if a baseline pools the sites' images."""
+        """The classes that each site of the partition annotates; a baseline that pools images does not change it."""
         return merge_label_declarations(LabelDeclaration(part.site, part.class_names) for part in self.parts)
 
 
@@ -123,21 +129,23 @@ class SimulatedSiteImages:
     test: ImageSet
 
 
-_received: dict[tuple[str, Path], DatasetSplits] = {}
-"""Data sets that another process has read for this process, by their spec and folder."""
-_simulated: dict[tuple[object, ...], SimulatedData] = {}
-"""The data of the last experiment, by what determines them."""
+_received_data_sets: dict[tuple[str, Path], DatasetSplits] = {}
+"""(Spec as JSON, folder) -> data set that another process has read and sent to this process."""
+_simulated_data_cache: dict[tuple[object, ...], SimulatedData] = {}
+"""The data of the last experiment, by everything that determines them."""
 
 
-Tell = Callable[[str], object]
+PrintLine = Callable[[str], object]
+"""A function that prints a line about progress for the user."""
 
 
-def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
+def load_simulated_data(experiment: Experiment, base: Path, print_line: PrintLine = lambda line: None) -> SimulatedData:
     """Load an experiment's data and divide it over the sites; the result is cached in this process.
 
     Args:
+        experiment: The experiment, with data and partition.
         base: Folder in which relative paths of the experiment start.
-        tell: Function that prints a progress line for the user.
+        print_line: Prints a line about progress for the user.
 
     Raises:
         BadInput: With all faults of the data set and the partition.
@@ -146,13 +154,14 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
     assert experiment.partition is not None, "checked before"
     data = experiment.data.model_dump_json()
     parts = experiment.partition.model_dump_json()
-    for_sites = (data, base) in _received  # they need none of the coordinator's own images
+    # A worker for sites does not need the coordinator's own images.
+    for_sites = (data, base) in _received_data_sets
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
     vocabulary = experiment.vocabulary
-    # Text, for specs hold mappings that cannot be hashed.
+    # The key has texts in place of specs, because specs contain mappings, which cannot be hashed.
     key = data, parts, server, str(vocabulary), experiment.run.seed, base
-    if key not in _simulated:
-        store = open_simulation_image_store(experiment, base, tell)
+    if key not in _simulated_data_cache:
+        store = open_simulation_image_store(experiment, base, print_line)
         if isinstance(experiment.data, PluginDatasetSpec) and (names := read_class_names_before_items(experiment.data)):
             class_names = tuple(group_words_by_class(names, vocabulary or {}))
             raise_faults(find_partition_faults(class_names, experiment.partition))  # before all pictures are read
@@ -162,36 +171,38 @@ def load_simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda 
         if server and experiment.server_data:
             server_splits = load_dataset(experiment.server_data, base, store)
             at_server = name_parts_by_vocabulary(server_splits, vocabulary, "server_data")
-        _simulated.clear()
-        _simulated[key] = SimulatedData(division.splits, division.parts, at_server, division.empty_sites)
-    return _simulated[key]
+        _simulated_data_cache.clear()
+        _simulated_data_cache[key] = SimulatedData(division.splits, division.parts, at_server, division.empty_sites)
+    return _simulated_data_cache[key]
 
 
 def name_parts_by_vocabulary(splits: DatasetSplits, vocabulary: Vocabulary | None, where: str) -> DatasetSplits:
+    """Return all parts of a data set with synonyms in their class names replaced by the study's classes."""
     return DatasetSplits(*(name_images_by_vocabulary(images, vocabulary, where) for images in splits.parts))
 
 
 def open_simulation_image_store(
-    experiment: Experiment, base: Path, tell: Tell = lambda line: None
+    experiment: Experiment, base: Path, print_line: PrintLine = lambda line: None
 ) -> DecodedImageStore:
     """Return the store (disk cache) for the decoded images of an experiment.
 
     Args:
+        experiment: The experiment, with the settings of the store.
         base: Folder in which relative paths of the experiment start.
-        tell: Function that prints a progress line for the user.
+        print_line: Prints a line about progress for the user.
     """
     section = experiment.simulation
     return open_user_image_store(
-        tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb
+        print_line, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb
     )
 
 
 def cache_received_data(experiment: Experiment, base: Path, splits: DatasetSplits) -> None:
-    """Cache a data set in this process, after another process loaded it by :func:`load_undivided_data` and sent it."""
+    """Store a data set in this process that another process loaded by :func:`load_undivided_data` and sent."""
     assert experiment.data is not None, "checked before"
     clear_simulated_data_cache()
-    _received.clear()
-    _received[experiment.data.model_dump_json(), base] = splits
+    _received_data_sets.clear()
+    _received_data_sets[experiment.data.model_dump_json(), base] = splits
 
 
 def load_undivided_data(experiment: Experiment, base: Path) -> DatasetSplits:
@@ -202,13 +213,13 @@ def load_undivided_data(experiment: Experiment, base: Path) -> DatasetSplits:
 
 def clear_simulated_data_cache() -> None:
     """Clear the cached data, so that the next run loads it again, in case files or plug-ins have changed."""
-    _simulated.clear()
+    _simulated_data_cache.clear()
     _load_cached_dataset.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _load_cached_dataset(data: str, base: Path, store: DecodedImageStore) -> DatasetSplits:
-    if (received := _received.get((data, base))) is not None:
+    if (received := _received_data_sets.get((data, base))) is not None:
         return received
     return load_dataset(TypeAdapter(DataSpec).validate_json(data), base, store)
 
@@ -219,8 +230,8 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
     Args:
         data: The divided data set.
         index: Index of the site; ignored if the images are pooled.
-        pooling: ``no``; or how pooled images are labelled for a class that their site does not annotate: absent
-            (``negative``), unknown (``masked``), or with the true label (``known``).
+        pooling: ``no`` for one site. Otherwise how pooled images are labelled for a class that their site does not
+            annotate: absent (``negative``), unknown (``masked``), or with the true label (``known``).
     """
     if pooling == "no":
         part = data.parts[index]
@@ -236,7 +247,7 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = splits.test.select_rows(np.concatenate(own_rows)) if own_rows else splits.test
     return SimulatedSiteImages(
-        LabelDeclaration(POOLED, names),
+        LabelDeclaration(POOLED_SITE, names),
         concatenate_image_sets(train),
         concatenate_image_sets(validation),
         test.select_label_columns(names),
@@ -244,7 +255,7 @@ def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooli
 
 
 def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
-    """Return site -> its own test images; a site without any has no entry and is tested on the whole test part."""
+    """Return site -> its test images; a site without test images has no entry and is tested on the whole test part."""
     return {part.site: data.splits.test.select_rows(part.test) for part in data.parts if part.test is not None}
 
 
@@ -265,5 +276,5 @@ def _relabel_pooled_images(
     if pooling == "known":
         return site_images
     annotated = np.array([name in part.class_names for name in names])
-    filling = np.float32(0.0 if pooling == "negative" else np.nan)
-    return replace(site_images, labels=np.where(annotated, site_images.labels, filling).astype(np.float32))
+    other_label = np.float32(0.0 if pooling == "negative" else np.nan)
+    return replace(site_images, labels=np.where(annotated, site_images.labels, other_label).astype(np.float32))

@@ -1,7 +1,7 @@
-"""The study's vocabulary, which the coordinator's experiment states: its classes, with synonyms and definitions.
+"""The study's vocabulary, from the coordinator's experiment: its classes, with synonyms and definitions.
 
-A hospital's word that is a synonym is mapped to the study's class, as if the hospital had written the class itself. A
-word that the vocabulary lacks is refused, because two words for one finding would become two classes of the model.
+If a hospital's word is a synonym, the study's class replaces it, as if the hospital had written the class. A word that
+is not in the vocabulary is refused, because two words for one finding would become two classes of the model.
 """
 
 import difflib
@@ -18,23 +18,24 @@ from polyclinic.common.system.toml import TomlSection
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.names import Name, make_class_spelling_key
 
-LONGEST_NAME, LONGEST_DEFINITION = 100, 500
-UNSTATED_CLASS = "???"
-"""Stands in a printed line of ``[data.synonyms]`` for the class that only the hospital's staff can name."""
-NEAR = 0.75
-"""Similarity of two words, from 0 to 1 as in :mod:`difflib`, from which a refusal names one for the other."""
+MAX_CLASS_NAME_CHARACTERS = 100
+MAX_DEFINITION_CHARACTERS = 500
+CLASS_PLACEHOLDER = "???"
+"""Placeholder in a printed line of ``[data.synonyms]`` for the class that the hospital's staff must fill in."""
+MIN_WORD_SIMILARITY = 0.75
+"""Minimum similarity of two words, 0 to 1 as in :mod:`difflib`, for a refusal to suggest one for the other."""
 
 
 class VocabularyEntry(TomlSection):
     """One class of the study, a table such as ``[vocabulary.Lymphocyte]``.
 
     Attributes:
-        synonyms: Words that mean this class.
-        definition: What the class is, in words for people.
+        synonyms: Other words for this class.
+        definition: Description of the class for people.
     """
 
     synonyms: tuple[Name, ...] = ()
-    definition: str = Field("", max_length=LONGEST_DEFINITION)
+    definition: str = Field("", max_length=MAX_DEFINITION_CHARACTERS)
 
     @field_validator("definition")
     @classmethod
@@ -46,22 +47,23 @@ class VocabularyEntry(TomlSection):
 
 
 Vocabulary = Mapping[str, VocabularyEntry]
-"""The study's classes by name; empty if the experiment states none, so that any word is a class."""
+"""Class of the study -> its entry; empty if the experiment has no vocabulary, so that any word is a class."""
 
 
 def check_vocabulary(vocabulary: dict[str, VocabularyEntry]) -> dict[str, VocabularyEntry]:
-    """Return a vocabulary if each of its words means one class.
+    """Return a vocabulary unchanged if each of its words means exactly one class.
 
     Raises:
-        ValueError: If it has no class, or if one word, or two that differ in spelling only, stand for two classes.
+        ValueError: If there is no class, or if a word means two classes; spelling variants count as one word.
     """
     if not vocabulary:
         raise ValueError("is empty: name the study's classes, such as [vocabulary.Mass], or leave it out")
     meanings = dict[str, tuple[str, str]]()  # spelling key -> a word, and the class that it means
     for name, entry in vocabulary.items():
         for word in (name, *entry.synonyms):
-            if not word or len(word) > LONGEST_NAME or not is_plain_text(word):
-                raise ValueError(f"{word[:LONGEST_NAME]!r} cannot be a word: 1 to {LONGEST_NAME} characters that show")
+            if not word or len(word) > MAX_CLASS_NAME_CHARACTERS or not is_plain_text(word):
+                start = word[:MAX_CLASS_NAME_CHARACTERS]
+                raise ValueError(f"{start!r} cannot be a word: 1 to {MAX_CLASS_NAME_CHARACTERS} characters that show")
             other, meaning = meanings.setdefault(make_class_spelling_key(word), (word, name))
             if meaning != name:
                 words = quote_names(dict.fromkeys((other, word)))
@@ -74,12 +76,12 @@ VocabularyTable = Annotated[dict[Name, VocabularyEntry], AfterValidator(check_vo
 
 
 def _map_synonyms(vocabulary: Vocabulary) -> dict[str, str]:
-    """Return synonym -> the class that it means, for all words of a vocabulary that are no class."""
+    """Return synonym -> class, for all words of a vocabulary that are not classes themselves."""
     return {word: name for name, entry in vocabulary.items() for word in entry.synonyms if word not in vocabulary}
 
 
 def map_words_to_classes(words: Iterable[str], vocabulary: Vocabulary) -> dict[str, str]:
-    """Return word -> class for the words that a vocabulary replaces: its synonyms."""
+    """Return word -> class for those words that are synonyms in the vocabulary."""
     classes = _map_synonyms(vocabulary)
     return {word: classes[word] for word in words if word in classes}
 
@@ -87,7 +89,7 @@ def map_words_to_classes(words: Iterable[str], vocabulary: Vocabulary) -> dict[s
 def name_declaration_by_vocabulary(declaration: LabelDeclaration, vocabulary: Vocabulary) -> LabelDeclaration:
     """Return a site's declaration with the study's class in place of each synonym.
 
-    Of several words of one class, the first one is left (:func:`group_words_by_class`).
+    If several words mean one class, only the first one stays (:func:`group_words_by_class`).
     """
     columns = dict(zip(declaration.canonical_names, declaration.names, strict=True))
     groups = group_words_by_class(declaration.canonical_names, vocabulary)
@@ -97,9 +99,8 @@ def name_declaration_by_vocabulary(declaration: LabelDeclaration, vocabulary: Vo
 
 
 def group_words_by_class(words: Iterable[str], vocabulary: Vocabulary) -> dict[str, tuple[str, ...]]:
-    """Return class of the study -> the words that mean it, in the order of the words.
-
-    A word that means no class of the study is a class of its own.
+    """Return class -> the words that mean it, in the order of the words; a word outside the vocabulary is its own
+    class.
     """
     classes = _map_synonyms(vocabulary)
     groups = dict[str, list[str]]()
@@ -109,28 +110,32 @@ def group_words_by_class(words: Iterable[str], vocabulary: Vocabulary) -> dict[s
 
 
 def find_vocabulary_faults(declarations: Iterable[LabelDeclaration], vocabulary: Vocabulary) -> list[Fault]:
-    """Return a fault for each class of a site that is no class of the study, with the line to write.
+    """Return a fault, with the line that fixes it, for each class of a site that is not a class of the study.
 
     The first fault of a site lists the study's classes.
     """
     faults = list[Fault]()
     for declaration in declarations if vocabulary else ():
         is_first = True
-        for own, word in zip(declaration.names, declaration.canonical_names, strict=True):
+        for local_name, word in zip(declaration.names, declaration.canonical_names, strict=True):
             if word not in vocabulary:
-                faults.append(_make_foreign_word_fault(declaration, own, word, vocabulary, lists_classes=is_first))
+                faults.append(
+                    _make_foreign_word_fault(declaration, local_name, word, vocabulary, lists_classes=is_first)
+                )
                 is_first = False
     return faults
 
 
 def _make_foreign_word_fault(
-    declaration: LabelDeclaration, own: str, word: str, vocabulary: Vocabulary, *, lists_classes: bool
+    declaration: LabelDeclaration, local_name: str, word: str, vocabulary: Vocabulary, *, lists_classes: bool
 ) -> Fault:
-    """Return the fault of a word that is no class of the study.
+    """Return the fault of a word that is not a class of the study.
 
     Args:
-        own: The site's own name of the class.
-        word: The name that the site gives it in the federation.
+        declaration: The site's declaration.
+        local_name: The site's label name for the class.
+        word: The name of the class in the federation, after the site's synonyms.
+        vocabulary: The study's vocabulary.
         lists_classes: True to list the study's classes.
     """
     site = declaration.site
@@ -141,12 +146,12 @@ def _make_foreign_word_fault(
         remedy = (
             f"If it means {quote_names([nearest])}, this line under [data.synonyms] in site.toml of {site} settles "
         )
-        remedy += f"it:\n    {format_synonym_line(own, nearest)}"
+        remedy += f"it:\n    {format_synonym_line(local_name, nearest)}"
     else:
         remedy = (
-            f"If it means one of these, write that in place of {UNSTATED_CLASS} under [data.synonyms] in site.toml "
+            f"If it means one of these, write that in place of {CLASS_PLACEHOLDER} under [data.synonyms] in site.toml "
         )
-        remedy += f"of {site}:\n    {format_synonym_line(own, UNSTATED_CLASS)}"
+        remedy += f"of {site}:\n    {format_synonym_line(local_name, CLASS_PLACEHOLDER)}"
     remedy += (
         "\nIf it is another class, leave it out of data.annotates, or the coordinator adds it to the experiment:\n"
     )
@@ -155,35 +160,37 @@ def _make_foreign_word_fault(
 
 
 def find_nearest_class(word: str, vocabulary: Vocabulary) -> str:
-    """Return the class of the study that a foreign word may mean; empty if none is near."""
+    """Return the class of the study that a word outside the vocabulary may mean; empty if none is similar."""
     meanings = {name: name for name in vocabulary} | _map_synonyms(vocabulary)
     if alike := find_alike_name(word, meanings):
         return meanings[alike]
     by_folded = {spelling.casefold(): name for spelling, name in meanings.items()}
-    near = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=NEAR)
+    near = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=MIN_WORD_SIMILARITY)
     return by_folded[near[0]] if near else ""
 
 
-def format_synonym_line(own: str, name: str) -> str:
-    """Return the line of ``[data.synonyms]`` by which a site's own word counts as a class."""
-    return f"{format_as_json_text(own)} = {format_as_json_text(name)}"
+def format_synonym_line(local_name: str, class_name: str) -> str:
+    """Return the line of ``[data.synonyms]`` that maps a site's word to a class."""
+    return f"{format_as_json_text(local_name)} = {format_as_json_text(class_name)}"
 
 
 def merge_words_of_classes(images: ImageSet, vocabulary: Vocabulary) -> ImageSet:
     """Return images with the study's class in place of each synonym among their class names.
 
-    Several columns of one class are one class: an image shows it if one of the columns says so. Columns that mean no
-    class of the study stay as they are.
+    Several columns of one class become one column: an image shows the class if one of them is positive. Columns outside
+    the vocabulary stay unchanged.
     """
     groups = group_words_by_class(images.class_names, vocabulary)
     return images.merge_label_columns(groups.values()).rename_classes(tuple(groups))
 
 
 def name_images_by_vocabulary(images: ImageSet, vocabulary: Vocabulary | None, where: str) -> ImageSet:
-    """Return images as :func:`merge_words_of_classes` does, if each of their columns means a class of the study.
+    """Apply :func:`merge_words_of_classes`, and refuse images with a column outside the vocabulary.
 
     Args:
-        where: Table of the experiment that the images are of, for faults.
+        images: The images.
+        vocabulary: The study's vocabulary; without one the images are returned unchanged.
+        where: Table of the experiment that names the images, for faults.
 
     Raises:
         BadInput: If a column means no class of the study.

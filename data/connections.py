@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.errors import BadInput
-from polyclinic.common.hosts import HostUse, find_host_secret, is_readable_on_the_way
+from polyclinic.common.hosts import HostUse, find_host_secret, is_sent_unencrypted
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.data.base.spec import DataSpec, DicomwebDatasetSpec, make_search_use
 from polyclinic.data.tables.csv import read_csv_table
@@ -70,7 +70,7 @@ def list_dataset_connections(
     sent = [_describe_searches(spec, base, samples=samples)]
     if secret is not None:
         sent.append(f"your secret for {host} ({secret.authentication}, from {secrets_path})")
-    if is_readable_on_the_way(host):
+    if is_sent_unencrypted(host):
         sent.append("all of it without TLS: anyone on the way can read it")
     return [OutboundConnection(use, spec.url, f"{section}.url", tuple(sent))]
 

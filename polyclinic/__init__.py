@@ -33,7 +33,7 @@ __all__ = [
     "simulate",
 ]
 
-_PLACES = {
+_MODULE_BY_NAME = {
     "BadInput": "polyclinic.common.errors",
     "ComparedRuns": "polyclinic.comparisons",
     "FileReadingWarning": "polyclinic.prediction",
@@ -53,4 +53,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name only at its first use, because the import loads numpy and perhaps torch."""
     if name not in __all__:
         raise AttributeError(f"module 'polyclinic' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES.get(name, "polyclinic.runs")), name)
+    return getattr(importlib.import_module(_MODULE_BY_NAME.get(name, "polyclinic.runs")), name)

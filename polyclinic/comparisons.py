@@ -1,4 +1,4 @@
-"""Several experiments from Python, run over the same seeds and compared with paired tests."""
+"""Run several experiments from Python with the same seeds, and compare them with paired tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic.common.config import Experiment, ExperimentFile
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.own_parts import (
+from polyclinic.custom_parts import (
     ClassMetric,
+    CustomDataset,
+    CustomParts,
     ImageTransform,
     Network,
     OptimizerFactory,
-    OwnDataset,
-    OwnParts,
     RateSchedule,
     TrainingLoss,
     convert_settings_to_overrides,
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from polyclinic.studies.comparison import MethodComparison
 
 PythonExperiment = str | Path | Mapping[str, Any]
-"""A path, the name of an example or a method, or tables; a key with a dot, such as ``"run.method"``, is a setting."""
-TEXT_WIDTH = 100
-"""Columns of the text of a comparison."""
+"""A path, the name of an example or of a method, or a dictionary of tables; a key with a dot, such as ``"run.method"``,
+is one setting.
+"""
+REPORT_TEXT_COLUMNS = 100
+"""Width of a comparison that is printed as text, in characters."""
 
 
 @use_python_words()
@@ -49,7 +51,7 @@ def compare(
     settings: Mapping[str, Any] | None = None,
     model: nn.Module | Network | None = None,
     head: str | None = None,
-    dataset: OwnDataset | None = None,
+    dataset: CustomDataset | None = None,
     loss: TrainingLoss | None = None,
     transform: ImageTransform | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -63,17 +65,17 @@ def compare(
     """Run several experiments with the same seeds, and compare them with paired tests.
 
     Args:
-        experiments: Experiments as for :func:`polyclinic.simulate`, in a list; or name -> experiment, where the name
-            is that of tables and report. A method's name is short for the setting ``run.method``.
-            The first is the reference of the tests.
+        experiments: A list of experiments as for :func:`polyclinic.simulate`, or a dictionary name -> experiment;
+            tables and report show the names. A method's name is short for the setting ``run.method``.
+            The paired tests compare the first experiment with each other one.
         seeds: Number of seeds (0, 1, ...) for every experiment; a statistical verdict needs at least three.
         settings: Settings to override in every experiment, such as ``{"run.rounds": 3}``.
-        model, head, dataset, loss, transform, optimizer, schedule, metrics: Parts of your own for every experiment, as
+        model, head, dataset, loss, transform, optimizer, schedule, metrics: Custom objects for every experiment, as
             for :func:`polyclinic.simulate`.
         out: Folder for all runs and the report; runs that exist there are not repeated. None for a new folder in
             ``runs``.
-        jobs: Number of runs at the same time; None for as many as fit. With a part of your own it is always 1, because
-            only this process knows the part.
+        jobs: Number of runs at the same time; None for as many as fit. With a custom object it is always 1, because
+            the object exists only in this process.
         allow_hosts: The other machines that the runs may talk to, as for :func:`polyclinic.simulate`.
         quiet: True shows no progress, False shows it; None shows it in a notebook only.
 
@@ -87,27 +89,27 @@ def compare(
     from polyclinic.studies.compare import compare_trials
 
     import_pandas()  # before hours of training
-    named = _name_experiments(experiments)
+    named_experiments = _name_experiments(experiments)
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    own_parts = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
-    if own_parts and jobs is not None and jobs > 1:
+    custom_parts = CustomParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
+    if custom_parts and jobs is not None and jobs > 1:
         sentence = "other processes do not know the objects of this one, so the runs are made one after another."
         warnings.warn(f"jobs={jobs}: {sentence}", stacklevel=3)
-    shared = own_parts.make_overrides(settings or {})
+    shared_overrides = custom_parts.make_overrides(settings or {})
     folder = choose_new_folder("compared") if out is None else Path(out)
     trials = list[Trial]()
-    files = _read_all(named, shared, own_parts)
-    for each in named:
-        overrides = (*shared, *each.overrides)
+    files = _read_experiment_files(named_experiments, shared_overrides, custom_parts)
+    for experiment in named_experiments:
+        overrides = (*shared_overrides, *experiment.overrides)
         refuse_seed_override(overrides)
         trials += [
             Trial(
-                each.path,
-                folder / f"{each.stem}-seed{seed}",
+                experiment.path,
+                folder / f"{experiment.stem}-seed{seed}",
                 (*overrides, f"run.seed={seed}"),
-                each.label,
-                tables=each.tables,
+                experiment.label,
+                tables=experiment.tables,
             )
             for seed in range(seeds)
         ]
@@ -117,17 +119,18 @@ def compare(
         get_cached_networks.cache_clear()
     with permit_listed_hosts(files, allow_hosts, settings or {}):
         console = make_python_console(quiet)
-        comparison, contents = compare_trials(
+        comparison, run_contents = compare_trials(
             trials,
             folder,
             jobs,
             console,
-            in_this_process=bool(own_parts),
+            in_this_process=bool(custom_parts),
             cautions=_describe_equal_starts(model, seeds),
         )
-    names = {(trial.label, run.summary.seed): run for trial, run in zip(trials, contents, strict=True)}
-    labels = {trial.label: run.summary.table_label for trial, run in zip(trials, contents, strict=True)}
-    return ComparedRuns(folder, comparison, {key: load(run.folder) for key, run in names.items()}, labels)
+    content_by_run = {(trial.label, run.summary.seed): run for trial, run in zip(trials, run_contents, strict=True)}
+    labels = {trial.label: run.summary.table_label for trial, run in zip(trials, run_contents, strict=True)}
+    finished_runs = {key: load(run.folder) for key, run in content_by_run.items()}
+    return ComparedRuns(folder, comparison, finished_runs, labels)
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ class ComparedRuns:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The sentences of the report on each method, and what makes the comparison uneven."""
+        """The sentences of the report about each method, and the reasons why the comparison may be uneven."""
         from polyclinic.studies.claims import describe_large_differences, describe_method_verdicts
 
         verdicts = (*describe_method_verdicts(self.comparison), *describe_large_differences(self.comparison))
@@ -169,7 +172,9 @@ class ComparedRuns:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A table with a row per run: mean AUROC over all classes, shared and unique ones; own metrics; model hash."""
+        """A table with a row per run: mean AUROC over all, shared and unique classes; custom metrics; hash of the
+        model.
+        """
         methods = {method.label: method for method in self.comparison.methods}
         rows = [
             {
@@ -185,9 +190,10 @@ class ComparedRuns:
 
     @property
     def methods(self) -> pd.DataFrame:
-        """A table with a row per method: means over seeds, and the test of the reference against it over all classes.
+        """A table with a row per method: means over seeds, and the paired test of the reference against the method.
 
-        ``difference`` is that of the reference minus this method. ``p`` is missing with fewer than three seeds.
+        The test is over all classes. ``difference`` is the reference's mean minus the method's mean. ``p`` is missing
+        with fewer than three seeds.
         """
         tests = self.tests
         own_metrics = self.comparison.own_metrics
@@ -209,8 +215,8 @@ class ComparedRuns:
     def tests(self) -> pd.DataFrame:
         """A table with a row per paired test of the reference against another method.
 
-        ``p`` is corrected by Holm's method over all methods of the same classes and pairing; it is missing with fewer
-        than three seeds, and ``note`` says why.
+        ``p`` is corrected by Holm's method over all tests with the same classes and pairing. It is missing with fewer
+        than three seeds; ``note`` then says why.
         """
         from polyclinic.studies.claims import explain_missing_p, get_reported_p, judge_test_outcome
 
@@ -244,14 +250,16 @@ class ComparedRuns:
 
         from polyclinic.studies.comparison_report import format_comparison_tables
 
-        console = Console(width=TEXT_WIDTH, no_color=True, emoji=False, force_jupyter=False, force_terminal=False)
+        console = Console(
+            width=REPORT_TEXT_COLUMNS, no_color=True, emoji=False, force_jupyter=False, force_terminal=False
+        )
         with console.capture() as capture:
             console.print(format_comparison_tables(self.comparison))
         tables = "\n".join(line.rstrip() for line in capture.get().splitlines())
         return "\n".join([tables, self.result, *(f"- {note}" for note in self.notes), f"Report: {self.report}"])
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the tables and sentences of the report as HTML, for notebooks."""
         from polyclinic.studies.comparison_report import make_comparison_tables
 
         parts = []
@@ -267,7 +275,15 @@ class ComparedRuns:
 
 @dataclass(frozen=True)
 class _NamedExperiment:
-    """An experiment of a comparison: a path or tables, the name of its folders, and settings of its own."""
+    """An experiment of a comparison.
+
+    Attributes:
+        label: Name in tables and report.
+        stem: First part of the names of its run folders.
+        path: The experiment file; with ``tables`` only a name.
+        tables: The experiment as a dictionary; None if it is a file.
+        overrides: Settings ``key=value`` of this experiment alone.
+    """
 
     label: str
     stem: str
@@ -277,7 +293,7 @@ class _NamedExperiment:
 
 
 def _describe_equal_starts(model: nn.Module | Network | None, seeds: int) -> tuple[str, ...]:
-    """Return a sentence if all seeds begin with the weights of one module, else nothing."""
+    """Return a warning if all seeds start from the weights of the same module; otherwise an empty tuple."""
     # A function, or a class, makes new weights for each seed.
     if seeds == 1 or isinstance(model, type) or not hasattr(model, "state_dict"):
         return ()
@@ -291,10 +307,10 @@ def _describe_equal_starts(model: nn.Module | Network | None, seeds: int) -> tup
 def _name_experiments(
     experiments: Sequence[PythonExperiment] | Mapping[str, PythonExperiment],
 ) -> list[_NamedExperiment]:
-    """Return the experiments with their names.
+    """Return the experiments with a label and a folder name for each.
 
     Raises:
-        BadInput: If there is none, or something is no experiment.
+        BadInput: If there is no experiment, or an entry is not one.
     """
     from polyclinic.strategies.registry import STRATEGIES
 
@@ -304,49 +320,51 @@ def _name_experiments(
         problem = "is one experiment, with nothing to compare."
         raise BadInput([Fault("experiments", problem, "Give a list of several, or a dictionary name -> experiment.")])
     named = list[_NamedExperiment]()
-    pairs: list[tuple[str | None, PythonExperiment]] = [(None, each) for each in experiments]
+    named_entries: list[tuple[str | None, PythonExperiment]] = [(None, each) for each in experiments]
     if isinstance(experiments, Mapping):
-        pairs = [(str(name), each) for name, each in experiments.items()]
-    for name, listed in pairs:
-        is_method = isinstance(listed, str) and listed in STRATEGIES and not Path(listed).is_file()
-        experiment: PythonExperiment = {"run.method": listed} if is_method else listed
-        given = {} if name is None else {"run.name": name}
+        named_entries = [(str(name), each) for name, each in experiments.items()]
+    for name, entry in named_entries:
+        is_method = isinstance(entry, str) and entry in STRATEGIES and not Path(entry).is_file()
+        experiment: PythonExperiment = {"run.method": entry} if is_method else entry
+        settings = {} if name is None else {"run.name": name}
         if not isinstance(experiment, Mapping):
             path = Path(experiment)
             tables = None
             label = name or path.stem
         else:
-            given = {**{key: value for key, value in experiment.items() if "." in key}, **given}
+            settings = {**{key: value for key, value in experiment.items() if "." in key}, **settings}
             tables = copy_tables({key: value for key, value in experiment.items() if "." not in key})
             section = tables.get("run")
             run = section if isinstance(section, dict) else {}
-            label = name or str(run.get("name") or given.get("run.method") or run.get("method") or "experiment")
+            label = name or str(run.get("name") or settings.get("run.method") or run.get("method") or "experiment")
             path = Path(_make_stem(label, {each.stem for each in named}))
         stem = label if tables is None and name is None else _make_stem(label, {each.stem for each in named})
-        named.append(_NamedExperiment(label, stem, path, tables, tuple(convert_settings_to_overrides(given))))
+        named.append(_NamedExperiment(label, stem, path, tables, tuple(convert_settings_to_overrides(settings))))
     return named
 
 
 def _make_stem(label: str, others: Collection[str]) -> str:
-    """Return a name for folders that differs from the others; signs other than letters and digits become ``-``."""
+    """Return a folder name that is not among the others; characters other than letters and digits become ``-``."""
     plain = "".join(letter if letter.isalnum() or letter == "_" else "-" for letter in label)
     numbered = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
     return next(name for name in numbered if name not in others)
 
 
-def _read_all(named: Sequence[_NamedExperiment], shared: Sequence[str], own_parts: OwnParts) -> list[ExperimentFile]:
+def _read_experiment_files(
+    experiments: Sequence[_NamedExperiment], shared_overrides: Sequence[str], custom_parts: CustomParts
+) -> list[ExperimentFile]:
     """Read all experiments.
 
     Raises:
-        BadInput: With the faults of all.
+        BadInput: With the faults of all experiments.
     """
     files = list[ExperimentFile]()
     faults = list[Fault]()
-    for each in named:
+    for experiment in experiments:
         try:
-            source = each.path if each.tables is None else each.tables
-            file = read_python_experiment(source, (*shared, *each.overrides), each.label)
-            own_parts.refuse_other_processes(file)
+            source = experiment.path if experiment.tables is None else experiment.tables
+            file = read_python_experiment(source, (*shared_overrides, *experiment.overrides), experiment.label)
+            custom_parts.refuse_other_processes(file)
             files.append(file)
         except BadInput as error:
             faults += error.faults

@@ -1,4 +1,4 @@
-"""Probabilities of a saved model for images from Python: a data set, an array, or files."""
+"""Compute a saved model's class probabilities for images from Python: a data set, an array, or files."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ if TYPE_CHECKING:
 
 Files = str | Path | Sequence[str | Path]
 ImagesToPredict = LabelledImages | MapStyleDataset | NDArray[np.uint8] | Files
-"""Images of your own, a uint8 array ``(n, height, width[, 3])``, or paths."""
-_FORMS = "a map-style data set, pc.LabelledImages, a uint8 array, the path of a file or folder, or several paths"
+"""Custom images, a uint8 array ``(n, height, width[, 3])``, or paths."""
+_ACCEPTED_IMAGES = (
+    "a map-style data set, pc.LabelledImages, a uint8 array, the path of a file or folder, or several paths"
+)
 
 
 class FileReadingWarning(UserWarning):
-    """Files are read in another way than the data set that the model was trained on."""
+    """Warns that image files are decoded in another way than the data set on which the model was trained."""
 
 
 class UnlearnedClassWarning(UserWarning):
-    """The model has not learned a class, which is left out of its predictions."""
+    """Warns that the predictions leave out a class that the model has not learned."""
 
 
 def predict_images(
     folder: Path, network: SplitNetwork, images: ImagesToPredict
 ) -> tuple[list[str] | None, NDArray[np.float32]]:
-    """Return the names of the images, None if they have none; and their probabilities, ``(n, classes)``.
+    """Return names ``(n,)`` and class probabilities ``(n, classes)`` of images; the names are None if images have none.
 
     Args:
-        folder: Folder of the run, whose settings say how files are read.
+        folder: Folder of the run; its settings determine how files are read.
         network: The model.
+        images: A data set, an array or files.
 
     Warns:
-        FileReadingWarning: If files are read, and the run was trained on a data set of the user's own.
+        FileReadingWarning: If files are read, and the run was trained on a custom data set.
 
     Raises:
         BadInput: If there is no image, or none is readable.
@@ -61,12 +64,12 @@ def predict_images(
         raise BadInput([Fault("images", problem, 'Give one of them: run.predict(parts["test"]).')])
     if isinstance(images, Sequence) and images and all(isinstance(file, str | Path) for file in images):
         return _predict_from_paths(folder, network, images)
-    if is_map_style_dataset(inner := getattr(images, "dataset", None)) and not hasattr(images, "__getitem__"):
-        problem = f"is a {type(images).__name__}, which makes batches of its {type(inner).__name__}."
+    if is_map_style_dataset(wrapped_dataset := getattr(images, "dataset", None)) and not hasattr(images, "__getitem__"):
+        problem = f"is a {type(images).__name__}, which makes batches of its {type(wrapped_dataset).__name__}."
         raise BadInput([Fault("images", problem, "Pass its data set: run.predict(loader.dataset).")])
     if not is_map_style_dataset(images) or not len(images):
         what = "an empty " if is_map_style_dataset(images) else "a "
-        raise BadInput([Fault("images", f"must be {_FORMS}, not {what}{type(images).__name__}.")])
+        raise BadInput([Fault("images", f"must be {_ACCEPTED_IMAGES}, not {what}{type(images).__name__}.")])
     return None, predict_from_dataset(folder, network, LabelledImages(images))
 
 
@@ -92,7 +95,7 @@ def _predict_from_array(folder: Path, network: SplitNetwork, images: NDArray[Any
 def _predict_from_paths(
     folder: Path, network: SplitNetwork, files: Sequence[str | Path]
 ) -> tuple[list[str], NDArray[np.float32]]:
-    """Predict pictures in files; a picture that is unreadable has NaN."""
+    """Return names and probabilities of the pictures in files; an unreadable picture has NaN in every class."""
     from polyclinic.common.prediction.files import predict_from_files
     from polyclinic.server.export.prediction import (
         choose_model_image_format,
@@ -102,9 +105,11 @@ def _predict_from_paths(
     if sentence := describe_other_file_reading(folder):
         remedy = "run.predict(dataset) reads as in training."
         warnings.warn(f"{sentence} {remedy}", FileReadingWarning, stacklevel=4)
-    form = choose_model_image_format(folder, network)
-    results = [predict_from_files(network, Path(file), form) for file in files]
+    image_format = choose_model_image_format(folder, network)
+    results = [predict_from_files(network, Path(file), image_format) for file in files]
     names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
-    unknown = np.full((1, len(network.class_names)), np.nan, np.float32)
-    rows = [part for pictures, scores in results for part in (scores, *[unknown] * len(pictures.unreadable))]
+    row_of_nan = np.full((1, len(network.class_names)), np.nan, np.float32)
+    rows = []
+    for pictures, scores in results:
+        rows += [scores, *[row_of_nan] * len(pictures.unreadable)]
     return names, np.concatenate(rows)

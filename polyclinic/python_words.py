@@ -1,4 +1,4 @@
-"""Errors of the command line in the words of Python: ``out=`` for ``--out``, ``resume=True`` for ``--resume``."""
+"""Rewrite errors of the command line for Python callers: ``out=`` for ``--out``, ``resume=True`` for ``--resume``."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from polyclinic.common.errors import BadInput
 
-_WHERE = (
+_LOCATION_PATTERNS = (
     (r"^--resume (?=\S)", "resume=True, out="),
     (r"^--out (?=\S)", "out="),
     (r"^--set ", "settings: "),
 )
-"""Patterns of a fault's place, which names an option and its value."""
-_TEXT = (
+"""Regular expression -> Python words, for ``Fault.where``."""
+_SENTENCE_PATTERNS = (
     (r"--set model\.weights=(\S+)", r'settings={"model.weights": "\1"}'),
     (r"--out NEW\b", 'out="NEW"'),
     (r"--backend inline\b", 'settings={"simulation.backend": "inline"}'),
@@ -23,15 +23,15 @@ _TEXT = (
     (r"--set\b", "settings="),
     (r"--seeds\b", "seeds="),
 )
-"""Patterns in a problem or remedy, the longer ones first."""
+"""Regular expression -> Python words, for problems and remedies of faults; longer patterns come first."""
 
 
 @contextmanager
 def use_python_words() -> Iterator[None]:
-    """Let :class:`BadInput` that is raised inside the ``with`` block name arguments instead of options.
+    """Rewrite a :class:`BadInput` that is raised inside the ``with`` block, so that it names arguments, not options.
 
     Raises:
-        BadInput: The same faults in other words.
+        BadInput: With the same faults in other words.
     """
     try:
         yield
@@ -39,9 +39,9 @@ def use_python_words() -> Iterator[None]:
         faults = [
             replace(
                 fault,
-                where=_replace_words(fault.where, _WHERE),
-                problem=_replace_words(fault.problem, _TEXT),
-                remedy=_replace_words(fault.remedy, _TEXT),
+                where=_replace_words(fault.where, _LOCATION_PATTERNS),
+                problem=_replace_words(fault.problem, _SENTENCE_PATTERNS),
+                remedy=_replace_words(fault.remedy, _SENTENCE_PATTERNS),
             )
             for fault in error.faults
         ]

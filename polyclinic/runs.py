@@ -1,4 +1,4 @@
-"""Federations from Python: simulate a run, read its folder, use its model, compare experiments.
+"""Run federations from Python: simulate a run, read its folder, and use its model.
 
 The functions use the same code and run folders as ``flwr-sim``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-# Before flwr or ray is imported: they send no telemetry.
+# Set before flwr or ray is imported, so that they send no telemetry.
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
@@ -31,13 +31,13 @@ import numpy as np
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.common.system.plain_text import format_count_with_noun, format_number
-from polyclinic.own_parts import (
+from polyclinic.custom_parts import (
     ClassMetric,
+    CustomDataset,
+    CustomParts,
     ImageTransform,
     Network,
     OptimizerFactory,
-    OwnDataset,
-    OwnParts,
     RateSchedule,
     TrainingLoss,
     read_python_experiment,
@@ -64,7 +64,7 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     model: nn.Module | Network | None = None,
     head: str | None = None,
-    dataset: OwnDataset | None = None,
+    dataset: CustomDataset | None = None,
     loss: TrainingLoss | None = None,
     transform: ImageTransform | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -106,11 +106,11 @@ def simulate(
     """
     from polyclinic.client.training.task import get_cached_networks
     from polyclinic.server.outbound_hosts import permit_listed_hosts
-    from polyclinic.server.simulation.simulate import simulate as run
+    from polyclinic.server.simulation.simulate import simulate as run_simulation
 
-    own_parts = OwnParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
-    file = read_python_experiment(experiment, own_parts.make_overrides(settings or {}))
-    own_parts.refuse_other_processes(file)
+    custom_parts = CustomParts(model, head, dataset, loss, transform, optimizer, schedule, metrics)
+    file = read_python_experiment(experiment, custom_parts.make_overrides(settings or {}))
+    custom_parts.refuse_other_processes(file)
     if out is None:
         out = choose_new_folder(file.experiment.run.name or file.experiment.run.method)
     folder = Path(out)
@@ -118,19 +118,21 @@ def simulate(
         # An object of an earlier call may have the same name, if they differ only in the code of an installed package.
         get_cached_networks.cache_clear()
     with permit_listed_hosts([file], allow_hosts, settings or {}):
-        run(file, folder, make_python_console(quiet), resume=resume)
+        run_simulation(file, folder, make_python_console(quiet), resume=resume)
     return load(folder)
 
 
 def choose_new_folder(name: str) -> Path:
-    """Return ``runs/NAME``, with a number appended if that exists; signs other than letters and digits become ``-``."""
+    """Return ``runs/NAME``, with a number appended if that exists; characters other than letters and digits become
+    ``-``.
+    """
     plain = "".join(letter if letter.isalnum() else "-" for letter in name)
     paths = (Path("runs", plain if number == 1 else f"{plain}-{number}") for number in itertools.count(1))
     return next(path for path in paths if not path.exists())
 
 
 def make_python_console(quiet: bool | None) -> Console:
-    """Return the console of a call from Python; where ``quiet`` is None, it shows something in notebooks only."""
+    """Return the console for a call from Python; with ``quiet=None`` it prints in notebooks only."""
     from rich.console import Console
 
     console = Console(emoji=False)
@@ -155,10 +157,10 @@ def load(folder: str | Path, *, model: nn.Module | Network | None = None, head: 
     """
     from polyclinic.server.runs.reader import read_run
 
-    read_run(Path(folder))  # every fault at once
+    read_run(Path(folder))  # reports every fault of the folder at once
     run = FinishedRun(Path(folder), GivenNetwork(model, head))
     if model is not None:
-        run.network()  # a network that does not fit is refused here
+        run.network()  # refuses a network that does not fit the weights
     return run
 
 
@@ -196,7 +198,7 @@ class FinishedRun:
 
     @property
     def result(self) -> str:
-        """The result in one sentence, as at the top of the report; it says why, if no mean AUROC can be given."""
+        """The result in one sentence, as at the top of the report; without a mean AUROC, the sentence says why."""
         return self._claims.result
 
     @property
@@ -206,9 +208,9 @@ class FinishedRun:
 
     @property
     def mean_auroc(self) -> float | None:
-        """The mean test AUROC of the report, over the classes that enough test images show.
+        """The mean test AUROC of the report, over the classes with enough positive and negative test images.
 
-        None if the report gives none; :attr:`result` says why.
+        None if the report gives none; :attr:`result` then says why.
         """
         return self._claims.mean_auroc
 
@@ -234,13 +236,15 @@ class FinishedRun:
     def classes(self) -> pd.DataFrame:
         """A table with a row per class: AUROC with 95 % interval, average precision, positives, owning sites.
 
-        As in the report, a class that was not tested has no figures, and ``note`` says why. ``error`` bounds the error
-        of the AUROC; it is 0 if the AUROC is exact. A metric of your own has a column with the function's name.
+        As in the report, a class that was not tested has no values, and ``note`` says why. ``error`` is the largest
+        possible error of the AUROC; it is 0 if the AUROC is exact. A custom metric has a column with the function's
+        name.
         """
         from polyclinic.server.reporting.run_claims import explain_untested_class
 
         summary = self._content.summary
-        test, intervals = summary.test, summary.test.intervals or summary.test.sampled
+        test = summary.test
+        intervals = test.intervals or test.sampled
         rows = []
         for name in dict.fromkeys((*test.per_class, *summary.classes)):
             note = explain_untested_class(summary, name)
@@ -267,7 +271,7 @@ class FinishedRun:
 
     @property
     def own_metrics(self) -> dict[str, float | None]:
-        """Name of each metric of your own -> its mean over the classes for which it is defined."""
+        """Name of each custom metric -> its mean over the classes for which it is defined."""
         test = self._content.summary.test
         return {short: test.mean_more[metric] for metric, short in test.own_metrics.items()}
 
@@ -340,18 +344,18 @@ class FinishedRun:
     def plot_classes(self, axes: Axes | None = None) -> Axes:
         """Plot the test AUROC of every class with its interval; return the axes."""
         axes = axes if axes is not None else _make_axes()
-        defined = self.classes.dropna(subset=["auroc"])
-        places = np.arange(len(defined))
-        if defined["low"].notna().all():
-            axes.hlines(places, defined["low"], defined["high"], alpha=0.5)
-        axes.plot(defined["auroc"], places, "o")
-        axes.set_yticks(places, list(defined.index))
+        tested_classes = self.classes.dropna(subset=["auroc"])
+        positions = np.arange(len(tested_classes))
+        if tested_classes["low"].notna().all():
+            axes.hlines(positions, tested_classes["low"], tested_classes["high"], alpha=0.5)
+        axes.plot(tested_classes["auroc"], positions, "o")
+        axes.set_yticks(positions, list(tested_classes.index))
         axes.axvline(0.5, linestyle=":", color="grey")
-        axes.set(xlabel="AUROC (test)", ylim=(len(defined) - 0.5, -0.5))
+        axes.set(xlabel="AUROC (test)", ylim=(len(tested_classes) - 0.5, -0.5))
         return axes
 
     def _describe_own_metrics(self) -> str:
-        """Return a sentence with the means of the user's own metrics; empty without them."""
+        """Return a sentence with the means of the custom metrics; empty if there is none."""
         means = [f"{name} {format_number(mean)}" for name, mean in self.own_metrics.items()]
         return f"Metrics of your own, mean over the classes: {', '.join(means)}." if means else ""
 
@@ -369,7 +373,7 @@ class FinishedRun:
         return f"<{facts}, {result}; {notes}, which print(run) shows; {self.folder}>"
 
     def __str__(self) -> str:
-        """Return the result and all limitations, as the report gives them."""
+        """Return the result and all limitations, with the sentences of the report."""
         claims = self._claims
         lines = [claims.result]
         own_metrics = self._describe_own_metrics()
@@ -380,16 +384,18 @@ class FinishedRun:
         return "\n".join([*lines, f"Report: {self.report}"])
 
     def _repr_html_(self) -> str:
-        """Return the same as :meth:`__str__` for notebooks."""
+        """Return the text of :meth:`__str__` as HTML, for notebooks."""
         claims = self._claims
         cautions = "".join(f"<li>{escape(caution)}</li>" for caution in claims.cautions)
         caution_list = f"<ul>{cautions}</ul>" if cautions else ""
         limits = "".join(f"<li>{escape(limit)}</li>" for limit in claims.limits)
-        more = f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
+        limit_list = (
+            f"<details><summary>What this run does not show</summary><ul>{limits}</ul></details>" if limits else ""
+        )
         result = " ".join(filter(None, (claims.result, self._describe_own_metrics())))
-        first = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(result)}</p>"
-        page = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
-        return f"{first}{caution_list}{more}{page}"
+        headline = f"<p><b>{escape(self._content.summary.table_label)}</b>: {escape(result)}</p>"
+        report_link = f"<p>Report: <code>{escape(str(self.report))}</code></p>"
+        return f"{headline}{caution_list}{limit_list}{report_link}"
 
 
 def predict(
@@ -399,12 +405,12 @@ def predict(
     model: nn.Module | Network | None = None,
     head: str | None = None,
 ) -> pd.DataFrame:
-    """Return the probabilities of a saved model for images, like :meth:`FinishedRun.predict`.
+    """Return the class probabilities of a saved model for images, like :meth:`FinishedRun.predict`.
 
     Args:
         folder: Folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
         images: Images as for :meth:`FinishedRun.predict`.
-        model: The network of your own that was trained, as for :func:`load`.
+        model: The custom network that was trained, as for :func:`load`.
         head: As for :func:`load`.
     """
     run = FinishedRun(Path(folder), GivenNetwork(model, head))
@@ -419,7 +425,7 @@ def import_pandas() -> Any:
 
 
 def make_table(rows: Sequence[Mapping[str, Any] | Sequence[Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return a pandas DataFrame that prints all its columns; those that do not fit into a line come below."""
+    """Return a pandas DataFrame that prints all its columns, in several blocks if they do not fit on one line."""
     import_pandas()
     from polyclinic.whole_table import WholeTable
 

@@ -1,4 +1,4 @@
-"""The network of a saved model, also where it was an object of another process and is given again."""
+"""Load the network of a saved model, also if it was a custom object of another process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polyclinic.common.models.network import SplitNetwork
-    from polyclinic.own_parts import Network
+    from polyclinic.custom_parts import Network
 
 
 class OtherNetworkWarning(UserWarning):
-    """The network that is given for a saved model is not known to be the one that was trained."""
+    """Warns that the network which the caller passes for a saved model may not be the one that was trained."""
 
 
 @dataclass(frozen=True)
 class GivenNetwork:
-    """The network of a saved model, and its ``head=``, as they were given to ``pc.simulate``; None if not given."""
+    """The custom network that a caller passes for a saved model, and its ``head=``; None where nothing is passed."""
 
     model: nn.Module | Network | None = None
     head: str | None = None
@@ -50,22 +50,23 @@ def load_given_network(folder: Path, given: GivenNetwork) -> SplitNetwork:
 
     if given.model is None:
         return load_model(folder)
-    spec = read_model_description(folder).model
-    name = spec.architecture.removeprefix(PLUGIN)
+    model_spec = read_model_description(folder).model
+    name = model_spec.architecture.removeprefix(PLUGIN)
     if not is_local_plugin_name(name):
         raise BadInput(
-            [Fault("model", f"is not needed: the network of {folder} is {spec.architecture}.", "Leave it out.")]
+            [Fault("model", f"is not needed: the network of {folder} is {model_spec.architecture}.", "Leave it out.")]
         )
-    if given.head is not None and given.head != spec.head:
-        problem = f"is {given.head!r}; {folder} was trained with {spec.head!r}."
+    if given.head is not None and given.head != model_spec.head:
+        problem = f"is {given.head!r}; {folder} was trained with {model_spec.head!r}."
         raise BadInput([Fault("head", problem, "Leave it out: the run knows it.")])
     with offer_local_plugin_as(MODELS, name, given.model):
         network = load_model(folder)
     if make_local_plugin_name(given.model) != name:
-        trained = format_plugin_user_name("model", name)
+        name_for_user = format_plugin_user_name("model", name)
         warnings.warn(
-            f"{folder} was trained with {trained}, from which the given network differs in code or in initial weights. "
-            "Initial weights do not matter, because those of the run replace them. Other code may give other results.",
+            f"{folder} was trained with {name_for_user}, from which the given network differs in code or in initial "
+            "weights. Initial weights do not matter, because those of the run replace them. Other code may give other "
+            "results.",
             OtherNetworkWarning,
             stacklevel=4,
         )

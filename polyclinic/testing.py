@@ -63,18 +63,21 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (batch, channels, image_size, image_size), generator=generator).float()
     with torch.no_grad():
-        together = first.eval()(images)
-        copied = other.eval()(images)
-        alone = torch.cat([first(image[None]) for image in images])
-    assert together.isfinite().all(), f"{name}: some features are not finite"
-    assert torch.allclose(together, copied, atol=1e-4), (
+        batch_features = first.eval()(images)
+        copied_features = other.eval()(images)
+        single_features = torch.cat([first(image[None]) for image in images])
+    assert batch_features.isfinite().all(), f"{name}: some features are not finite"
+    assert torch.allclose(batch_features, copied_features, atol=1e-4), (
         f"{name}: with the state of another it says something else; what it holds beside parameters and running "
         "statistics is lost when a model travels"
     )
-    assert torch.allclose(together, alone, atol=1e-3), f"{name}: in evaluation an image's features depend on others"
+    assert torch.allclose(batch_features, single_features, atol=1e-3), (
+        f"{name}: in evaluation an image's features depend on others"
+    )
     first.train()(images).square().sum().backward()
-    idle = [key for key, value in first.named_parameters() if value.requires_grad and value.grad is None]
-    assert not idle, f"{name}: no gradient reaches {', '.join(idle[:5])}; leave them out, or make them buffers"
+    without_gradient = [key for key, value in first.named_parameters() if value.requires_grad and value.grad is None]
+    names = ", ".join(without_gradient[:5])
+    assert not without_gradient, f"{name}: no gradient reaches {names}; leave them out, or make them buffers"
 
 
 def check_loss(name: str, images: int = 16) -> None:
@@ -157,7 +160,7 @@ def check_optimizer(name: str) -> None:
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or does not return an optimiser.
     """
-    moved = []
+    network_hashes = []
     for rate in (0.01, 0.01, 0.001):
         network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), TEST_CLASSES, 1)
         before = [parameter.detach().clone() for parameter in network.parameters()]
@@ -168,12 +171,12 @@ def check_optimizer(name: str) -> None:
             network(255 * images).square().sum().backward()
             optimizer.step()
         pairs = zip(network.named_parameters(), before, strict=True)
-        idle = [key for (key, parameter), old in pairs if torch.equal(parameter, old)]
-        assert not idle, f"{name}: does not move {', '.join(idle[:5])}"
+        unchanged = [key for (key, parameter), old in pairs if torch.equal(parameter, old)]
+        assert not unchanged, f"{name}: does not move {', '.join(unchanged[:5])}"
         assert all(parameter.isfinite().all() for parameter in network.parameters()), f"{name}: does not stay finite"
-        moved.append(_hash_network(network))
-    assert moved[0] == moved[1], f"{name}: two runs of one seed differ"
-    assert moved[0] != moved[2], f"{name}: the learning rate does not count"
+        network_hashes.append(_hash_network(network))
+    assert network_hashes[0] == network_hashes[1], f"{name}: two runs of one seed differ"
+    assert network_hashes[0] != network_hashes[2], f"{name}: the learning rate does not count"
 
 
 def check_schedule(name: str, rounds: int = 20) -> None:
@@ -185,10 +188,10 @@ def check_schedule(name: str, rounds: int = 20) -> None:
     """
     spec = TrainingSection(schedule=PLUGIN + name)
     factors = list[float]()
-    for each in range(1, rounds + 1):
-        factors.append(compute_learning_rate_factor(spec, each, rounds))
-        same = factors[-1] == compute_learning_rate_factor(spec, each, rounds)
-        assert same, f"{name}: says something else the second time, for round {each} of {rounds}"
+    for server_round in range(1, rounds + 1):
+        factors.append(compute_learning_rate_factor(spec, server_round, rounds))
+        same = factors[-1] == compute_learning_rate_factor(spec, server_round, rounds)
+        assert same, f"{name}: says something else the second time, for round {server_round} of {rounds}"
     assert any(factors), f"{name}: no round trains"
 
 
@@ -219,8 +222,8 @@ def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = N
         assert len(images), f"{name}: there is no image in the {part} part"
         assert same, f"{name}: the {part} part differs when it is read again"
     labels = first.train.labels
-    both_kinds = ((labels == 1).any(axis=0) & (labels == 0).any(axis=0)).any()
-    assert both_kinds, f"{name}: no class has a positive and a negative training image"
+    has_both_labels = ((labels == 1).any(axis=0) & (labels == 0).any(axis=0)).any()
+    assert has_both_labels, f"{name}: no class has a positive and a negative training image"
 
 
 def check_metric(name: str, images: int = 50) -> None:

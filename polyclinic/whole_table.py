@@ -1,4 +1,4 @@
-"""A pandas table that prints all its columns; pandas replaces those beyond the terminal's width by three dots."""
+"""A pandas table that prints all its columns; pandas itself hides columns beyond the terminal's width."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pandas as pd
 
 
 class WholeTable(pd.DataFrame):  # type: ignore[misc]  # pandas has no types here
-    """A DataFrame whose text has all columns; what is computed from it is such a table too."""
+    """A DataFrame that prints all its columns; a table computed from it, such as a selection, does the same."""
 
     @property
     def _constructor(self) -> Any:

@@ -9,7 +9,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from polyclinic.common.config import BY_STEP, LONGEST_CACHED, Experiment, HospitalPlan, parse_plan_json
+from polyclinic.common.config import (
+    MAX_CACHED_PLAN_CHARACTERS,
+    STEP_NOISE_LEVELS,
+    Experiment,
+    HospitalPlan,
+    parse_plan_json,
+)
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.models.zoo.spec import Task, is_segmentation
 from polyclinic.common.plugins import METHODS, PLUGIN, load_plugin_entry_point
@@ -88,7 +94,7 @@ def find_segmentation_faults(experiment: Experiment | HospitalPlan, method: Site
     """Return a fault for each setting that needs one label for each image, if the task labels each pixel."""
     settings = {
         "privacy.level": (
-            experiment.privacy.level in BY_STEP,
+            experiment.privacy.level in STEP_NOISE_LEVELS,
             f'"{experiment.privacy.level}" clips the gradient of each image\'s label, and here each pixel has one.',
         ),
         "augmentation.transform": (
@@ -137,7 +143,7 @@ def get_cached_site_method(site: str, plan_text: str) -> SiteMethod:
     Raises:
         BadInput: As :func:`build_experiment_strategy`.
     """
-    if len(plan_text) > LONGEST_CACHED:
+    if len(plan_text) > MAX_CACHED_PLAN_CHARACTERS:
         return build_site_method(parse_plan_json(plan_text))
     return _build_cached_site_method(site, plan_text)
 

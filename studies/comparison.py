@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import (
-    FEWEST_POSITIVES,
+    MIN_POSITIVES,
     ClassMetrics,
     FinalTestSummary,
     average_group_auroc,
@@ -539,7 +539,7 @@ def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator
         return
     words = [f"“{name}” ({positives:,})" for name, positives in sorted(most_positives.items())]
     names = list_first_and_count_rest(words, MOST_NAMED)
-    rule = f"mean AUROC counts the classes that {FEWEST_POSITIVES} test images or more show"
+    rule = f"mean AUROC counts the classes that {MIN_POSITIVES} test images or more show"
     if counted <= left_out:
         remedy = next(filter(None, map(describe_way_to_mean_auroc, summaries)), "")
         yield f"No mean AUROC can be given, because a {rule}: fewer show {names}.{remedy and f' {remedy}'}"

@@ -15,7 +15,7 @@ from typing import Any
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.preview.data_dictionary import COMMON_FIELDS, MEANING, SENT, STATISTICS
 from polyclinic.client.site.policy import LEVELS, SitePolicy
-from polyclinic.common.counts import COUNT_TABLES, MENU
+from polyclinic.common.counts import COUNT_TABLES, TABLE_MENU
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
 from polyclinic.common.wire.codec import list_record_field_names
@@ -125,7 +125,7 @@ def describe_events() -> str:
 
 def describe_count_tables() -> str:
     """Return the table of what a coordinator may count."""
-    return format_table(("table", "counts"), [(f"`{name}`", text) for name, text in MENU.items()])
+    return format_table(("table", "counts"), [(f"`{name}`", text) for name, text in TABLE_MENU.items()])
 
 
 def find_package_names(requirements: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from polyclinic.client.site.plans import COUNT, EVALUATION, TRAINING, PlanStore,
 from polyclinic.client.site.policy import TRUST, SitePolicy
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.counts import MENU, parse_count_question
+from polyclinic.common.counts import TABLE_MENU, parse_count_question
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.evaluation.question import SentModel, parse_evaluation_question
 from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
@@ -304,8 +304,8 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
     except ValueError as error:
         raise BadInput([Fault("question", str(error))]) from None
     policy = settings.file.policy
-    counted = [MENU[table] for table in question.asked_tables if table in policy.counts]
-    refused = [MENU[table] for table in question.asked_tables if table not in policy.counts]
+    counted = [TABLE_MENU[table] for table in question.asked_tables if table in policy.counts]
+    refused = [TABLE_MENU[table] for table in question.asked_tables if table not in policy.counts]
     classes = ", ".join(map(make_printable_line, question.classes)) or "all that this hospital annotates"
     protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
     if policy.epsilon is not None:

@@ -23,9 +23,9 @@ from polyclinic.client.training.task import LocalTask, prepare_local_task
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.auroc import compute_metrics_per_class
 from polyclinic.common.metrics.benefit import (
-    COMPARED_MODELS,
-    MODELS,
-    WORDS,
+    COMPARED_SITE_MODELS,
+    CONTENDER_MODELS,
+    MODEL_LABELS,
     FederationBenefit,
     SiteModel,
     format_benefit_sentence,
@@ -89,14 +89,16 @@ class FourModelScores:
         if not columns:
             return None
         names, labels = tuple(self.class_names[c] for c in columns), self.labels[:, columns]
-        scores: Scores = {model: self.scores[model][:, columns] for model in MODELS}
+        scores: Scores = {model: self.scores[model][:, columns] for model in COMPARED_SITE_MODELS}
         generator = np.random.default_rng(derive_seed(seed, site.name, "benefit"))
-        means, gains = compare_mean_aurocs([scores[model] for model in MODELS], labels, self.patients, generator)
+        means, gains = compare_mean_aurocs(
+            [scores[model] for model in COMPARED_SITE_MODELS], labels, self.patients, generator
+        )
         aurocs = dict[SiteModel, dict[str, float]]()
-        for model in MODELS:
+        for model in COMPARED_SITE_MODELS:
             rows = compute_metrics_per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
-        by_model = dict(zip(MODELS, means, strict=True)), dict(zip(COMPARED_MODELS, gains, strict=True))
+        by_model = dict(zip(COMPARED_SITE_MODELS, means, strict=True)), dict(zip(CONTENDER_MODELS, gains, strict=True))
         return FederationBenefit(aurocs, *by_model, "patients" if are_all_patients_known(self.patients) else "images")
 
 
@@ -144,9 +146,9 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
         request.round,
         site.name,
         released.compared_classes,
-        tuple(released.auroc[model][name] for model in MODELS for name in released.compared_classes),
-        **_make_estimate_columns("mean", [released.mean[model] for model in MODELS]),
-        **_make_estimate_columns("gain", [released.gain[model] for model in COMPARED_MODELS]),
+        tuple(released.auroc[model][name] for model in COMPARED_SITE_MODELS for name in released.compared_classes),
+        **_make_estimate_columns("mean", [released.mean[model] for model in COMPARED_SITE_MODELS]),
+        **_make_estimate_columns("gain", [released.gain[model] for model in CONTENDER_MODELS]),
         over_patients=released.over == "patients",
     )
 
@@ -213,7 +215,7 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
     if benefit is not None:  # a line for each model and a column for each class
         heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.compared_classes)
         rows = [heads]
-        for model in MODELS:
+        for model in COMPARED_SITE_MODELS:
             mean, gain = benefit.mean[model], benefit.gain.get(model)
             over = (
                 ("", "")
@@ -221,7 +223,9 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
                 else (format_signed(gain.value), " to ".join(map(format_signed, gain.interval)))
             )
             aurocs = [format_number(benefit.auroc[model][name]) for name in benefit.compared_classes]
-            rows.append((WORDS[model], format_number(mean.value), format_interval(mean.interval), *over, *aurocs))
+            rows.append(
+                (MODEL_LABELS[model], format_number(mean.value), format_interval(mean.interval), *over, *aurocs)
+            )
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     folder = site.folder / LOCAL_TRAINING_FOLDER

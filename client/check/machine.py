@@ -19,7 +19,7 @@ from polyclinic.client.gate.plan_costs import count_layer_outputs
 from polyclinic.client.site.settings import find_gpu_count_fault
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common import __version__
-from polyclinic.common.config import BY_STEP, HospitalPlan
+from polyclinic.common.config import STEP_NOISE_LEVELS, HospitalPlan
 from polyclinic.common.models.network import SplitNetwork
 from polyclinic.common.system.files import is_exposed_to_others, make_exposed_file_remedy
 from polyclinic.common.system.plain_text import format_bytes, quote_for_shell
@@ -136,7 +136,7 @@ def estimate_training_resource_needs(
     resident = images * sample.numel()
     # Each layer's output is kept for the backward pass, where its gradient is of the same size.
     batch = 2 * plan.training.batch_size * FLOAT32_BYTES * count_layer_outputs(network, sample.float())
-    on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
+    on_one_gpu = batch if plan.privacy.level in STEP_NOISE_LEVELS else batch // gpus  # noise in each step uses one GPU
     return TrainingResourceNeeds(
         model=model,
         disk=DISK_FLOOR + MEMORIES * model + (resident if images_on_disk else 0),

@@ -13,8 +13,8 @@ from polyclinic.client.site.plans import COUNT, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.secure_aggregation import HeldUpdate, HeldUpdateStore, open_masked_round_store
 from polyclinic.common.counts import (
-    CLASS,
-    MASKED_ROW_NUMBERS,
+    CLASS_TABLE,
+    MASKED_ROW_LENGTH,
     MASKED_TABLES,
     count_numbers_of_value,
     list_row_values,
@@ -102,7 +102,7 @@ def _hold_counts_for_sum(
     masks.drop_held_update(site)
     rows = dict[str, NDArray[np.float32]]()
     for table in reply.allowed:
-        is_by_class = table == CLASS or table.startswith("class_by_")
+        is_by_class = table == CLASS_TABLE or table.startswith("class_by_")
         for name, words in words_by_class.items() if is_by_class else [("", ("",))]:
             word = words[0] if len(words) == 1 else None
             rows[make_row_name(table, name)] = _make_masked_row(site, sheet, table, word)
@@ -129,12 +129,12 @@ def _hold_counts_for_sum(
 
 
 def _make_masked_row(site: Site, sheet: CountSheet, table: str, word: str | None) -> NDArray[np.float32]:
-    """Return the numbers of one table and class, ``(MASKED_ROW_NUMBERS,)``; a hidden line is zeros and a 1.
+    """Return the numbers of one table and class, ``(MASKED_ROW_LENGTH,)``; a hidden line is zeros and a 1.
 
     Args:
         word: The site's class; empty for a table without classes, None for a class of several words.
     """
-    row, states, width = np.zeros(MASKED_ROW_NUMBERS, np.float32), list_states(table), count_numbers_of_value(table)
+    row, states, width = np.zeros(MASKED_ROW_LENGTH, np.float32), list_states(table), count_numbers_of_value(table)
     for place, value in enumerate(list_row_values(table)):
         line = [sheet.cells.get((table, word, state, value)) if word is not None else None for state in states]
         start = place * width

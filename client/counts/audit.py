@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from polyclinic.client.counts.feasible import FeasibleCounts, Indices
 from polyclinic.client.counts.units import STATE_NUMBERS, Column, CountedData, CountedUnits, name_combinations
-from polyclinic.common.counts import ABSENT, ALL, CLASS, COMBINATIONS, CROSSED, PRESENT, STATES
+from polyclinic.common.counts import ABSENT, ALL, CLASS_TABLE, COMBINATIONS_TABLE, CROSSED_ATTRIBUTES, PRESENT, STATES
 
 PATIENT_STATES = (PRESENT, ABSENT)
 """States of a class that say something about a patient."""
@@ -114,7 +114,7 @@ class SheetAudit:
     def find_unsafe_values(self, attribute: str) -> set[Column]:
         """Return the hidden columns of an attribute, of all patients and of visible classes, without a proof."""
         tallies = {unit: self._tally(unit, self._visible, attribute) for unit in UNITS}
-        crossed = self._visible if attribute in CROSSED else ()
+        crossed = self._visible if attribute in CROSSED_ATTRIBUTES else ()
         unsafe = set[Column]()
         for name in ("", *crossed):
             table = f"class_by_{attribute}" if name else attribute
@@ -160,7 +160,7 @@ class SheetAudit:
         for unit in UNITS:
             tallies = {name: self._tally(unit, self._visible, name) for name in ("", *self.data.values)}
             values = np.unique(name_combinations(tallies[""].states, self._visible)).tolist()
-            hidden = [column for value in values if (column := (COMBINATIONS, "", value)) not in self.disclosed]
+            hidden = [column for value in values if (column := (COMBINATIONS_TABLE, "", value)) not in self.disclosed]
             for start in range(0, len(hidden), COMBINATIONS_AT_A_TIME):
                 batch = set(hidden[start : start + COMBINATIONS_AT_A_TIME])
                 if time.monotonic() < deadline:
@@ -263,7 +263,7 @@ class _ValueSearch:
         for unit, chosen in self._rows.items():
             for row in range(len(chosen)):
                 self._system.add_known_sum(self._starts[unit] + row * width + np.arange(width))
-        names = audit._visible if self._attribute in CROSSED else ()
+        names = audit._visible if self._attribute in CROSSED_ATTRIBUTES else ()
         for position, place in enumerate(self._values):
             value = audit.data.values[self._attribute][place]
             self._add_column((self._attribute, "", value), position, place)
@@ -358,7 +358,7 @@ class _HiddenClassSearch:
                     self._audit.add_rule(self._system, np.concatenate(sums[unit]), sum(truth[unit]))
                 for place, unknowns in zip(self._values, sums[unit], strict=True):
                     value = self._audit.data.values[self._attribute][place] if self._attribute else ""
-                    table = f"class_by_{self._attribute}" if self._attribute else CLASS
+                    table = f"class_by_{self._attribute}" if self._attribute else CLASS_TABLE
                     self._system.targets[(table, name, value), state, unit] = unknowns
             if len(sums) == len(UNITS):
                 for position in range(width):
@@ -402,7 +402,7 @@ class _CombinationSearch:
         rows = np.arange(len(self._rows))
         self._system.add_known_sum(rows)
         for name in self._audit._visible:
-            self._add_column((CLASS, name, ""), "", 0)
+            self._add_column((CLASS_TABLE, name, ""), "", 0)
         for attribute, values in self._values.items():
             width = len(values)
             for row in rows.tolist() if attribute else ():
@@ -411,12 +411,12 @@ class _CombinationSearch:
             for position, place in enumerate(values) if attribute else ():
                 value = self._audit.data.values[attribute][place]
                 self._add_column((attribute, "", value), attribute, position)
-                for name in self._audit._visible if attribute in CROSSED else ():
+                for name in self._audit._visible if attribute in CROSSED_ATTRIBUTES else ():
                     self._add_column((f"class_by_{attribute}", name, value), attribute, position)
         combinations = self._every[self._rows]
         sizes = self._tallies[""].numbers.sum(axis=1)
         for value in np.unique(combinations).tolist():
-            column, unknowns = (COMBINATIONS, "", value), np.flatnonzero(combinations == value)
+            column, unknowns = (COMBINATIONS_TABLE, "", value), np.flatnonzero(combinations == value)
             if column in self._audit.disclosed:
                 self._system.add_known_sum(unknowns)
                 continue

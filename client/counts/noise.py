@@ -23,7 +23,7 @@ from polyclinic.client.training.privacy import (
     open_privacy_ledger,
     refuse_cost_over_budget,
 )
-from polyclinic.common.counts import CLASS, COMBINATIONS, COUNT_TABLES
+from polyclinic.common.counts import CLASS_TABLE, COMBINATIONS_TABLE, COUNT_TABLES
 from polyclinic.strategies.privacy.mechanism import NoisySteps, find_noise_multiplier
 from polyclinic.strategies.privacy.noise import (
     SCALE_BITS,
@@ -32,7 +32,7 @@ from polyclinic.strategies.privacy.noise import (
     make_secret_noise_source,
 )
 
-UNNOISED = (COMBINATIONS, "device", "class_by_device")
+UNNOISED = (COMBINATIONS_TABLE, "device", "class_by_device")
 """Tables that never leave with noise: their lines depend on who the patients are."""
 
 
@@ -61,7 +61,7 @@ class NoisySheetPrice:
             for table in COUNT_TABLES
             if table in policy.counts and table not in UNNOISED and table not in data.missing_tables
         )
-        by_class = sum(table == CLASS or table.startswith("class_by_") for table in tables)
+        by_class = sum(table == CLASS_TABLE or table.startswith("class_by_") for table in tables)
         cells = by_class * len(data.class_names) + len(tables) - by_class
         return cls(policy.counts_epsilon, policy.delta, tables, max(cells, 1))
 

@@ -16,7 +16,15 @@ import numpy as np
 
 from polyclinic.client.counts.audit import PATIENT_STATES, SheetAudit
 from polyclinic.client.counts.units import CellKey, Column, CountedData, count_cells, name_combinations
-from polyclinic.common.counts import ALL, CLASS, COMBINATIONS, CROSSED, NO_CLASS, NOT_STATED, TOGETHER
+from polyclinic.common.counts import (
+    ALL,
+    CLASS_TABLE,
+    COMBINATION_SEPARATOR,
+    COMBINATIONS_TABLE,
+    CROSSED_ATTRIBUTES,
+    NO_CLASS,
+    NOT_STATED,
+)
 
 COMBINATIONS_SECONDS = 40.0
 """Longest audit of the table of combinations; a table whose audit takes longer is hidden."""
@@ -108,8 +116,8 @@ class SheetProtection:
     def hide_classes(self) -> None:
         """Hide the classes that few patients show or lack, and further classes if needed."""
         names = self.data.class_names
-        self.disclosed = {(CLASS, name, "") for name in names if self._is_large((CLASS, name, ""))}
-        self.hidden = {name for name in names if (CLASS, name, "") not in self.disclosed}
+        self.disclosed = {(CLASS_TABLE, name, "") for name in names if self._is_large((CLASS_TABLE, name, ""))}
+        self.hidden = {name for name in names if (CLASS_TABLE, name, "") not in self.disclosed}
         while self.hidden and self.visible:
             unsafe = self._audit.find_unsafe_values_of_hidden_classes("")
             if not unsafe:
@@ -130,7 +138,7 @@ class SheetProtection:
         columns = [self.data.class_names.index(name) for name in visible]
         names, counts = np.unique(name_combinations(self.data.patients.states[:, columns], visible), return_counts=True)
         large = {name for name, count in zip(names.tolist(), counts.tolist(), strict=True) if count >= self.smallest}
-        self.disclosed |= {(COMBINATIONS, "", name) for name in large}
+        self.disclosed |= {(COMBINATIONS_TABLE, "", name) for name in large}
         deadline = time.monotonic() + COMBINATIONS_SECONDS
         while large:
             unsafe = {column[2] for column in self._audit.find_unsafe_combinations(deadline)}
@@ -139,7 +147,7 @@ class SheetProtection:
             more = {name for one in sorted(unsafe) if (name := _find_related_combination(one, large)) is not None}
             more |= large if time.monotonic() > deadline else set()
             large -= more
-            self.disclosed -= {(COMBINATIONS, "", name) for name in more}
+            self.disclosed -= {(COMBINATIONS_TABLE, "", name) for name in more}
 
     # ------------------------------------------------------------------ attributes
 
@@ -147,7 +155,7 @@ class SheetProtection:
         """Choose the values of one attribute that are disclosed, of all patients and of each visible class."""
         values = self.data.values[attribute]
         table = f"class_by_{attribute}"
-        crossed = self.visible if attribute in CROSSED else ()
+        crossed = self.visible if attribute in CROSSED_ATTRIBUTES else ()
         self.disclosed |= {(attribute, "", value) for value in values if self._is_large((attribute, "", value))}
         for name in crossed:
             self.disclosed |= {(table, name, value) for value in values if self._is_large((table, name, value))}
@@ -172,7 +180,7 @@ class SheetProtection:
     def _hide_classes_by_value(self, attribute: str) -> None:
         """Hide a table of classes by values if the numbers of hidden classes follow from it."""
         table = f"class_by_{attribute}"
-        if attribute in CROSSED and self._audit.find_unsafe_values_of_hidden_classes(attribute):
+        if attribute in CROSSED_ATTRIBUTES and self._audit.find_unsafe_values_of_hidden_classes(attribute):
             self.disclosed = {column for column in self.disclosed if column[0] != table}
 
     def _list_disclosed(self, table: str, name: str) -> list[str]:
@@ -214,10 +222,10 @@ def _find_next(place: str, order: Sequence[str], options: Iterable[str]) -> str 
 
 def _find_related_combination(combination: str, options: Iterable[str]) -> str | None:
     """Return the combination to hide for another one: of its own classes, the longest first; else the first by name."""
-    classes = set(combination.split(TOGETHER)) - {NO_CLASS}
+    classes = set(combination.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
 
     def rank(option: str) -> tuple[bool, int, str]:
-        own = set(option.split(TOGETHER)) - {NO_CLASS}
+        own = set(option.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
         return not own < classes, -len(own), option
 
     return min(options, key=rank, default=None)

@@ -13,9 +13,10 @@ from polyclinic.common.counts import (
     AGE_BANDS,
     ALL,
     ATTRIBUTES,
-    CLASS,
-    COMBINATIONS,
-    CROSSED,
+    CLASS_TABLE,
+    COMBINATION_SEPARATOR,
+    COMBINATIONS_TABLE,
+    CROSSED_ATTRIBUTES,
     FIRST_COUNTED_YEAR,
     FIXED_VALUES,
     INTENSITY_BINS,
@@ -26,7 +27,6 @@ from polyclinic.common.counts import (
     SEXES,
     SIZE_LIMITS,
     SIZES,
-    TOGETHER,
     UNKNOWN,
 )
 from polyclinic.data.base.attributes import UNKNOWN_NUMBER, ImageAttributes, concatenate_attributes
@@ -81,7 +81,9 @@ class CountedData:
     def missing_tables(self) -> tuple[str, ...]:
         """Return the tables that need an attribute which the hospital's table does not state."""
         lacking = [name for name in ATTRIBUTES if name not in self.values]
-        return tuple(table for name in lacking for table in (name, *([f"class_by_{name}"] if name in CROSSED else [])))
+        return tuple(
+            table for name in lacking for table in (name, *([f"class_by_{name}"] if name in CROSSED_ATTRIBUTES else []))
+        )
 
 
 def count_data_of_images(
@@ -195,7 +197,10 @@ def name_combinations(states: States, class_names: tuple[str, ...]) -> NDArray[n
         states: int8 ``(n, classes)``.
         class_names: The classes of the columns.
     """
-    names = [TOGETHER.join(name for name, one in zip(class_names, row, strict=True) if one == 1) for row in states]
+    names = [
+        COMBINATION_SEPARATOR.join(name for name, one in zip(class_names, row, strict=True) if one == 1)
+        for row in states
+    ]
     return np.array([name or NO_CLASS for name in names], np.str_)
 
 
@@ -210,8 +215,8 @@ def count_cells(units: CountedUnits, data: CountedData, combined: tuple[str, ...
     for column, name in enumerate(data.class_names):
         for state, number in STATE_NUMBERS.items():
             is_state = units.states[:, column] == number
-            cells[CLASS, name, state, ""] = int(is_state.sum())
-            for attribute in CROSSED:
+            cells[CLASS_TABLE, name, state, ""] = int(is_state.sum())
+            for attribute in CROSSED_ATTRIBUTES:
                 if attribute in data.values:
                     values = data.values[attribute]
                     counts = np.bincount(units.places[attribute][is_state], minlength=len(values))
@@ -224,5 +229,5 @@ def count_cells(units: CountedUnits, data: CountedData, combined: tuple[str, ...
     columns = [data.class_names.index(name) for name in combined]
     names, counts = np.unique(name_combinations(units.states[:, columns], combined), return_counts=True)
     for value, count in zip(names.tolist(), counts.tolist(), strict=True):
-        cells[COMBINATIONS, "", ALL, value] = count
+        cells[COMBINATIONS_TABLE, "", ALL, value] = count
     return cells

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyclinic.common.config import BY_STEP, HospitalPlan
+from polyclinic.common.config import STEP_NOISE_LEVELS, HospitalPlan
 from polyclinic.common.models.network import build_meta_lora_backbone, resolve_precision
 from polyclinic.common.models.trained import list_trained_layers
 from polyclinic.common.models.zoo.registry import build_meta_backbone
@@ -153,7 +153,7 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
             batch.
     """
     size, training = estimate_network_cost(plan.model, rows), plan.training
-    private = plan.privacy.level in BY_STEP
+    private = plan.privacy.level in STEP_NOISE_LEVELS
     if plan.model.patch_size is not None:
         images *= training.patches_per_volume
     batch = choose_micro_batch_size(training.batch_size) if private else min(training.batch_size, images)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.class_columns import (
-    find_columns_of_classes,
     find_foreign_column_faults,
+    group_columns_by_class,
     list_annotated_columns,
 )
 from polyclinic.common.contract import LabelDeclaration, merge_label_declarations
@@ -26,7 +26,7 @@ def make_label_declaration(settings: SiteSettings, columns: Sequence[str]) -> La
     """
     annotated = list_annotated_columns(columns, settings.labels, settings.synonyms)
     raise_faults(find_foreign_column_faults(annotated, columns))
-    merged = _list_merged_columns(find_columns_of_classes(columns, settings.labels, settings.synonyms))
+    merged = _list_merged_columns(group_columns_by_class(columns, settings.labels, settings.synonyms))
     names = tuple(column for column in annotated if column not in merged)
     synonyms = {own: name for own, name in settings.synonyms.items() if own not in merged}
     declaration = LabelDeclaration(settings.file.name, names, synonyms)

@@ -17,7 +17,7 @@ from polyclinic.client.site.patient_ledger import open_site_ledger
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
 from polyclinic.client.site.stated_counts import StatedImageCounts
-from polyclinic.common.class_columns import find_columns_of_classes
+from polyclinic.common.class_columns import group_columns_by_class
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
@@ -214,7 +214,7 @@ def _keep_parts_of_earlier_release(
 
 def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Callable[[str], None]) -> Site:
     declaration = make_label_declaration(settings, splits.class_names)
-    columns = find_columns_of_classes(splits.class_names, settings.labels, settings.synonyms)
+    columns = group_columns_by_class(splits.class_names, settings.labels, settings.synonyms)
     if merged := describe_merged_columns(columns):
         tell(merged)
         splits = DatasetSplits(*(images.merge_label_columns(list(columns.values())) for images in splits.parts))

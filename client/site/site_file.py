@@ -39,7 +39,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import format_as_json_text, quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
-from polyclinic.common.vocabulary import UNSTATED_CLASS, Vocabulary
+from polyclinic.common.vocabulary import CLASS_PLACEHOLDER, Vocabulary
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.base.pixel_form import OWN, format_setting
 from polyclinic.data.base.spec import NO_FINDING, SEPARATOR, WITHOUT_CLASSES, DataSpec, list_dataset_uses
@@ -165,9 +165,9 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
         wrong.append(Fault(f"{FILE}: data.annotates", "must be a list of class names."))
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
         wrong.append(Fault(f"{FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".'))
-    elif unstated := [own for own, name in synonyms.items() if name == UNSTATED_CLASS]:
-        problem = f"{quote_names(unstated)} would become the class {UNSTATED_CLASS}."
-        remedy = f"Write the class that it means in place of {UNSTATED_CLASS}, or take the line out."
+    elif unstated := [own for own, name in synonyms.items() if name == CLASS_PLACEHOLDER]:
+        problem = f"{quote_names(unstated)} would become the class {CLASS_PLACEHOLDER}."
+        remedy = f"Write the class that it means in place of {CLASS_PLACEHOLDER}, or take the line out."
         wrong.append(Fault(f"{FILE}: data.synonyms", problem, remedy))
     try:
         file = validate_tables(SiteTomlContent, tree, FILE)

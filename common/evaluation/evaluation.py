@@ -1,4 +1,4 @@
-"""Score several models on several sets of labelled images, and compute their figures."""
+"""Score several models on several sets of labelled images, and compute their metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ import numpy as np
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.evaluation.figures import EvaluationFigures, ScoredImages, compute_evaluation_figures
-from polyclinic.common.evaluation.groups import UNSTATED, Grouping
+from polyclinic.common.evaluation.groups import UNSTATED_GROUP, Grouping
 from polyclinic.common.evaluation.models import ModelToScore, Scores, find_missing_classes_fault
 from polyclinic.common.evaluation.thresholds import FixedThreshold
 from polyclinic.common.system.plain_text import join_as_english_list
@@ -22,7 +22,8 @@ from polyclinic.data.base.image_set import ImageSet, SkippedImage
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.base.splits import Names
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
+"""A function that prints a line about progress for the user."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,13 @@ class DataToScore:
     """A set of labelled images, of one hospital or of one file.
 
     Attributes:
-        name: Its name in tables.
-        images: The images as the data's own settings read them.
-        read: Return the same images, read as those that a model was trained on.
-        read_cells: Return the cell of each image in a column of the label table, ``(n,)``.
-        about: A sentence: which images these are.
-        caution: A sentence for the first line if a model may have been trained on some of them; empty if not.
+        name: Name of the data in tables.
+        images: The images, read with the data's settings.
+        read: Returns the same images, read in another pixel form.
+        read_cells: Returns the cell of each image in a column of the label table, ``(n,)``.
+        about: A sentence that describes the images.
+        caution: A sentence for the top of the page if a model may have been trained on some of the images; empty if
+            not.
     """
 
     name: str
@@ -46,10 +48,10 @@ class DataToScore:
     caution: str = ""
 
     def read_for(self, model: ModelToScore) -> ImageSet:
-        """Return the images as those were read that the model was trained on.
+        """Return the images in the pixel form on which a model was trained.
 
         Raises:
-            BadInput: If other images or labels came.
+            BadInput: If reading in that form gives other images or other labels.
         """
         if model.form is None:
             return self.images
@@ -68,7 +70,15 @@ class DataToScore:
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model of an evaluation, as results name it."""
+    """The facts about a model that results state.
+
+    Attributes:
+        name: Name in tables.
+        kind: Kind of the model's file.
+        sha256: Hash of the model.
+        class_names: Class of each output.
+        unlearned: Class that the model has not learned -> reason.
+    """
 
     name: str
     kind: str
@@ -79,7 +89,16 @@ class ScoredModel:
 
 @dataclass(frozen=True)
 class ScoredData:
-    """A data set of an evaluation, as results name it; ``patients`` is None if they are not known."""
+    """The facts about a data set that results state.
+
+    Attributes:
+        name: Name in tables.
+        about: A sentence that describes the images.
+        images: Number of images.
+        patients: Number of patients; None if patients are unknown.
+        class_names: The classes that the data annotates.
+        skipped: Images that could not be read.
+    """
 
     name: str
     about: str
@@ -94,10 +113,11 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        cautions: Sentences that stand first in the terminal and on the page.
-        columns: Columns of the subgroups.
-        scored: The scores of each data set's images. They are on no page of figures and in no file.
-        notes: Further sentences on limits of the figures.
+        class_names: The tested classes.
+        cautions: Sentences at the top of the terminal output and of the page.
+        columns: Columns that define the subgroups.
+        scored: The scores of each data set's images, which no page and no file contains.
+        notes: Further sentences about limits of the results.
     """
 
     models: tuple[ScoredModel, ...]
@@ -114,17 +134,17 @@ def evaluate_models(
     models: Sequence[ModelToScore],
     data: Sequence[DataToScore],
     groupings: Sequence[Grouping] = (),
-    tell: Tell = lambda line: None,
+    print_line: PrintLine = lambda line: None,
 ) -> Evaluation:
-    """Score each model on each data set, and compute their figures.
+    """Score each model on each data set, and compute their metrics.
 
     Raises:
-        BadInput: If a model shares no class with any of the data, a column is missing, or a model fails.
+        BadInput: If a model shares no class with any data set, a column is missing, or a model fails.
     """
     classes_of_models = name_classes_of_models(models)
     vocabulary = join_vocabularies(models)
-    labelled = [merge_words_of_classes(each.images, vocabulary).class_names for each in data]
-    annotated = tuple(dict.fromkeys(name for names in labelled for name in names))
+    classes_of_data = [merge_words_of_classes(data_set.images, vocabulary).class_names for data_set in data]
+    annotated = tuple(dict.fromkeys(name for names in classes_of_data for name in names))
     raise_faults(
         [
             find_missing_classes_fault(model, annotated, model.name)
@@ -132,10 +152,10 @@ def evaluate_models(
             if not set(classes_of_models[model.name]) & set(annotated)
         ]
     )
-    scored = score_images(models, data, groupings, tell)
-    of_models = [name for classes in classes_of_models.values() for name in classes]
-    tested = tuple(dict.fromkeys(name for name in of_models if name in annotated))
-    figures = compute_evaluation_figures(scored, tested, list_thresholds_of_models(models), groupings)
+    scored = score_images(models, data, groupings, print_line)
+    model_classes = [name for classes in classes_of_models.values() for name in classes]
+    tested_classes = tuple(dict.fromkeys(name for name in model_classes if name in annotated))
+    figures = compute_evaluation_figures(scored, tested_classes, list_thresholds_of_models(models), groupings)
     return Evaluation(
         models=tuple(
             ScoredModel(model.name, model.kind, model.sha256, classes_of_models[model.name], model.unlearned)
@@ -143,28 +163,31 @@ def evaluate_models(
         ),
         data=tuple(
             ScoredData(
-                each.name,
-                each.about,
+                data_set.name,
+                data_set.about,
                 len(images.labels),
                 len(np.unique(images.patients)) if figures.over_patients else None,
                 images.class_names,
-                each.images.skipped,
+                data_set.images.skipped,
             )
-            for each, images in zip(data, scored, strict=True)
+            for data_set, images in zip(data, scored, strict=True)
         ),
         figures=figures,
-        class_names=tested,
-        cautions=(*dict.fromkeys(each.caution for each in data if each.caution), *warn_about_origin(models)),
+        class_names=tested_classes,
+        cautions=(
+            *dict.fromkeys(data_set.caution for data_set in data if data_set.caution),
+            *warn_about_origin(models),
+        ),
         columns=tuple(grouping.column for grouping in groupings),
         scored=tuple(scored),
     )
 
 
 def name_classes_of_models(models: Sequence[ModelToScore]) -> dict[str, tuple[str, ...]]:
-    """Return model -> the class of each of its outputs, by the vocabulary of all models together.
+    """Return model -> class of each output, after replacing synonyms by the vocabulary of all models together.
 
     Raises:
-        BadInput: If two outputs are one class, or one word means two classes.
+        BadInput: If two outputs of a model are one class, or one word means two classes.
     """
     vocabulary = join_vocabularies(models)
     return {model.name: _name_classes(model, vocabulary) for model in models}
@@ -174,8 +197,8 @@ def list_thresholds_of_models(models: Sequence[ModelToScore]) -> dict[str, dict[
     """Return model -> class -> thresholds that were fixed beforehand."""
     return {
         model.name: {
-            name: model.list_thresholds(own)
-            for own, name in zip(model.class_names, name_classes_of_models(models)[model.name], strict=True)
+            name: model.list_thresholds(output_name)
+            for output_name, name in zip(model.class_names, name_classes_of_models(models)[model.name], strict=True)
         }
         for model in models
     }
@@ -185,7 +208,7 @@ def score_images(
     models: Sequence[ModelToScore],
     data: Sequence[DataToScore],
     groupings: Sequence[Grouping] = (),
-    tell: Tell = lambda line: None,
+    print_line: PrintLine = lambda line: None,
 ) -> list[ScoredImages]:
     """Score each model on each data set.
 
@@ -195,20 +218,22 @@ def score_images(
     vocabulary = join_vocabularies(models)
     classes_of_models = name_classes_of_models(models)
     scored = []
-    for each in data:
-        images = merge_words_of_classes(each.images, vocabulary)
-        groups = {grouping.column: grouping.assign_groups(each.read_cells(grouping.column)) for grouping in groupings}
+    for data_set in data:
+        images = merge_words_of_classes(data_set.images, vocabulary)
+        groups = {
+            grouping.column: grouping.assign_groups(data_set.read_cells(grouping.column)) for grouping in groupings
+        }
         scores = dict[str, Mapping[str, Scores]]()
         for model in models:
-            tell(f"{model.name} scores {len(images):,} images of {each.name}")
-            columns = _compute_scores(model, each)
+            print_line(f"{model.name} scores {len(images):,} images of {data_set.name}")
+            columns = _compute_scores(model, data_set)
             scores[model.name] = dict(zip(classes_of_models[model.name], columns.T, strict=True))
-        scored.append(ScoredImages(each.name, images.labels, images.class_names, images.patients, scores, groups))
+        scored.append(ScoredImages(data_set.name, images.labels, images.class_names, images.patients, scores, groups))
     return scored
 
 
 def warn_about_origin(models: Sequence[ModelToScore]) -> list[str]:
-    """Return a sentence on models of which nobody knows on which images they were trained."""
+    """Return a warning about models whose training images are unknown; empty if all models are from runs."""
     names = [model.name for model in models if not model.is_of_run]
     if not names:
         return []
@@ -235,8 +260,8 @@ def join_vocabularies(models: Sequence[ModelToScore]) -> Vocabulary:
     joined = dict[str, VocabularyEntry]()
     for model in models:
         for name, entry in model.vocabulary.items():
-            known = joined.get(name, VocabularyEntry())
-            synonyms = tuple(dict.fromkeys((*known.synonyms, *entry.synonyms)))
+            earlier = joined.get(name, VocabularyEntry())
+            synonyms = tuple(dict.fromkeys((*earlier.synonyms, *entry.synonyms)))
             joined[name] = entry.model_copy(update={"synonyms": synonyms})
     try:
         return check_vocabulary(joined) if joined else {}
@@ -246,7 +271,7 @@ def join_vocabularies(models: Sequence[ModelToScore]) -> Vocabulary:
 
 
 def _name_classes(model: ModelToScore, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Return the class of each output of a model, by the vocabulary of all models.
+    """Return the class of each output of a model, after replacing synonyms by a vocabulary.
 
     Raises:
         BadInput: If two outputs are one class.
@@ -261,7 +286,7 @@ def _name_classes(model: ModelToScore, vocabulary: Vocabulary) -> tuple[str, ...
 
 
 def split_by_source(data: DataToScore) -> list[DataToScore]:
-    """Return a data set for each hospital that a table names; the data set itself if it names none, or one."""
+    """Return one data set per hospital, from the table's column of hospitals; the data itself if it has at most one."""
     sources = [name for name in dict.fromkeys(data.images.sources.tolist()) if name]
     if len(sources) < 2:
         return [data]
@@ -270,7 +295,7 @@ def split_by_source(data: DataToScore) -> list[DataToScore]:
         rows = np.flatnonzero(data.images.sources == source)
         return replace(
             data,
-            name=source or UNSTATED,
+            name=source or UNSTATED_GROUP,
             images=data.images.select_rows(rows),
             read=lambda form: data.read(form).select_rows(rows),
             read_cells=lambda column: data.read_cells(column)[rows],

@@ -1,6 +1,6 @@
-"""Figures of several models on several sets of labelled images, by class and subgroup, and paired comparisons.
+"""Metrics of several models on several sets of labelled images, by class and subgroup, and paired comparisons.
 
-A class that a model lacks, or that a data set does not annotate, has no figures there: it never counts as absent.
+If a model lacks a class, or a data set does not annotate it, the class has no metrics there; it never counts as absent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.evaluation.groups import Grouping
 from polyclinic.common.evaluation.thresholds import FixedThreshold
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, compute_metrics_per_class
+from polyclinic.common.metrics.auroc import MIN_POSITIVES, compute_metrics_per_class
 from polyclinic.common.metrics.bootstrap import (
     EstimateWithInterval,
     Interval,
@@ -32,11 +32,14 @@ from polyclinic.common.system.hashing import derive_seed
 from polyclinic.data.base.image_set import are_all_patients_known
 from polyclinic.data.base.splits import Names
 
-TOGETHER = "all together"
-"""Name of the images of all data sets together."""
-NO_SPREAD = 1e-12
-DELONG, BY_PATIENT = "DeLong", "bootstrap by patient"
-"""Names of the tests of two models."""
+ALL_DATA = "all together"
+"""Name, in tables, of the images of all data sets together."""
+MIN_STANDARD_ERROR = 1e-12
+"""Standard error of a difference of AUROCs below which only rounding is left, and no p-value is computed."""
+DELONG = "DeLong"
+"""Name of the test that treats each image as independent."""
+PATIENT_BOOTSTRAP = "bootstrap by patient"
+"""Name of the test that resamples patients."""
 
 Floats = NDArray[np.floating]
 
@@ -46,10 +49,11 @@ class ScoredImages:
     """The images of one data set or hospital, with labels and the scores of each model.
 
     Attributes:
+        name: Name of the data set or hospital.
         labels: ``(n, classes)``: 1, 0 or NaN for unknown.
-        class_names: The class of each column of ``labels``: those that the data annotates.
+        class_names: The class of each column of ``labels``; the data annotates exactly these classes.
         patients: Patient of each image, ``(n,)``.
-        scores: Model -> class -> probability of each image, ``(n,)``; only classes that the model has.
+        scores: Model -> class -> probability of each image, ``(n,)``; without classes that the model lacks.
         groups: Column -> group of each image, ``(n,)``.
     """
 
@@ -77,8 +81,11 @@ class ClassScores:
 
     Attributes:
         data: Name of the data set.
+        class_name: The class.
         labels: 1 or 0, ``(n,)``.
-        scores: Model -> probabilities, ``(n,)``; only models that have the class.
+        patients: Patient of each image, ``(n,)``.
+        scores: Model -> probabilities, ``(n,)``; without models that lack the class.
+        groups: Column -> group of each image, ``(n,)``.
     """
 
     data: str
@@ -100,10 +107,10 @@ class ClassScores:
 
 
 def join_class_scores(parts: Sequence[ClassScores]) -> ClassScores:
-    """Return the images of several data sets together; patients of two data sets are two patients."""
+    """Return the images of several data sets as one; equal patient names in two data sets are two patients."""
     first = parts[0]
     return ClassScores(
-        TOGETHER,
+        ALL_DATA,
         first.class_name,
         np.concatenate([part.labels for part in parts]),
         np.concatenate([np.array([f"{part.data}\0{patient}" for patient in part.patients]) for part in parts]),
@@ -117,7 +124,14 @@ def join_class_scores(parts: Sequence[ClassScores]) -> ClassScores:
 
 @dataclass(frozen=True)
 class DecisionsAtThreshold:
-    """Decisions at a threshold that was fixed beforehand, with 95 % intervals of the two shares."""
+    """Decision counts at a threshold that was fixed beforehand.
+
+    Attributes:
+        rule: Name of the rule that fixed the threshold.
+        threshold: A higher probability counts as positive.
+        decisions: Numbers of true and false positives and negatives.
+        sensitivity_interval, specificity_interval: 95 % intervals; None where undefined.
+    """
 
     rule: str
     threshold: float
@@ -128,13 +142,14 @@ class DecisionsAtThreshold:
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """Figures of one model for one class on one set of images; None where they are undefined.
+    """Metrics of one model for one class on one set of images; None where they are undefined.
 
     Attributes:
         positives, negatives: Numbers of images.
-        positive_patients: Number of patients with a positive image; of images if patients are unknown.
-        points: The decisions at thresholds; empty if a hospital does not tell them.
-        auroc_error, average_precision_error: Bounds of the errors of the two; above 0 if computed from a histogram.
+        positive_patients: Number of patients with a positive image; of positive images if patients are unknown.
+        points: Decisions at thresholds; empty if a hospital does not send them.
+        auroc_error, average_precision_error: Largest possible errors of the two metrics; above 0 if these are computed
+            from a histogram.
     """
 
     positives: int
@@ -151,27 +166,31 @@ class ClassFigures:
 
     @property
     def auroc_with_error(self) -> ValueWithError | None:
-        """The AUROC with the bound of its error."""
+        """The AUROC with its largest possible error."""
         return None if self.auroc is None else ValueWithError(self.auroc, self.auroc_error)
 
     @property
     def average_precision_with_error(self) -> ValueWithError | None:
-        """The average precision with the bound of its error."""
+        """The average precision with its largest possible error."""
         if self.average_precision is None:
             return None
         return ValueWithError(self.average_precision, self.average_precision_error)
 
     @property
     def rests_on_few(self) -> bool:
-        """True if fewer than 30 images show the class, or fewer than 30 do not."""
-        return min(self.positives, self.negatives) < FEWEST_POSITIVES
+        """True if the class has fewer than 30 positive or fewer than 30 negative images."""
+        return min(self.positives, self.negatives) < MIN_POSITIVES
 
 
 @dataclass(frozen=True)
 class FigureRow:
-    """The figures of a model for a class, on a data set or on one of its subgroups.
+    """The metrics of a model for a class, on a data set or on one of its subgroups.
 
     Attributes:
+        data: Name of the data set.
+        model: Name of the model.
+        class_name: The class.
+        figures: The metrics.
         column, group: Column and group of a subgroup; both empty for all images.
     """
 
@@ -186,20 +205,28 @@ class FigureRow:
 def compute_figure_rows(
     images: ClassScores, thresholds: Mapping[str, Sequence[FixedThreshold]], column: str = "", group: str = ""
 ) -> list[FigureRow]:
-    """Return the figures of each model that has the class, on these images."""
+    """Return the metrics of each model that has the class, on these images.
+
+    Args:
+        images: The images, with the scores of each model.
+        thresholds: Model -> thresholds that were fixed beforehand.
+        column, group: Column and group if the images are a subgroup.
+    """
     if not images.scores:
         return []
     resampled = resample_aurocs(images, column, group)
     rows = []
-    for place, (model, scores) in enumerate(images.scores.items()):
-        interval = None if resampled is None else resampled.wide[place]
+    for index, (model, scores) in enumerate(images.scores.items()):
+        interval = None if resampled is None else resampled.wide[index]
         figures = _compute_class_figures(images, scores, thresholds[model], interval)
         rows.append(FigureRow(images.data, model, images.class_name, figures, column, group))
     return rows
 
 
 def resample_aurocs(images: ClassScores, column: str = "", group: str = "") -> ResampledAurocs | None:
-    """Return the AUROC of each model on the same resamples of the patients; None without positives or negatives."""
+    """Bootstrap the AUROC of each model on the same resamples of patients; None without positives or without
+    negatives.
+    """
     if not (images.labels == 1).any() or not (images.labels == 0).any():
         return None
     ranked = [RankedClassScores.from_scores(scores, images.labels) for scores in images.scores.values()]
@@ -241,7 +268,7 @@ def _compute_class_figures(
 
 
 def _make_generator(images: ClassScores, *purpose: str) -> np.random.Generator:
-    """Return a generator that depends on the data set, the class and the purpose alone, so that figures repeat."""
+    """Return a generator seeded by data set, class and purpose alone, so that results can be repeated."""
     return np.random.default_rng(derive_seed("evaluate", images.data, images.class_name, *purpose))
 
 
@@ -253,13 +280,16 @@ class ModelComparison:
     """The AUROC of one model minus that of another, for one class on the same images.
 
     Attributes:
-        difference: With its 95 % interval, by a paired bootstrap over patients.
-        delong_p: P-value of DeLong's test, for which each image is independent; None if it is undefined.
-        patient_p: P-value by the spread of the bootstrap over patients; None if it is undefined.
-        p_value: ``patient_p`` if some patient has several of the images, else ``delong_p``.
-        test: Which of the two ``p_value`` is.
+        data: Name of the data set.
+        first, second: Names of the models.
+        images: Number of images.
+        difference: AUROC of ``first`` minus AUROC of ``second``, with a 95 % interval by a bootstrap over patients.
+        delong_p: P-value of DeLong's test, which treats images as independent; None if it is undefined.
+        patient_p: P-value from the standard deviation of the patient bootstrap; None if it is undefined.
+        p_value: ``patient_p`` if a patient has several of the images, else ``delong_p``.
+        test: Name of the test of ``p_value``.
         holm_p: ``p_value`` after Holm's correction over the classes of these two models on these images.
-        standard_error: Of the difference, by the test that gave ``p_value``; None if it is undefined.
+        standard_error: Standard error of the difference, by the test of ``p_value``; None if it is undefined.
     """
 
     data: str
@@ -277,22 +307,26 @@ class ModelComparison:
 
 
 def compare_models(images: ClassScores) -> Iterator[ModelComparison]:
-    """Yield a comparison of each two models that have the class, on the same images."""
+    """Yield a comparison for each pair of models that have the class, on the same images."""
     resampled = resample_aurocs(images)
     if resampled is None:
         return
     has_repeats = len(np.unique(images.patients)) < len(images.patients)
     models = list(images.scores)
-    for place, other in combinations(range(len(models)), 2):
-        first, second = (resampled.select_classes(slice(number, number + 1)) for number in (place, other))
-        names = models[place], models[other]
+    for first_index, second_index in combinations(range(len(models)), 2):
+        first, second = (resampled.select_classes(slice(number, number + 1)) for number in (first_index, second_index))
+        names = models[first_index], models[second_index]
         delong = compare_by_delong(images.scores[names[0]], images.scores[names[1]], images.labels)
         delong_p = None if delong is None else delong.p_value
         difference = compare_resampled_aurocs(first, second)
-        spread = float(np.std(first.drawn - second.drawn))
-        patient_p = compute_two_sided_p_value(difference.value / spread) if spread > NO_SPREAD else None
+        bootstrap_error = float(np.std(first.drawn - second.drawn))
+        patient_p = (
+            compute_two_sided_p_value(difference.value / bootstrap_error)
+            if bootstrap_error > MIN_STANDARD_ERROR
+            else None
+        )
         delong_error = 0.0 if delong is None else delong.standard_error
-        standard_error = spread if has_repeats else delong_error
+        standard_error = bootstrap_error if has_repeats else delong_error
         yield ModelComparison(
             images.data,
             images.class_name,
@@ -302,32 +336,34 @@ def compare_models(images: ClassScores) -> Iterator[ModelComparison]:
             delong_p,
             patient_p,
             patient_p if has_repeats else delong_p,
-            BY_PATIENT if has_repeats else DELONG,
-            standard_error=standard_error if standard_error > NO_SPREAD else None,
+            PATIENT_BOOTSTRAP if has_repeats else DELONG,
+            standard_error=standard_error if standard_error > MIN_STANDARD_ERROR else None,
         )
 
 
 def correct_over_classes(comparisons: Sequence[ModelComparison]) -> list[ModelComparison]:
     """Return the comparisons with Holm's correction over the classes of each pair of models on each data set."""
     families = dict[tuple[str, str, str], list[int]]()
-    for place, each in enumerate(comparisons):
-        families.setdefault((each.data, each.first, each.second), []).append(place)
+    for index, comparison in enumerate(comparisons):
+        families.setdefault((comparison.data, comparison.first, comparison.second), []).append(index)
     corrected = list(comparisons)
-    for places in families.values():
-        adjusted = adjust_by_holm([comparisons[place].p_value for place in places])
-        for place, holm_p in zip(places, adjusted, strict=True):
-            corrected[place] = replace(comparisons[place], holm_p=holm_p)
+    for indices in families.values():
+        adjusted = adjust_by_holm([comparisons[index].p_value for index in indices])
+        for index, holm_p in zip(indices, adjusted, strict=True):
+            corrected[index] = replace(comparisons[index], holm_p=holm_p)
     return corrected
 
 
-# ---------------------------------------------------------------------- all of it
+# ---------------------------------------------------------------------- the whole evaluation
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which classes were tested of a model on a data set, and why others were not.
+    """The classes of a model that a data set tests, and those that it cannot test.
 
     Attributes:
+        data: Name of the data set.
+        model: Name of the model.
         tested: Classes that the model has and the data annotates.
         not_annotated: Classes of the model that the data does not annotate.
         not_in_model: Classes that the data annotates and the model lacks.
@@ -342,10 +378,14 @@ class Coverage:
 
 @dataclass(frozen=True)
 class EvaluationFigures:
-    """The figures of an evaluation: of each class and model, of two models compared, and which classes have none.
+    """The metrics of an evaluation.
 
     Attributes:
-        over_patients: True if intervals and tests treat a patient's images as one unit, not each image.
+        rows: Metrics by data set, subgroup, class and model.
+        comparisons: Differences of pairs of models.
+        coverage: Tested and untested classes by data set and model.
+        over_patients: True if intervals and tests treat all images of a patient as one unit, False if each image is
+            one.
     """
 
     rows: tuple[FigureRow, ...]
@@ -354,7 +394,7 @@ class EvaluationFigures:
     over_patients: bool
 
     def select_rows(self, data: str, class_name: str, column: str = "", group: str = "") -> list[FigureRow]:
-        """Return the rows of all models for a class on a data set or subgroup."""
+        """Return the rows of all models for one class, on one data set or subgroup."""
         key = data, class_name, column, group
         return [row for row in self.rows if (row.data, row.class_name, row.column, row.group) == key]
 
@@ -365,36 +405,37 @@ def compute_evaluation_figures(
     thresholds: Mapping[str, Mapping[str, Sequence[FixedThreshold]]],
     groupings: Sequence[Grouping] = (),
 ) -> EvaluationFigures:
-    """Compute the figures of each model on each data set, on all together, and on subgroups.
+    """Compute the metrics of each model on each data set, on all data sets together, and on subgroups.
 
     Args:
+        scored: The images of each data set, with the scores of each model.
         class_names: The classes to test, in order.
         thresholds: Model -> class -> thresholds that were fixed beforehand.
-        groupings: The columns by which there are subgroups; all data sets have their groups.
+        groupings: The columns that define subgroups; each data set has a group for each image.
     """
     rows = list[FigureRow]()
     comparisons = list[ModelComparison]()
     for name in class_names:
-        of_class = {model: by_class[name] for model, by_class in thresholds.items() if name in by_class}
-        of_data = [each.select_class(name) for each in scored]
-        parts = [part for part in of_data if part is not None and len(part.labels)]
+        class_thresholds = {model: by_class[name] for model, by_class in thresholds.items() if name in by_class}
+        selected = [data_set.select_class(name) for data_set in scored]
+        parts = [part for part in selected if part is not None and len(part.labels)]
         joined = [join_class_scores(parts)] if len(parts) > 1 else []
         for images in [*joined, *parts]:
-            rows += compute_figure_rows(images, of_class)
+            rows += compute_figure_rows(images, class_thresholds)
             comparisons += compare_models(images) if len(images.scores) > 1 else []
-        # Subgroups of all images together; of one data set alone if there is one.
+        # Subgroups are those of all data sets together, or of the only data set.
         for images in joined or parts:
             for grouping in groupings:
                 groups = images.groups[grouping.column]
                 for group in grouping.order_groups(groups.tolist()):
                     members = images.select_rows(groups == group)
-                    rows += compute_figure_rows(members, of_class, grouping.column, group)
+                    rows += compute_figure_rows(members, class_thresholds, grouping.column, group)
     coverage = []
-    for each in scored:
-        for model, by_class in each.scores.items():
-            tested = tuple(name for name in each.class_names if name in by_class)
-            others = tuple(name for name in thresholds[model] if name not in each.class_names)
-            lacking = tuple(name for name in each.class_names if name not in by_class)
-            coverage.append(Coverage(each.name, model, tested, others, lacking))
+    for data_set in scored:
+        for model, by_class in data_set.scores.items():
+            tested = tuple(name for name in data_set.class_names if name in by_class)
+            not_annotated = tuple(name for name in thresholds[model] if name not in data_set.class_names)
+            not_in_model = tuple(name for name in data_set.class_names if name not in by_class)
+            coverage.append(Coverage(data_set.name, model, tested, not_annotated, not_in_model))
     over_patients = all(are_all_patients_known(images.patients) for images in scored)
     return EvaluationFigures(tuple(rows), tuple(correct_over_classes(comparisons)), tuple(coverage), over_patients)

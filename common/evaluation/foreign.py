@@ -1,7 +1,7 @@
-"""The file that describes a model of somebody else's making, ``MODEL.toml``; read without torch.
+"""The file ``MODEL.toml``, which describes a model that another program trained; read without torch.
 
-Such a model is an ONNX file, a ``torch.export`` file (``.pt2``), or tensors (``.safetensors``) of a network of timm.
-Its user states what the file itself does not say: the classes, how images become its input, what its outputs are.
+Such a model is an ONNX file, a ``torch.export`` file (``.pt2``), or the tensors (``.safetensors``) of a network of
+timm. The user states the facts that the model's file lacks: classes, input and outputs.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ from polyclinic.common.vocabulary import VocabularyTable
 from polyclinic.data.base.names import Name
 from polyclinic.data.base.pixel_form import PixelForm, check_pixel_table
 
-TIMM = "timm:"
+TIMM_PREFIX = "timm:"
 Threshold = Annotated[float, Field(ge=0, le=1)]
 
 
 class ModelFormat(StrEnum):
-    """The file formats of foreign models, by the ending of the file's name."""
+    """The file formats of foreign models; the value is the ending of the file's name."""
 
     onnx = ".onnx"
     torch_export = ".pt2"
     safetensors = ".safetensors"
 
 
-FORMATS = ", ".join(ModelFormat)
-WHY_TRUST = (
+FORMAT_SUFFIXES = ", ".join(ModelFormat)
+TORCH_EXPORT_RISK = (
     "torch reads such a file in a way that can run any program that its author put in: with your rights, on this "
     "machine, beside the images"
 )
@@ -46,14 +46,14 @@ class ForeignModel(TomlSection):
     """The content of ``MODEL.toml``.
 
     Attributes:
-        file: The model's file, relative to this one.
-        sha256: Hash of that file, so that no other file is scored under its name.
-        classes: Class of each output, in their order; an empty name leaves an output out.
-        outputs: ``logits``: sigmoid or softmax makes probabilities of them; ``probabilities``: they are such.
-        task: ``multi_label``: each class is there or not. ``multi_class``: exactly one is there.
-        mean, std: Of each channel, for pixels from 0 to 1: the input is ``(pixel - mean) / std``.
-        layout: Order of the input's dimensions after the first, which counts images.
-        output: Name of the output to read; empty if the model has one.
+        file: The model's file, relative to ``MODEL.toml``.
+        sha256: Hash of the model's file, so that no other file is scored under its name.
+        classes: Class of each output, in order; an output with an empty name is ignored.
+        outputs: ``logits``, to which sigmoid or softmax is applied; or ``probabilities``.
+        task: ``multi_label``: each class is present or absent. ``multi_class``: exactly one class is present.
+        mean, std: Values of each channel, for pixels from 0 to 1: the input is ``(pixel - mean) / std``.
+        layout: Order of the input's dimensions after the batch dimension.
+        output: Name of the output to read; empty if the model has only one.
         architecture: Name of the network, ``timm:NAME``; only for ``.safetensors``.
         pixels: The keys of ``[data]`` that decide how images become pixels; ``color`` and ``image_size`` are required.
         operating_points: Class -> threshold that was fixed before; an image with a higher score counts as positive.
@@ -78,7 +78,9 @@ class ForeignModel(TomlSection):
     @classmethod
     def _check_ending(cls, file: str) -> str:
         if Path(file).suffix not in list(ModelFormat):
-            raise ValueError(f"expected a file that ends in {FORMATS}; a run's folder needs no such description")
+            raise ValueError(
+                f"expected a file that ends in {FORMAT_SUFFIXES}; a run's folder needs no such description"
+            )
         return file
 
     @field_validator("classes")
@@ -105,9 +107,9 @@ class ForeignModel(TomlSection):
             if len(values) != channels:
                 raise ValueError(f"{key}: expected {channels} values, one for each channel, got {len(values)}")
         is_timm = self.format is ModelFormat.safetensors
-        if is_timm != self.architecture.startswith(TIMM):
+        if is_timm != self.architecture.startswith(TIMM_PREFIX):
             raise ValueError(
-                f'architecture: expected "{TIMM}NAME" for a .safetensors file, which holds no network'
+                f'architecture: expected "{TIMM_PREFIX}NAME" for a .safetensors file, which holds no network'
                 if is_timm
                 else "architecture: leave it out, because the file holds its network"
             )
@@ -132,7 +134,7 @@ class ForeignModel(TomlSection):
 
     @property
     def form(self) -> PixelForm:
-        """How images become the pixels of the input."""
+        """The pixel form in which images are read for the model."""
         side = self.image_size
         rendering: Mapping[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
@@ -149,7 +151,7 @@ class ModelFile:
     """A model that a user names, before it is loaded.
 
     Attributes:
-        path: What the user named: a run's folder, ``MODEL.toml``, or an ONNX file that ``flwr-sim export`` wrote.
+        path: Path from the user: a run's folder, ``MODEL.toml``, or an ONNX file that ``flwr-sim export`` wrote.
         described: The content of ``MODEL.toml``; None for a run, and for an ONNX file that describes itself.
     """
 
@@ -158,25 +160,25 @@ class ModelFile:
 
     @property
     def file(self) -> Path:
-        """The file of a foreign model; of a run, its folder."""
+        """The file of a foreign model; the folder of a run."""
         return self.path if self.described is None else self.path.parent / self.described.file
 
     @property
     def is_run(self) -> bool:
-        """True for the folder of a run or of a model that a site keeps."""
+        """True for the folder of a run, or of a model that a site stores."""
         return self.path.is_dir()
 
 
 def is_model_path(path: Path) -> bool:
-    """Return True if a path is that of a model rather than of images: a folder, a model's file or description."""
+    """Return True if a path names a model and not images: a folder, a model's file, or its description."""
     return path.is_dir() or is_foreign_model_path(path)
 
 
 def is_foreign_model_path(path: Path) -> bool:
-    """Return True if a path is that of a model's file or description, and not of a run's folder.
+    """Return True if a path names a model's file or its description, not a run's folder.
 
     Raises:
-        BadInput: If the path ends in ``.toml`` and is no valid TOML.
+        BadInput: If the path ends in ``.toml`` and is not valid TOML.
     """
     if path.suffix in list(ModelFormat):
         return True
@@ -184,10 +186,11 @@ def is_foreign_model_path(path: Path) -> bool:
 
 
 def find_model_file(path: Path, trusted: frozenset[Path]) -> ModelFile:
-    """Check what a user names as a model, without reading its tensors.
+    """Check a model that a user names, without reading its tensors.
 
     Args:
-        trusted: Files that may run programs while they are read, by ``--trust``.
+        path: Path from the user.
+        trusted: Files that may run programs while they are read, from ``--trust``.
 
     Raises:
         BadInput: With every fault.
@@ -212,7 +215,7 @@ def find_model_file(path: Path, trusted: frozenset[Path]) -> ModelFile:
 
 
 def _find_file_faults(model: ModelFile, trusted: frozenset[Path]) -> list[Fault]:
-    """Return the faults of a described model's file: missing, another one, not trusted, or without its library."""
+    """Return the faults of a described model's file: missing, altered, not trusted, or its library is not installed."""
     described = model.described
     file = model.file
     assert described is not None, "called for a described model"
@@ -234,12 +237,14 @@ def _find_file_faults(model: ModelFile, trusted: frozenset[Path]) -> list[Fault]
     if described.format is ModelFormat.torch_export and file.resolve() not in trusted:
         remedy = f"If you trust its author as you trust a program: --trust {quote_for_shell(file)}\n"
         remedy += "Else ask for the model as .onnx or .safetensors, which hold no program."
-        faults.append(Fault(f"{model.path.name}: file", f"{described.file} is not opened: {WHY_TRUST}.", remedy))
+        faults.append(
+            Fault(f"{model.path.name}: file", f"{described.file} is not opened: {TORCH_EXPORT_RISK}.", remedy)
+        )
     return faults
 
 
 def make_template(file: Path) -> str:
-    """Return the lines of a description of a model's file, for its user to fill in."""
+    """Return the lines of a ``MODEL.toml`` for a model's file, for the user to fill in."""
     lines = [
         f'file = "{file.name}"',
         'sha256 = "..."                      # of the file, as its author states it',
@@ -249,6 +254,6 @@ def make_template(file: Path) -> str:
         "std = [0.229, 0.224, 0.225]",
     ]
     if file.suffix == ModelFormat.safetensors:
-        lines.append(f'architecture = "{TIMM}..."')
+        lines.append(f'architecture = "{TIMM_PREFIX}..."')
     lines += ["[pixels]", "color = true", "image_size = 224", 'resize = "pad"                      # or "stretch"']
     return "\n".join(f"    {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""Models to score: those of runs, ONNX files, ``torch.export`` files, and networks of timm, as one kind of thing."""
+"""Open models of any supported kind for scoring: runs, ONNX files, ``torch.export`` files, and networks of timm."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from polyclinic.common.evaluation.runtimes import (
     open_torch_export,
     read_onnx_metadata,
 )
-from polyclinic.common.evaluation.thresholds import UNFIXED, FixedThreshold, read_points_of_run
+from polyclinic.common.evaluation.thresholds import DEFAULT_THRESHOLD, FixedThreshold, read_points_of_run
 from polyclinic.common.models.network import convert_channels, convert_pixels, logits_to_probabilities
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
@@ -33,9 +33,9 @@ from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.data.images.pixels import load_pixels_on_device
 
-BATCH = 64
-OUT_OF_RANGE = 1e-5
-"""Distance from 0..1 within which a probability is a rounding error."""
+BATCH_SIZE = 64
+PROBABILITY_TOLERANCE = 1e-5
+"""Largest distance of a probability from the range 0 to 1 that counts as a rounding error."""
 
 Scores = NDArray[np.float32]
 Kind = Literal["run", "onnx of a run", "onnx", "torch.export", "timm"]
@@ -43,16 +43,18 @@ Kind = Literal["run", "onnx of a run", "onnx", "torch.export", "timm"]
 
 @dataclass(frozen=True)
 class ModelToScore:
-    """A model with all that is needed to score images with it.
+    """A model that is ready to score images.
 
     Attributes:
-        name: Its name in tables.
-        sha256: Hash of the model's tensors (of a run) or of its file.
-        class_names: The class of each column of the scores; classes that a run has not learned are left out.
-        form: How images become the pixels that it was trained on; None if that is not known.
-        unlearned: Class -> why the model has not learned it.
+        name: Name in tables.
+        kind: Kind of the model's file.
+        sha256: Hash of a run's tensors, or of another model's file.
+        class_names: The class of each column of the scores, without classes that a run has not learned.
+        compute_scores: Returns the probabilities ``(n, classes)`` of images that were read in ``form``.
+        form: Pixel form of the training images; None if unknown.
+        vocabulary: Class -> other words for it.
+        unlearned: Class that the model has not learned -> reason.
         points: Class -> thresholds that were fixed beforehand.
-        compute_scores: Return the probabilities ``(n, classes)`` of images that are read in ``form``.
     """
 
     name: str
@@ -67,18 +69,19 @@ class ModelToScore:
 
     @property
     def is_of_run(self) -> bool:
-        """True if a federated run trained the model, so that it was trained on training parts of hospitals alone."""
+        """True if a federated run trained the model, which then has seen only training parts of hospitals."""
         return self.kind in ("run", "onnx of a run")
 
     def list_thresholds(self, name: str) -> tuple[FixedThreshold, ...]:
         """Return the thresholds of a class; 0.5 if none was fixed."""
-        return self.points.get(name) or (UNFIXED,)
+        return self.points.get(name) or (DEFAULT_THRESHOLD,)
 
 
 def open_models(files: Sequence[ModelFile], device: str = "") -> list[ModelToScore]:
-    """Load several models; models of one name get the paths that the user wrote as names.
+    """Load several models; if two have the same name, each is named by the path that the user wrote.
 
     Args:
+        files: The models.
         device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
 
     Raises:
@@ -93,7 +96,9 @@ def open_models(files: Sequence[ModelFile], device: str = "") -> list[ModelToSco
 
 
 def _name_run(folder: Path) -> str:
-    """Return the name of a run's folder; of a received package, whose folder is named by a hash, the run's name."""
+    """Return the name of a run's folder; for a delivered package, whose folder is named by a hash, the name of
+    its run.
+    """
     try:
         name = str(json.loads((folder / MANIFEST).read_bytes())["name"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -122,16 +127,16 @@ def _open_run_model(folder: Path, name: str, device: str) -> ModelToScore:
     network = load_model(folder)
     refuse_segmentation(network, "evaluate")
     unlearned = dict(saved.unlearned or {})
-    learned = [column for column, class_name in enumerate(saved.class_names) if class_name not in unlearned]
+    learned_columns = [column for column, class_name in enumerate(saved.class_names) if class_name not in unlearned]
 
     def compute_scores(images: ImageSet) -> Scores:
-        return compute_picture_probabilities(network, images, device)[:, learned]
+        return compute_picture_probabilities(network, images, device)[:, learned_columns]
 
     return ModelToScore(
         name,
         "run",
         saved.model_sha256,
-        tuple(saved.class_names[column] for column in learned),
+        tuple(saved.class_names[column] for column in learned_columns),
         compute_scores,
         saved.pixels,
         saved.vocabulary or {},
@@ -141,10 +146,10 @@ def _open_run_model(folder: Path, name: str, device: str) -> ModelToScore:
 
 
 def _open_exported_run_model(path: Path, name: str) -> ModelToScore:
-    """Open an ONNX file of ``flwr-sim export``, which describes itself and takes pixels of any size.
+    """Open an ONNX file of ``flwr-sim export``, which contains its own description and takes pixels of any size.
 
     Raises:
-        BadInput: If the file does not describe itself.
+        BadInput: If the file contains no description.
     """
     metadata = read_onnx_metadata(path)
     try:
@@ -157,39 +162,39 @@ def _open_exported_run_model(path: Path, name: str) -> ModelToScore:
         remedy = f"Describe it in a file that ends in .toml, and name that one:\n{make_template(path)}"
         raise BadInput([Fault(str(path), problem, remedy)]) from None
     runtime = open_onnx(path, "")
-    learned = [column for column, class_name in enumerate(class_names) if class_name not in unlearned]
+    learned_columns = [column for column, class_name in enumerate(class_names) if class_name not in unlearned]
 
     def compute_scores(images: ImageSet) -> Scores:
         batches = []
-        for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH):
+        for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH_SIZE):
             pixels = convert_channels(batch.float(), channels)
             batches.append(runtime(pixels.round().to(torch.uint8).numpy()))
         scores = np.concatenate(batches)
         check_outputs(scores, len(class_names), "probabilities", str(path))
-        return scores[:, learned]
+        return scores[:, learned_columns]
 
     return ModelToScore(
         name,
         "onnx of a run",
         hash_model_file(path),
-        tuple(class_names[column] for column in learned),
+        tuple(class_names[column] for column in learned_columns),
         compute_scores,
         form,
         unlearned=dict.fromkeys(unlearned, "as the file states"),
     )
 
 
-# ---------------------------------------------------------------------- models of others
+# ---------------------------------------------------------------------- models of other programs
 
 
 def _open_described_model(file: ModelFile, described: ForeignModel, name: str) -> ModelToScore:
     runtime, kind = _open_runtime(file, described)
-    named = [column for column, class_name in enumerate(described.classes) if class_name]
+    named_columns = [column for column, class_name in enumerate(described.classes) if class_name]
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (described.mean, described.std))
 
     def compute_scores(images: ImageSet) -> Scores:
         batches = []
-        for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH):
+        for batch in load_pixels_on_device(images, "cpu").iterate_batches(BATCH_SIZE):
             pixels = convert_pixels(batch.float(), described.channels, (described.image_size,) * 2)
             inputs = (pixels / 255 - mean) / std
             if described.layout == "channels_last":
@@ -197,13 +202,13 @@ def _open_described_model(file: ModelFile, described: ForeignModel, name: str) -
             batches.append(runtime(np.ascontiguousarray(inputs.numpy(), np.float32)))
         outputs = np.concatenate(batches)
         check_outputs(outputs, len(described.classes), described.outputs, file.path.name)
-        return convert_outputs_to_probabilities(outputs, described.outputs, described.task)[:, named]
+        return convert_outputs_to_probabilities(outputs, described.outputs, described.task)[:, named_columns]
 
     return ModelToScore(
         name,
         kind,
         described.sha256 or "",
-        tuple(described.classes[column] for column in named),
+        tuple(described.classes[column] for column in named_columns),
         compute_scores,
         described.form,
         described.vocabulary or {},
@@ -222,35 +227,40 @@ def _open_runtime(file: ModelFile, described: ForeignModel) -> tuple[Runtime, Ki
 
 
 def check_outputs(outputs: NDArray[np.floating], classes: int, kind: str, where: str) -> None:
-    """Check that a model's outputs are what its description states.
+    """Check that a model's outputs match its description.
 
     Args:
-        outputs: ``(n, classes)`` if the description is right.
+        outputs: Outputs of the model; expected shape ``(n, classes)``.
+        classes: Number of classes in the description.
         kind: ``logits`` or ``probabilities``.
         where: The description, for the fault.
 
     Raises:
-        BadInput: If the shape or a value is another one.
+        BadInput: If the shape or a value does not match.
     """
     if outputs.ndim != 2 or outputs.shape[1] != classes:
         problem = f"the model returns {outputs.shape[1:]} numbers an image, and {classes} classes are stated."
         raise BadInput([Fault(where, problem, "State one class for each output, in their order.")])
     if not np.isfinite(outputs).all():
         raise BadInput([Fault(where, "the model returns numbers that are infinite or NaN.", "Are mean and std right?")])
-    if kind == "probabilities" and (outputs.min() < -OUT_OF_RANGE or outputs.max() > 1 + OUT_OF_RANGE):
+    if kind == "probabilities" and (
+        outputs.min() < -PROBABILITY_TOLERANCE or outputs.max() > 1 + PROBABILITY_TOLERANCE
+    ):
         problem = f"outputs are stated to be probabilities, and reach from {outputs.min():.3g} to {outputs.max():.3g}."
         raise BadInput([Fault(where, problem, 'Write: outputs = "logits"')])
 
 
 def convert_outputs_to_probabilities(outputs: NDArray[np.floating], kind: str, task: Task) -> Scores:
-    """Return probabilities ``(n, classes)`` of a model's outputs.
+    """Convert a model's outputs to probabilities ``(n, classes)``.
 
     Args:
+        outputs: Logits or probabilities, ``(n, classes)``.
         kind: ``logits`` or ``probabilities``.
+        task: Decides whether logits go through sigmoid or softmax.
     """
     if kind == "probabilities":
-        shares: Scores = np.clip(outputs, 0, 1).astype(np.float32)
-        return shares
+        clipped: Scores = np.clip(outputs, 0, 1).astype(np.float32)
+        return clipped
     scores: Scores = logits_to_probabilities(torch.from_numpy(outputs.astype(np.float32)), task).numpy()
     return scores
 
@@ -262,7 +272,7 @@ def hash_model_file(path: Path) -> str:
 
 
 def find_missing_classes_fault(model: ModelToScore, class_names: Sequence[str], where: str) -> Fault:
-    """Return the fault of a model that shares no class with any of the data."""
+    """Return the fault of a model whose classes are not among those of any data set."""
     problem = f"scores {quote_names(model.class_names)}, and the images are labelled {quote_names(class_names)}."
     remedy = "If they are other words for the same, state them: [vocabulary.CLASS] synonyms = [...] in MODEL.toml, or "
     remedy += "[data.synonyms] of the data."

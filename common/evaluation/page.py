@@ -1,4 +1,4 @@
-"""The page of an evaluation, and the files beside it."""
+"""Write the HTML page of an evaluation, and its JSON and csv files."""
 
 import json
 from pathlib import Path
@@ -23,25 +23,31 @@ from polyclinic.common.reporting.plot import Axis, Plot
 from polyclinic.common.reporting.svg import DOTTED, RULE, choose_series_styles
 from polyclinic.common.system.files import remove_outputs_on_failure, write_atomically
 
-PAGE, JSON, FIGURES, COMPARISONS = "evaluation.html", "evaluation.json", "figures.csv", "comparisons.csv"
-TEMPLATES = Path(__file__).parent
-MOST_DRAWN = 40
-"""Most rows of a plot; the tables have all."""
+PAGE_FILE = "evaluation.html"
+JSON_FILE = "evaluation.json"
+FIGURES_FILE = "figures.csv"
+COMPARISONS_FILE = "comparisons.csv"
+TEMPLATE_FOLDER = Path(__file__).parent
+MAX_PLOT_ROWS = 40
+"""Maximum number of rows in a plot; the tables contain all rows."""
 
 
 def write_evaluation_folder(evaluation: Evaluation, folder: Path, title: str, *, private: bool) -> Path:
     """Write the page, the JSON file and the csv files of an evaluation; return the path of the page.
 
     Args:
-        folder: Where they go; made if it is missing.
+        evaluation: The evaluation.
+        folder: Destination folder, created if needed.
         title: Heading of the page.
-        private: Let only the owner read the files, because they are of one hospital's images.
+        private: True if only the owner may read the files, because they are about the images of one hospital.
     """
     with remove_outputs_on_failure(folder):
-        write_atomically(folder / JSON, f"{json.dumps(make_json(evaluation), indent=1)}\n".encode(), private=private)
-        write_atomically(folder / FIGURES, make_figures_csv(evaluation), private=private)
-        write_atomically(folder / COMPARISONS, make_comparisons_csv(evaluation), private=private)
-        return _write_page(evaluation, folder / PAGE, title, private=private)
+        write_atomically(
+            folder / JSON_FILE, f"{json.dumps(make_json(evaluation), indent=1)}\n".encode(), private=private
+        )
+        write_atomically(folder / FIGURES_FILE, make_figures_csv(evaluation), private=private)
+        write_atomically(folder / COMPARISONS_FILE, make_comparisons_csv(evaluation), private=private)
+        return _write_page(evaluation, folder / PAGE_FILE, title, private=private)
 
 
 def _write_page(evaluation: Evaluation, path: Path, title: str, *, private: bool) -> Path:
@@ -50,7 +56,7 @@ def _write_page(evaluation: Evaluation, path: Path, title: str, *, private: bool
     return write_html_page(
         "evaluation.html.j2",
         path,
-        (TEMPLATES,),
+        (TEMPLATE_FOLDER,),
         private=private,
         title=title,
         evaluation=evaluation,
@@ -67,14 +73,16 @@ def _write_page(evaluation: Evaluation, path: Path, title: str, *, private: bool
 
 
 def select_subgroup_rows(evaluation: Evaluation, column: str) -> list[FigureRow]:
-    """Return the rows of an evaluation by one column of patient data, such as the sex."""
+    """Return the rows of an evaluation for the subgroups of one column, such as the sex."""
     return [row for row in evaluation.figures.rows if row.column == column]
 
 
 def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None:
-    """Draw the AUROC of each class and model on a data set, with intervals; None if no class has one.
+    """Draw the AUROC of each class and model on a data set, with intervals; return None if no class has an AUROC.
 
     Args:
+        evaluation: The evaluation.
+        data: Name of the data set.
         number: Number of the figure on the page.
     """
     rows = [
@@ -82,7 +90,7 @@ def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None
     ]
     classes = list(dict.fromkeys(row.class_name for row in rows))
     models = [model.name for model in evaluation.models]
-    classes = classes[: max(1, MOST_DRAWN // len(models))]
+    classes = classes[: max(1, MAX_PLOT_ROWS // len(models))]
     if not rows:
         return None
     styles = dict(zip(models, choose_series_styles(len(models)), strict=True))
@@ -95,11 +103,11 @@ def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None
         interval = row.figures.auroc_interval
         if row.class_name not in classes or auroc is None:
             continue
-        place = classes.index(row.class_name) - 0.5 + step * (models.index(row.model) + 1)
+        y = classes.index(row.class_name) - 0.5 + step * (models.index(row.model) + 1)
         style = styles[row.model]
         if interval is not None:
-            plot.add_interval(*interval, place, style.color, 1.4)
-        plot.add_markers([auroc], [place], style.marker, style.color, 7)
+            plot.add_interval(*interval, y, style.color, 1.4)
+        plot.add_markers([auroc], [y], style.marker, style.color, 7)
     height = ROW * max(1.0, 0.6 * len(models)) * len(classes) + 6
     legend = [make_marker_entry(name, style) for name, style in styles.items()]
     description = f"AUROC of each class with 95 % intervals: {data}"

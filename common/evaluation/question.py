@@ -1,4 +1,6 @@
-"""The question of ``flwr-server evaluate``: which models hospitals score, each file by its hash; read without torch."""
+"""The question of ``flwr-server evaluate``: the models that hospitals score, each file with its hash; read without
+torch.
+"""
 
 import hashlib
 import json
@@ -7,35 +9,36 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from polyclinic.common.evaluation.foreign import WHY_TRUST, ForeignModel, ModelFormat
+from polyclinic.common.evaluation.foreign import TORCH_EXPORT_RISK, ForeignModel, ModelFormat
 from polyclinic.common.evaluation.groups import Grouping
-from polyclinic.common.evaluation.thresholds import SUMMARY
+from polyclinic.common.evaluation.thresholds import SUMMARY_FILE
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, Sha256
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.system.toml import TomlSection, parse_json_section
 from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
 
-MOST_MODELS = 20
-LONGEST_NAME = 200
-RUN_FILES = (DESCRIPTION, TENSORS, SUMMARY)
-"""Files of a run's model; the summary has the thresholds that the run chose, and nothing else."""
+MAX_MODELS = 20
+MAX_MODEL_NAME_CHARACTERS = 200
+RUN_FILES = (DESCRIPTION, TENSORS, SUMMARY_FILE)
+"""Files of a run's model. The summary is reduced to the thresholds that the run chose."""
 
 GroupColumn = Literal["sex", "age"]
 GROUPINGS: Mapping[GroupColumn, Grouping] = {"sex": Grouping("sex"), "age": Grouping("age", (40, 65))}
-"""Subgroups that a question can ask for. Cut points are the product's, so that no question can single out a patient."""
+"""Subgroups that a question can request. The program fixes the cut points, so no question can single out a patient."""
 GROUP_COLUMNS: tuple[GroupColumn, ...] = get_args(GroupColumn)
 
 
 class SentFile(TomlSection):
-    """A file of a model.
+    """A file of a model that the coordinator sends.
 
     Attributes:
-        sha256: Its hash, by which the hospital refuses any other file.
-        size: Its bytes.
+        name: Name of the file.
+        sha256: Hash of the file; the hospital refuses a file with another hash.
+        size: Size in bytes.
     """
 
-    name: Annotated[str, Field(max_length=LONGEST_NAME)]
+    name: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARACTERS)]
     sha256: Sha256
     size: Annotated[int, Field(ge=0, le=MOST_MODEL_BYTES)]
 
@@ -46,15 +49,16 @@ class SentFile(TomlSection):
 
 
 class SentModel(TomlSection):
-    """A model that hospitals score.
+    """A model that the coordinator sends for scoring.
 
     Attributes:
-        name: Its name in tables.
-        files: :data:`RUN_FILES` of a run, or the one file of another model.
-        described: What the user states of a model of somebody else; None for a model that describes itself.
+        name: Name in tables.
+        files: The :data:`RUN_FILES` of a run, or the single file of another model.
+        described: The user's description of a model that another program trained; None for a model that describes
+            itself.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_CHARACTERS)]
     files: Annotated[tuple[SentFile, ...], Field(min_length=1, max_length=len(RUN_FILES))]
     described: ForeignModel | None = None
 
@@ -70,7 +74,7 @@ class SentModel(TomlSection):
         names = [file.name for file in self.files]
         if self.described is not None:
             if self.described.format is ModelFormat.torch_export:
-                raise ValueError(f"a .pt2 file is not scored over the network: {WHY_TRUST}")
+                raise ValueError(f"a .pt2 file is not scored over the network: {TORCH_EXPORT_RISK}")
             if names != [self.described.file] or self.described.sha256 != self.files[0].sha256:
                 raise ValueError("expected the one file that the description names, with its hash")
         elif not self.is_run and not (len(names) == 1 and names[0].endswith(ModelFormat.onnx)):
@@ -79,25 +83,26 @@ class SentModel(TomlSection):
 
     @property
     def is_run(self) -> bool:
-        """True for the model of a run's folder, False for a model file that somebody describes."""
+        """True for the model of a run's folder, False for a model file."""
         return self.described is None and [file.name for file in self.files] == list(RUN_FILES)
 
     @property
     def sha256(self) -> str:
-        """Hash of the file with the model's numbers, by which a hospital's policy lists the model."""
+        """Hash of the file with the model's numbers; a hospital's policy lists models by this hash."""
         return self.files[RUN_FILES.index(TENSORS)].sha256 if self.is_run else self.files[0].sha256
 
 
 class EvaluationQuestion(TomlSection):
-    """What the hospitals receive beside the files; people approve this text.
+    """The text that hospitals receive together with the models' files, and that people there approve.
 
     Attributes:
-        title: For people.
-        groups: Columns by which there are subgroups.
+        title: The question in words, for people.
+        models: The models to score.
+        groups: Columns that define subgroups.
     """
 
     title: Annotated[str, Field(max_length=200)] = ""
-    models: Annotated[tuple[SentModel, ...], Field(min_length=1, max_length=MOST_MODELS)]
+    models: Annotated[tuple[SentModel, ...], Field(min_length=1, max_length=MAX_MODELS)]
     groups: tuple[GroupColumn, ...] = ()
 
     @model_validator(mode="after")
@@ -121,13 +126,17 @@ class EvaluationQuestion(TomlSection):
             content: The bytes of all files, one after another.
         """
         view = memoryview(content)
-        place = 0
+        start = 0
         for file in self.files:
-            yield file, view[place : place + file.size]
-            place += file.size
+            yield file, view[start : start + file.size]
+            start += file.size
 
     def find_content_fault(self, content: bytes) -> str:
-        """Return why the files are not those that the question names, by size and SHA-256; empty if they are."""
+        """Return the reason if the files do not have the sizes and hashes of the question; empty if they have.
+
+        Args:
+            content: The bytes of all files, one after another.
+        """
         if len(content) != sum(file.size for file in self.files):
             return f"its files have {len(content):,} bytes, and the question names others"
         for file, part in self.split_content(content):
@@ -136,33 +145,33 @@ class EvaluationQuestion(TomlSection):
         return ""
 
     def list_architectures(self, content: bytes) -> list[str]:
-        """Return the name of each network that is built here; an ONNX file holds its own.
+        """Return the name of each network that the hospital has to build; an ONNX file contains its network.
 
         Args:
-            content: The bytes of all files, which are those that the question names.
+            content: The bytes of all files; sizes and hashes must have been checked.
 
         Raises:
-            ValueError: If a run's description names none.
+            ValueError: If a run's description names no network.
         """
         parts = list(self.split_content(content))
         names = list[str]()
         for model in self.models:
-            own = parts[: len(model.files)]
+            model_parts = parts[: len(model.files)]
             parts = parts[len(model.files) :]
             if model.described is not None and model.described.architecture:
                 names.append(model.described.architecture)
             if model.is_run:
                 try:
-                    names.append(str(json.loads(bytes(own[0][1]))["model"]["architecture"]))
+                    names.append(str(json.loads(bytes(model_parts[0][1]))["model"]["architecture"]))
                 except (ValueError, KeyError, TypeError, RecursionError):
                     raise ValueError(f"{DESCRIPTION} of {model.name} names no network") from None
         return names
 
 
 def parse_evaluation_question(text: str) -> EvaluationQuestion:
-    """Parse a question that came from a coordinator.
+    """Parse a question from the JSON text of a coordinator.
 
     Raises:
-        ValueError: If it is no question, with a short reason.
+        ValueError: With a short reason, if the text is not a valid question.
     """
     return parse_json_section(EvaluationQuestion, text, "the question")

@@ -1,4 +1,4 @@
-"""Reads the images to score again, in the form that a model needs, and columns of their label table."""
+"""Read the images to score in the pixel form that a model needs, and read columns of their label table."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,32 +23,33 @@ def make_data_to_score(
     about: str,
     caution: str = "",
 ) -> DataToScore:
-    """Return a data set to score.
+    """Return a data set that is ready to be scored.
 
     Args:
-        spec: The settings by which the data is read.
+        name: Name of the data in tables.
+        spec: The settings with which the data is read.
         base: The folder to which paths in ``spec`` are relative.
-        load: Return the images to score, read by such settings.
-        about: A sentence: which images these are.
-        caution: A sentence for the first line; empty for none.
+        load: Reads the images to score with other settings.
+        about: A sentence that describes the images.
+        caution: A sentence for the top of the page; empty for none.
 
     Raises:
         BadInput: If the data cannot be read.
     """
-    own = load(spec)
-    cache = {spec.model_dump_json(): own}
+    images = load(spec)
+    images_by_spec = {spec.model_dump_json(): images}
 
     def read(form: PixelForm) -> ImageSet:
         as_trained = read_as_trained(spec, form)
         key = as_trained.model_dump_json()
-        if key not in cache:
-            cache[key] = load(as_trained)
-        return cache[key]
+        if key not in images_by_spec:
+            images_by_spec[key] = load(as_trained)
+        return images_by_spec[key]
 
     def read_cells(column: str) -> Names:
-        return read_cells_of_images(spec, base, own, column)
+        return read_cells_of_images(spec, base, images, column)
 
-    return DataToScore(name, own, read, read_cells, about, caution)
+    return DataToScore(name, images, read, read_cells, about, caution)
 
 
 def read_cells_of_images(spec: DataSpec, base: Path, images: ImageSet, column: str) -> Names:
@@ -65,5 +66,5 @@ def read_cells_of_images(spec: DataSpec, base: Path, images: ImageSet, column: s
         problem = f"{spec.labels} has no such column. Columns: {quote_names(table)}."
         raise BadInput([Fault(f"--by {column}", problem, suggest_nearest_name(column, table))])
     cells = table.get_column(column)
-    places = np.searchsorted(cells.lines, images.lines)  # lines ascend
-    return cells.expand_to_row_cells()[places]
+    cell_rows = np.searchsorted(cells.lines, images.lines)  # lines ascend
+    return cells.expand_to_row_cells()[cell_rows]

@@ -1,4 +1,4 @@
-"""Results of an evaluation for a terminal, as JSON and as csv."""
+"""Format the results of an evaluation for a terminal, as JSON and as csv."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -9,14 +9,14 @@ from rich.text import Text
 
 from polyclinic.common.evaluation.evaluation import Evaluation, ScoredData
 from polyclinic.common.evaluation.figures import (
-    TOGETHER,
+    ALL_DATA,
     ClassFigures,
     DecisionsAtThreshold,
     FigureRow,
     ModelComparison,
 )
-from polyclinic.common.evaluation.thresholds import UNFIXED
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES
+from polyclinic.common.evaluation.thresholds import DEFAULT_THRESHOLD
+from polyclinic.common.metrics.auroc import MIN_POSITIVES
 from polyclinic.common.metrics.measured import format_value_with_error
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
@@ -31,23 +31,24 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.base.image_set import describe_skipped_images
 
-SMALLEST_P = 0.001
+MIN_PRINTED_P = 0.001
+"""Smallest p-value that is printed as a number."""
 
 
 def list_main_data(evaluation: Evaluation) -> list[str]:
-    """Return the names of the image sets that have figures: all together, if there are several, and each alone."""
+    """Return the names of the data sets, after the name of all data together if there are several."""
     names = [each.name for each in evaluation.data]
-    return [TOGETHER, *names] if len(names) > 1 else names
+    return [ALL_DATA, *names] if len(names) > 1 else names
 
 
 def describe_data(data: ScoredData) -> str:
-    """Return a sentence on the images of a data set: how many there are, and which."""
+    """Return a sentence about a data set: number of images and patients, and a description of the images."""
     patients = "" if data.patients is None else f" of {format_count_with_noun(data.patients, 'patient')}"
     return f"{data.name}: {format_count_with_noun(data.images, 'image')}{patients}. {data.about}"
 
 
 def list_limitations(evaluation: Evaluation) -> Iterator[str]:
-    """Yield a sentence for each limit of the figures."""
+    """Yield a sentence for each limitation of the results."""
     figures = evaluation.figures
     yield from evaluation.notes
     for model in evaluation.models:
@@ -55,16 +56,16 @@ def list_limitations(evaluation: Evaluation) -> Iterator[str]:
             reasons = [f"“{name}” ({reason})" for name, reason in model.unlearned.items()]
             yield f"{model.name} has not learned {join_as_english_list(reasons)}: no figures."
     yield from filter(None, (describe_coverage(evaluation, data) for data in evaluation.data))
-    for place in list_main_data(evaluation):
+    for data_name in list_main_data(evaluation):
         few = [
             f"“{row.class_name}” ({row.figures.positives} with, {row.figures.negatives} without)"
             for row in figures.rows
-            if row.data == place and not row.column and row.figures.rests_on_few
+            if row.data == data_name and not row.column and row.figures.rests_on_few
         ]
         if few:
-            where = f" in {place}" if len(evaluation.data) > 1 else ""
+            where = f" in {data_name}" if len(evaluation.data) > 1 else ""
             listed = join_as_english_list(list(dict.fromkeys(few)))
-            yield f"Fewer than {FEWEST_POSITIVES} images with or without the finding{where}: {listed}."
+            yield f"Fewer than {MIN_POSITIVES} images with or without the finding{where}: {listed}."
     for each in evaluation.data:
         with_figures = {(row.model, row.class_name) for row in figures.rows if row.data == each.name}
         tested = [(cover.model, name) for cover in figures.coverage if cover.data == each.name for name in cover.tested]
@@ -85,19 +86,19 @@ def list_limitations(evaluation: Evaluation) -> Iterator[str]:
 
 def _lacks_fixed_threshold(evaluation: Evaluation, model: str) -> bool:
     rows = [row for row in evaluation.figures.rows if row.model == model]
-    return any(point.rule == UNFIXED.rule for row in rows for point in row.figures.points)
+    return any(point.rule == DEFAULT_THRESHOLD.rule for row in rows for point in row.figures.points)
 
 
 def describe_coverage(evaluation: Evaluation, data: ScoredData) -> str:
-    """Return a sentence on the classes without figures on a data set; empty if there are none."""
-    of_data = [each for each in evaluation.figures.coverage if each.data == data.name]
-    unannotated = list(dict.fromkeys(name for each in of_data for name in each.not_annotated))
+    """Return a sentence about the classes without metrics on a data set; empty if there are none."""
+    coverages = [coverage for coverage in evaluation.figures.coverage if coverage.data == data.name]
+    unannotated = list(dict.fromkeys(name for coverage in coverages for name in coverage.not_annotated))
     parts = []
     if unannotated:
         parts.append(f"does not annotate {_quote_classes(unannotated)}")
-    for each in of_data:
-        if each.not_in_model:
-            parts.append(f"annotates {_quote_classes(each.not_in_model)}, which {each.model} lacks")
+    for coverage in coverages:
+        if coverage.not_in_model:
+            parts.append(f"annotates {_quote_classes(coverage.not_in_model)}, which {coverage.model} lacks")
     if not parts:
         return ""
     return f"{data.name} {', and '.join(parts)}: no figures, and none of these counts as absent."
@@ -108,17 +109,17 @@ def _quote_classes(names: Sequence[str]) -> str:
 
 
 def format_p(value: float | None) -> str:
-    """Format a p-value with three decimals; small ones as ``< 0.001``."""
+    """Format a p-value with three decimals; values below 0.001 as ``< 0.001``."""
     if value is None:
         return NOT_APPLICABLE
-    return f"< {SMALLEST_P}" if value < SMALLEST_P else f"{value:.3f}"
+    return f"< {MIN_PRINTED_P}" if value < MIN_PRINTED_P else f"{value:.3f}"
 
 
 # ---------------------------------------------------------------------- terminal
 
 
 def format_for_terminal(evaluation: Evaluation) -> Group:
-    """Format the result for a terminal: cautions first, a table of each image set, comparisons, and limits."""
+    """Format the result for a terminal: cautions first, then a table per data set, comparisons, and limitations."""
     parts: list[Any] = [Text(f"! {caution}", style="yellow") for caution in evaluation.cautions]
     parts += [Text(describe_data(data)) for data in evaluation.data]
     for data in list_main_data(evaluation):
@@ -148,7 +149,7 @@ def _make_figure_table(rows: list[FigureRow], title: str) -> FittedTable:
 
 
 def _read_first_shares(figures: ClassFigures) -> tuple[float | None, float | None]:
-    """Return sensitivity and specificity at the first fixed threshold; None if there is no decision."""
+    """Return sensitivity and specificity at the first fixed threshold; None if there are no decisions."""
     if not figures.points:
         return None, None
     decisions = figures.points[0].decisions
@@ -171,7 +172,7 @@ def _make_comparison_table(compared: list[ModelComparison]) -> FittedTable:
 
 
 def describe_test(compared: list[ModelComparison]) -> str:
-    """Return a sentence on the test that gave the p-values."""
+    """Return a sentence that names the test of the p-values and the correction."""
     tests = join_as_english_list(list(dict.fromkeys(each.test for each in compared)))
     return f"p: {tests}; Holm: corrected over the classes of two models on the same images."
 
@@ -180,7 +181,7 @@ def describe_test(compared: list[ModelComparison]) -> str:
 
 
 def make_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Return all results as a dictionary for JSON, with None for undefined figures."""
+    """Return all results as a dictionary for JSON, with None for undefined metrics."""
     figures = evaluation.figures
     return {
         "cautions": list(evaluation.cautions),
@@ -205,12 +206,12 @@ def _make_row_json(row: FigureRow) -> dict[str, Any]:
         }
         for point in figures.points
     ]
-    of_images: Mapping[str, Any] = {"column": row.column, "group": row.group} if row.column else {}
+    subgroup: Mapping[str, Any] = {"column": row.column, "group": row.group} if row.column else {}
     return {
         "data": row.data,
         "model": row.model,
         "class": row.class_name,
-        **of_images,
+        **subgroup,
         **{**asdict(figures), "points": points},
     }
 
@@ -226,7 +227,7 @@ FIGURE_HEADINGS = (
 
 
 def make_figures_csv(evaluation: Evaluation) -> bytes:
-    """Return a csv with a row for each image set, subgroup, class, model and threshold."""
+    """Return a csv file, as bytes, with a row for each data set, subgroup, class, model and threshold."""
     rows: list[tuple[Cell, ...]] = [FIGURE_HEADINGS]
     for row in evaluation.figures.rows:
         rows += _list_csv_rows(row, row.figures)
@@ -236,7 +237,7 @@ def make_figures_csv(evaluation: Evaluation) -> bytes:
 def _list_csv_rows(row: FigureRow, figures: ClassFigures) -> Iterator[tuple[Cell, ...]]:
     calibration = figures.calibration
     quality = (None, None) if calibration is None else (calibration.expected_error, calibration.brier)
-    for at_threshold in [_list_point_cells(point) for point in figures.points] or [(None,) * POINT_CELLS]:
+    for at_threshold in [_list_point_cells(point) for point in figures.points] or [(None,) * THRESHOLD_CELLS]:
         yield (
             *(row.data, row.column, row.group, row.class_name, row.model),
             *(figures.positives, figures.negatives, figures.positive_patients),
@@ -248,8 +249,8 @@ def _list_csv_rows(row: FigureRow, figures: ClassFigures) -> Iterator[tuple[Cell
         )
 
 
-POINT_CELLS = 8
-"""Cells of a csv row about one threshold."""
+THRESHOLD_CELLS = 8
+"""Number of cells about one threshold in a row of the csv."""
 
 
 def _list_point_cells(point: DecisionsAtThreshold) -> tuple[Cell, ...]:
@@ -268,7 +269,7 @@ COMPARISON_HEADINGS = (
 
 
 def make_comparisons_csv(evaluation: Evaluation) -> bytes:
-    """Return a csv with a row for each image set, class and pair of models."""
+    """Return a csv file, as bytes, with a row for each data set, class and pair of models."""
     rows: list[tuple[Cell, ...]] = [COMPARISON_HEADINGS]
     for each in evaluation.figures.comparisons:
         difference = each.difference

@@ -1,7 +1,7 @@
-"""Opens a model's file with the library that runs it; a runtime maps a batch of inputs to a batch of outputs.
+"""Open a model's file with the library that runs it; a runtime maps a batch of inputs to a batch of outputs.
 
-No file is unpickled, except by torch itself in a ``torch.export`` file, which is opened only by the user's own word.
-ONNX Runtime and safetensors run no code of a file.
+No file is unpickled, except by torch in a ``torch.export`` file, which is opened only if the user trusts it explicitly.
+ONNX Runtime and safetensors run no code from a file.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from polyclinic.common.evaluation.foreign import ForeignModel
 
 Runtime = Callable[[NDArray[Any]], NDArray[np.float32]]
-"""Inputs ``(batch, ...)`` -> outputs ``(batch, classes)``."""
-MOST_TIMES, SPARE_BYTES = 4, 256 * 2**20
-"""Largest memory of a network while it is built: this multiple of its file, plus :data:`SPARE_BYTES`."""
+"""A function that maps inputs ``(batch, ...)`` to outputs ``(batch, classes)``."""
+MAX_MEMORY_FACTOR = 4
+"""Limit on a network's memory while it is built, as a multiple of its file; :data:`EXTRA_MEMORY_BYTES` are added."""
+EXTRA_MEMORY_BYTES = 256 * 2**20
 
 
 # ---------------------------------------------------------------------- ONNX
 
 
 def open_onnx(path: Path, output: str) -> Runtime:
-    """Open an ONNX file, on this machine's CPU.
+    """Open an ONNX file on this machine's CPU.
 
     Args:
-        output: Name of the output to read; empty if there is one.
+        path: The file.
+        output: Name of the output to read; empty if the model has only one.
 
     Raises:
-        BadInput: If ONNX Runtime is missing, the file is damaged, or inputs or outputs are not clear.
+        BadInput: If ONNX Runtime is missing, the file is damaged, or inputs or outputs are ambiguous.
     """
     session = _open_session(path)
     inputs = session.get_inputs()
@@ -53,7 +55,7 @@ def open_onnx(path: Path, output: str) -> Runtime:
     def run(batch: NDArray[Any]) -> NDArray[np.float32]:
         try:
             return np.asarray(session.run([chosen], {inputs[0].name: batch})[0], np.float32)
-        except Exception as error:  # onnxruntime's own classes
+        except Exception as error:  # onnxruntime raises many exception classes
             problem = f"cannot score images of shape {batch.shape[1:]}: {_shorten(error)}"
             remedy = "Are color, image_size and layout those of the model?"
             raise BadInput([Fault(str(path), problem, remedy)]) from None
@@ -62,7 +64,7 @@ def open_onnx(path: Path, output: str) -> Runtime:
 
 
 def read_onnx_metadata(path: Path) -> Mapping[str, str]:
-    """Return the texts that the author of an ONNX file added to it.
+    """Return the metadata of an ONNX file, key -> text.
 
     Raises:
         BadInput: If ONNX Runtime is missing, or the file is damaged.
@@ -80,7 +82,7 @@ def _open_session(path: Path) -> Any:
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own classes
+    except Exception as error:  # onnxruntime raises many exception classes
         raise BadInput([Fault(str(path), f"is no ONNX model that can be read: {_shorten(error)}")]) from None
 
 
@@ -88,7 +90,7 @@ def _open_session(path: Path) -> Any:
 
 
 def open_torch_export(path: Path) -> Runtime:
-    """Open a ``torch.export`` file; this can run any program that its author put in.
+    """Open a ``torch.export`` file; this can run any code that its author put into it.
 
     Raises:
         BadInput: If torch cannot read it.
@@ -96,7 +98,7 @@ def open_torch_export(path: Path) -> Runtime:
     try:
         program = torch.export.load(path)
         module = program.module()
-    except Exception as error:  # a file of anybody
+    except Exception as error:  # the file may contain anything
         raise BadInput([Fault(str(path), f"is no torch.export file that can be read: {_shorten(error)}")]) from None
     size = _read_batch_size(program)
 
@@ -105,7 +107,7 @@ def open_torch_export(path: Path) -> Runtime:
             with torch.no_grad():
                 outputs = module(torch.from_numpy(batch))
             return np.asarray(outputs.numpy(), np.float32)
-        except Exception as error:  # the code of anybody
+        except Exception as error:  # the model's code may raise anything
             problem = f"cannot score images of shape {batch.shape[1:]}: {_shorten(error)}"
             remedy = "Are color, image_size and layout those of the model?"
             raise BadInput([Fault(str(path), problem, remedy)]) from None
@@ -114,7 +116,7 @@ def open_torch_export(path: Path) -> Runtime:
 
 
 def _read_batch_size(program: Any) -> int | None:
-    """Return the number of images that an exported program takes at a time; None for any number."""
+    """Return the batch size for which a program was exported; None if it takes any."""
     names = program.graph_signature.user_inputs
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     first = values.get(names[0]) if names else None
@@ -126,10 +128,11 @@ def _read_batch_size(program: Any) -> int | None:
 
 
 def open_timm_network(path: Path, described: "ForeignModel") -> Runtime:
-    """Build a network of timm with its own classifier, and load its tensors from a safetensors file.
+    """Build a network of timm with a classifier for the described classes, and load its tensors from a safetensors
+    file.
 
     Raises:
-        BadInput: If timm has no such network, or the file's tensors are not those of the network.
+        BadInput: If timm has no such network, or the file's tensors do not fit the network.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -152,7 +155,7 @@ def open_timm_network(path: Path, described: "ForeignModel") -> Runtime:
         "in_chans": described.channels,
     }
     try:
-        with torch.random.fork_rng(devices=[]), limit_network_bytes(MOST_TIMES * size + SPARE_BYTES):
+        with torch.random.fork_rng(devices=[]), limit_network_bytes(MAX_MEMORY_FACTOR * size + EXTRA_MEMORY_BYTES):
             try:
                 network = timm.create_model(name, img_size=described.image_size, **options)
             except TypeError:  # most networks take images of any size, and have no such option
@@ -178,7 +181,7 @@ def open_timm_network(path: Path, described: "ForeignModel") -> Runtime:
 
 
 def run_in_batches_of(size: int | None, run: Runtime) -> Runtime:
-    """Return a runtime for batches of any size, from one that takes ``size`` images at a time; None for any number."""
+    """Return a runtime for any batch size that calls ``run`` with ``size`` images at a time; None means any size."""
     if size is None:
         return run
 
@@ -186,7 +189,7 @@ def run_in_batches_of(size: int | None, run: Runtime) -> Runtime:
         parts = []
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
-            # The last part is filled up with its first image, whose further outputs are dropped.
+            # Fill up the last part with copies of its first image, and drop their outputs.
             filled = np.concatenate([part, np.repeat(part[:1], size - len(part), axis=0)])
             parts.append(run(filled)[: len(part)])
         return np.concatenate(parts)

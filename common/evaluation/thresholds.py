@@ -1,4 +1,4 @@
-"""Thresholds that were fixed before images are scored, and those in the summary of a run; read without torch."""
+"""Decision thresholds that were fixed before images are scored, and those in a run's summary; read without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import is_file
 
-SUMMARY = "summary.json"
+SUMMARY_FILE = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,16 @@ class FixedThreshold:
     """A threshold that was fixed before the images were scored; an image with a higher score counts as positive.
 
     Attributes:
-        rule: How it was fixed, for people: ``Youden on validation``, ``stated``.
+        rule: Name, for people, of the rule that fixed it: ``Youden on validation``, ``stated``.
+        threshold: The probability.
     """
 
     rule: str
     threshold: float
 
 
-UNFIXED = FixedThreshold("none fixed", 0.5)
-"""Stands for the threshold of a class for which nobody fixed one."""
+DEFAULT_THRESHOLD = FixedThreshold("none fixed", 0.5)
+"""The threshold of a class for which none was fixed."""
 
 
 class _Point(BaseModel):
@@ -42,10 +43,10 @@ class _Summary(BaseModel):
 
 
 def read_points_of_run(folder: Path) -> dict[str, tuple[FixedThreshold, ...]]:
-    """Return class -> thresholds that the run chose on validation images; empty if its summary is not in the folder.
+    """Return class -> thresholds that the run chose on validation images; empty if the folder has no summary.
 
     Raises:
-        BadInput: If the summary is there and cannot be read.
+        BadInput: If the summary exists but cannot be read.
     """
     return {
         name: tuple(FixedThreshold(_describe_rule(point), point.threshold) for point in points)
@@ -54,16 +55,16 @@ def read_points_of_run(folder: Path) -> dict[str, tuple[FixedThreshold, ...]]:
 
 
 def make_summary_of_thresholds(folder: Path) -> bytes:
-    """Return a summary with a run's thresholds alone: the whole one has figures of each hospital.
+    """Return a summary that contains only a run's thresholds, because the full summary has metrics of each hospital.
 
     Raises:
-        BadInput: If the summary is there and cannot be read.
+        BadInput: If the summary exists but cannot be read.
     """
     return _read_summary(folder).model_dump_json().encode()
 
 
 def _read_summary(folder: Path) -> _Summary:
-    path = folder / SUMMARY
+    path = folder / SUMMARY_FILE
     if not is_file(path):
         return _Summary()
     try:

@@ -1,6 +1,6 @@
 """AUROC, average precision and balanced accuracy of each class, where some labels are unknown (NaN).
 
-The metrics of a class ignore images whose label of that class is unknown. They are ``None`` for a class without a
+The metrics of a class ignore images whose label of that class is unknown. A metric is ``None`` for a class without a
 positive or without a negative test image.
 """
 
@@ -20,7 +20,7 @@ from polyclinic.common.metrics.calibration import OperatingPoint, ScoreQuality
 from polyclinic.common.metrics.measured import ValueWithError, average_values_with_error
 from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
-from polyclinic.common.metrics.score_histograms import THRESHOLD
+from polyclinic.common.metrics.score_histograms import DECISION_THRESHOLD
 from polyclinic.common.metrics.segmentation import ClassOverlap, PatientFigures, SegmentationSummary
 from polyclinic.common.models.zoo.spec import DICE, HAUSDORFF, SEGMENTATION_METRICS
 from polyclinic.common.plugins import (
@@ -31,11 +31,12 @@ from polyclinic.common.plugins import (
     shorten_metric_names,
 )
 
-LARGEST_METRIC = 1e9
-"""Largest magnitude of a metric."""
+MAX_METRIC_MAGNITUDE = 1e9
+"""Largest absolute value that a plug-in's metric may return."""
 Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]
-"""A metric of one class, from scores ``(n,)``, 0 to 1, and labels ``(n,)``, 0 or 1, of the images whose label is known;
-they have both labels. NaN or None stands for "not defined"."""
+"""A metric of one class, called with scores ``(n,)``, 0 to 1, and labels ``(n,)``, 0 or 1, of the images with a known
+label. Both labels occur. It returns NaN or None if it is undefined.
+"""
 
 
 def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
@@ -48,19 +49,19 @@ def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
 
 
 def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
-    """Return a metric of scores and labels; other packages' metrics are called in their own form.
+    """Adapt the function of a plug-in to a metric that is called with scores and labels.
 
     A function whose first argument is called ``y_true``, as in scikit-learn, gets the labels first. A torch module,
-    such as a metric of TorchMetrics, gets tensors, the labels as whole numbers.
+    such as a metric of TorchMetrics, gets tensors, with integer labels.
     """
     try:
         first = next(iter(inspect.signature(metric).parameters), "")
-    except (TypeError, ValueError):  # no function, which its first call reports; or one of C
+    except (TypeError, ValueError):  # a C function without a signature; or no function, which the first call reports
         return metric
     if first == "y_true":
         return _LabelsFirst(metric)
     if hasattr(metric, "forward"):
-        import torch  # here: the metrics of most runs need none
+        import torch  # imported here because the metrics of most runs do not need it
 
         return lambda scores, labels: metric(torch.from_numpy(scores), torch.from_numpy(labels).long())
     return metric
@@ -68,7 +69,7 @@ def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
 
 @dataclass(frozen=True)
 class _LabelsFirst:
-    """A metric of scores and labels that calls a function of labels and scores."""
+    """A metric, called with scores and labels, that calls a function which takes labels first."""
 
     function: Callable[..., Any]
 
@@ -82,29 +83,31 @@ def compute_plugin_metric(
     """Compute a plug-in's metric for one class; return None if the metric is undefined.
 
     Raises:
-        BadInput: If the metric raises an exception, or its magnitude is above :data:`LARGEST_METRIC`.
+        BadInput: If the metric raises an exception, or its magnitude is above :data:`MAX_METRIC_MAGNITUDE`.
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
     try:
         number = _call_metric(metric, scores, labels)
-    except (Exception, SystemExit) as error:  # it may raise anything
-        # Of an installed plug-in, at a hospital, the text of an error might hold the score of a patient.
+    except (Exception, SystemExit) as error:  # code of a plug-in may raise anything
+        # At a hospital, an installed plug-in could put a patient's score into the text of its error.
         text = f": {' '.join(str(error).split())}".rstrip(". ") if is_local_plugin_name(name) else ""
         remedy = _suggest_other_order(metric, scores, labels)
         raise BadInput([fault(f"failed: {type(error).__name__}{text}.", remedy)]) from error
-    if abs(number) > LARGEST_METRIC:
-        raise BadInput([fault(f"returned {number:g}; at most {LARGEST_METRIC:g} can be told.")])
+    if abs(number) > MAX_METRIC_MAGNITUDE:
+        raise BadInput([fault(f"returned {number:g}; at most {MAX_METRIC_MAGNITUDE:g} can be told.")])
     return None if np.isnan(number) else number
 
 
 def _call_metric(metric: Metric, *arguments: NDArray[np.floating]) -> float:
-    """Call a metric with copies, because somebody else's code may write into what it gets; None becomes NaN."""
+    """Call a metric with copies of the arrays, because a plug-in may write into its arguments; None becomes NaN."""
     value = metric(*(argument.copy() for argument in arguments))
     return float("nan") if value is None else float(value)
 
 
 def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> str:
-    """Return a remedy for a metric that failed: a function, its arguments exchanged, or a threshold; else ""."""
+    """Return a remedy for a metric that failed: write a function, exchange the arguments, or use a threshold;
+    else "".
+    """
     if hasattr(metric, "aggregate"):
         return (
             "A metric that gathers batches, such as MONAI's, is no function of scores and labels. Write one: "
@@ -115,7 +118,7 @@ def _suggest_other_order(metric: Metric, scores: NDArray[np.floating], labels: N
             "A metric is called as metric(scores, labels), and this one works with the labels first: write "
             "lambda scores, labels: NAME(labels, scores), with the name of your function."
         )
-    if not _works(metric, (scores >= THRESHOLD).astype(scores.dtype), labels):
+    if not _works(metric, (scores >= DECISION_THRESHOLD).astype(scores.dtype), labels):
         return ""
     arguments = "labels, scores >= 0.5" if isinstance(metric, _LabelsFirst) else "scores >= 0.5, labels"
     return (
@@ -132,14 +135,16 @@ def _works(metric: Metric, *arguments: NDArray[np.floating]) -> bool:
     return True
 
 
-def catch_metric_failures(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
-    """Wrap a plug-in's metric: if it fails, pass the reason to ``tell`` and return None, as for an undefined metric."""
+def catch_metric_failures(name: str, metric: Metric, print_line: Callable[[str], None]) -> Metric:
+    """Wrap a plug-in's metric so that a failure counts as undefined: it returns None and passes the reason to
+    ``print_line``.
+    """
 
     def compute_metric_or_none(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
             return compute_plugin_metric(name, metric, scores, labels)
         except BadInput as error:
-            tell(str(error))
+            print_line(str(error))
             return None
 
     return compute_metric_or_none
@@ -149,16 +154,19 @@ Floats = NDArray[np.floating]
 
 NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
-GLOBAL_MODEL = "global model"
+GLOBAL_MODEL_NOTE = "global model"
 """The note of a test of the final global model."""
-SUMS = "test images of all sites together, from the sum of the sites' counts by score"
-"""The note of a test under secure aggregation, of which the coordinator has only a sum over sites."""
-FEWEST_POSITIVES = 30
-"""Fewest positive test images with which the AUROC of a class counts in a headline: with 30 the standard error of an
-AUROC of 0.8 is 0.05 to 0.06 (Hanley and McNeil, Radiology 1982, equation 1, with 300 or 30 negatives)."""
+SUMMED_HISTOGRAMS_NOTE = "test images of all sites together, from the sum of the sites' counts by score"
+"""The note of a test under secure aggregation, in which the coordinator receives only a sum over sites."""
+MIN_POSITIVES = 30
+"""Minimum number of positive test images of a class for its AUROC to count in the headline.
 
-MOST_COMPARISONS = 50_000
-"""Most comparisons of scores, over all classes, for which an AUROC compares all pairs instead of sorting."""
+With 30, the standard error of an AUROC of 0.8 is 0.05 to 0.06 (Hanley and McNeil, Radiology 1982, equation 1, with 300
+or 30 negatives).
+"""
+
+MAX_PAIR_COMPARISONS = 50_000
+"""Maximum number of score comparisons, over all classes, for which AUROCs compare all pairs instead of sorting."""
 
 Figure = Literal["auroc", "average_precision", "balanced_accuracy"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
@@ -171,8 +179,8 @@ class ClassMetrics:
     Attributes:
         positives, negatives: Numbers of images; None if the site does not release them.
         more: Metrics of plug-ins by name.
-        errors: Metric name -> bound of its error; no entry for an exact metric. A metric with an error above
-            :data:`~polyclinic.common.metrics.measured.LARGEST_ERROR` is None.
+        errors: Metric name -> its largest possible error; no entry for an exact metric. A metric with an error above
+            :data:`~polyclinic.common.metrics.measured.MAX_METRIC_ERROR` is None.
     """
 
     auroc: float | None
@@ -185,24 +193,24 @@ class ClassMetrics:
 
     @property
     def main_figure(self) -> float | None:
-        """Return the figure that tables compare: the Dice of a segmentation, else the AUROC; None if undefined."""
+        """The metric that tables compare: Dice in a segmentation, else AUROC; None if it is undefined."""
         return self.more.get(DICE, self.auroc)
 
     @property
     def main_figure_with_error(self) -> ValueWithError | None:
-        """Return :attr:`main_figure` with the bound of its error."""
+        """:attr:`main_figure` with its largest possible error."""
         if DICE not in self.more:
             return self.metric_with_error("auroc")
         value = self.more[DICE]
         return None if value is None else ValueWithError(value)
 
     def metric_with_error(self, name: Figure) -> ValueWithError | None:
-        """Return a metric with the bound of its error; None if it is undefined or that bound is too large."""
+        """Return a metric with its largest possible error; None if it is undefined, or its error is too large."""
         value: float | None = getattr(self, name)
         return None if value is None else ValueWithError(value, self.errors.get(name, 0.0))
 
     def exact_metric_or_none(self, name: Figure) -> float | None:
-        """Return a metric by its name if it is exact; else None."""
+        """Return a metric by name; None if it is not exact."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
 
@@ -214,7 +222,12 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class ClassGroupAuroc:
-    """Mean and population SD of the AUROC over a group of classes; classes without an AUROC are ignored."""
+    """Mean and population SD of the AUROC over a group of classes; classes without an AUROC are ignored.
+
+    Attributes:
+        classes: All classes of the group.
+        error: Largest possible error of the mean; 0 if it is exact.
+    """
 
     mean_auroc: float | None
     sd_auroc: float | None
@@ -224,7 +237,7 @@ class ClassGroupAuroc:
 
 @dataclass(frozen=True)
 class HeadlineAuroc:
-    """The main figure of a report: mean AUROC over the classes with :data:`FEWEST_POSITIVES` or more positive images.
+    """The headline of a report: mean AUROC over the classes with at least :data:`MIN_POSITIVES` positive test images.
 
     Attributes:
         mean: The mean; None without any such class.
@@ -242,18 +255,18 @@ class FinalTestSummary:
     """The results of a run's final test, written as the ``test`` part of ``summary.json``.
 
     Attributes:
-        mean_more: Plug-in's metric -> its mean over the classes for which it is defined.
+        mean_more: Metric of a plug-in -> its mean over the classes for which it is defined.
         shared_classes: AUROC of the classes that every site annotates.
         unique_classes: AUROC of the classes that exactly one of several sites annotates.
         note: The models or images of the test, such as ``"global model"``, ``"mean over the owning sites' own models"``
-            or, under secure aggregation, :data:`SUMS`.
+            or, under secure aggregation, :data:`SUMMED_HISTOGRAMS_NOTE`.
         multi_class: Metrics of a multi-class task, such as macro F1; else None.
         intervals: Intervals of the AUROCs, if the model was tested on the coordinator's own images.
         quality: Calibration and decisions, if the model was tested on the coordinator's own images.
         pooled: Metrics over all sites' test parts together, from their score histograms.
         operating_points: Class -> thresholds chosen on the sites' validation images, from their score histograms.
         sampled: Intervals from a sample of sites; None if all sites tested the model.
-        errors: Metric name -> bound of the error of its mean over the classes; no entry for an exact mean.
+        errors: Metric name -> largest possible error of its mean over the classes; no entry for an exact mean.
         withheld: The reason if a run with differential privacy releases no metrics; else empty.
         segmentation: Dice and distances over all patients, in a segmentation; else None.
     """
@@ -279,21 +292,21 @@ class FinalTestSummary:
 
     @property
     def own_metrics(self) -> dict[str, str]:
-        """Return metric of a plug-in -> its short name for tables."""
+        """Metric of a plug-in -> its short name for tables."""
         return shorten_metric_names(self.mean_more)
 
     @property
     def figure_name(self) -> str:
-        """Return the name of the figure that tables compare: ``Dice`` in a segmentation, else ``AUROC``."""
+        """Name of the metric that tables compare: ``Dice`` in a segmentation, else ``AUROC``."""
         return "Dice" if DICE in self.mean_more or self.segmentation is not None else "AUROC"
 
     @property
     def main_mean(self) -> float | None:
-        """Return the mean of that figure over all classes; None if it is defined for none."""
+        """Mean over all classes of the metric that tables compare; None if no class has it."""
         return self.mean_more.get(DICE) if self.figure_name == "Dice" else self.mean_auroc
 
     def compute_mean_with_error(self, name: Figure) -> ValueWithError | None:
-        """Return the mean of a metric over all classes with its error bound; None if undefined.
+        """Return the mean of a metric over all classes with its largest possible error; None if undefined.
 
         The exact mean lies within ``value`` ± ``error``.
         """
@@ -303,24 +316,25 @@ class FinalTestSummary:
     def compute_headline_auroc(self, members: Collection[str] | None = None) -> HeadlineAuroc:
         """Return the mean AUROC over the classes with enough positive test images.
 
-        In a segmentation it is the mean Dice over all classes that have one: each of its patients shows the class.
+        In a segmentation it is the mean Dice over all classes that have one, because each tested patient shows the
+        class.
 
         Args:
             members: Classes to choose from; None for all classes of the test.
         """
         names = [name for name, metrics in self.per_class.items() if metrics.main_figure is not None]
         if self.figure_name == "Dice":
-            of_segmentation = tuple(name for name in names if members is None or name in members)
-            values = (self.per_class[name].main_figure_with_error for name in of_segmentation)
-            return HeadlineAuroc(average_values_with_error(values), of_segmentation, {})
+            segmented = tuple(name for name in names if members is None or name in members)
+            values = (self.per_class[name].main_figure_with_error for name in segmented)
+            return HeadlineAuroc(average_values_with_error(values), segmented, {})
         all_positives = {
             name: self.get_class_image_counts(name)[0] or 0 for name in names if members is None or name in members
         }
-        counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)
-        left_out = {name: positives for name, positives in all_positives.items() if positives < FEWEST_POSITIVES}
+        classes = tuple(name for name, positives in all_positives.items() if positives >= MIN_POSITIVES)
+        left_out = {name: positives for name, positives in all_positives.items() if positives < MIN_POSITIVES}
         return HeadlineAuroc(
-            average_values_with_error(self.per_class[name].metric_with_error("auroc") for name in counted),
-            counted,
+            average_values_with_error(self.per_class[name].metric_with_error("auroc") for name in classes),
+            classes,
             left_out,
         )
 
@@ -330,7 +344,7 @@ class FinalTestSummary:
         Where metrics are means over sites, the numbers are sums over the sites if histograms were pooled; otherwise
         they are the largest numbers of a single site.
         """
-        added_up = self.pooled.per_class.get(name) if self.pooled and self.note != GLOBAL_MODEL else None
+        added_up = self.pooled.per_class.get(name) if self.pooled and self.note != GLOBAL_MODEL_NOTE else None
         result = added_up or self.per_class[name]
         return result.positives, result.negatives
 
@@ -357,35 +371,39 @@ def compute_metrics_per_class(
     results = dict[str, ClassMetrics]()
     for name, all_scores, all_labels in zip(class_names, scores.T, labels.T, strict=True):
         is_known = ~np.isnan(all_labels)
-        column = all_scores[is_known]
-        truth = all_labels[is_known]
-        if not (valid := np.isin(truth, (0, 1))).all():
-            raise ValueError(f'Labels of class "{name}" hold {truth[~valid][0]}; expected 0, 1 or NaN for unknown.')
-        if not (finite := np.isfinite(column)).all():
-            raise ModelDiverged(f'{int(np.sum(~finite))} of {len(column)} scores of class "{name}" are NaN or infinite')
-        positives = int(np.sum(truth == 1))
-        negatives = len(truth) - positives
+        known_scores = all_scores[is_known]
+        known_labels = all_labels[is_known]
+        if not (valid := np.isin(known_labels, (0, 1))).all():
+            raise ValueError(
+                f'Labels of class "{name}" hold {known_labels[~valid][0]}; expected 0, 1 or NaN for unknown.'
+            )
+        if not (finite := np.isfinite(known_scores)).all():
+            raise ModelDiverged(
+                f'{int(np.sum(~finite))} of {len(known_scores)} scores of class "{name}" are NaN or infinite'
+            )
+        positives = int(np.sum(known_labels == 1))
+        negatives = len(known_labels) - positives
         if not positives or not negatives:
             results[name] = ClassMetrics(None, None, None, positives, negatives, dict.fromkeys(more))
             continue
-        sensitivity = float(np.mean(column[truth == 1] > THRESHOLD))
-        specificity = float(np.mean(column[truth == 0] <= THRESHOLD))
+        sensitivity = float(np.mean(known_scores[known_labels == 1] > DECISION_THRESHOLD))
+        specificity = float(np.mean(known_scores[known_labels == 0] <= DECISION_THRESHOLD))
         results[name] = ClassMetrics(
-            auroc=_compute_auroc(column, truth),
-            average_precision=_compute_average_precision(column, truth),
+            auroc=_compute_auroc(known_scores, known_labels),
+            average_precision=_compute_average_precision(known_scores, known_labels),
             balanced_accuracy=(sensitivity + specificity) / 2,
             positives=positives,
             negatives=negatives,
-            more={key: compute_plugin_metric(key, metric, column, truth) for key, metric in more.items()},
+            more={key: compute_plugin_metric(key, metric, known_scores, known_labels) for key, metric in more.items()},
         )
     return results
 
 
 def make_segmentation_metrics(figures: PatientFigures) -> ClassMetrics:
-    """Return the metrics of a class of a segmentation: mean Dice, and mean distance where something is predicted.
+    """Return the metrics of a segmented class: mean Dice, and mean distance over the patients with a prediction.
 
-    ``positives`` and ``negatives`` are both the number of patients in whom the class is outlined, as many as there are
-    in the two parts of a patient histogram.
+    ``positives`` and ``negatives`` are both the number of patients in whom the class is outlined, because both parts of
+    a patient histogram have this sum.
     """
     finite = figures.distances[np.isfinite(figures.distances)]
     more = {
@@ -397,7 +415,9 @@ def make_segmentation_metrics(figures: PatientFigures) -> ClassMetrics:
 
 
 def make_metrics_of_overlap(overlap: ClassOverlap | None) -> ClassMetrics:
-    """Return the same metrics from figures over the patients of all hospitals; None for a class that none sends."""
+    """Return the metrics of a segmented class over the patients of all hospitals; None values if no hospital
+    sends it.
+    """
     if overlap is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(SEGMENTATION_METRICS))
     more = {DICE: overlap.dice, HAUSDORFF: overlap.hd95}
@@ -408,19 +428,19 @@ def compute_mean_auroc(scores: Floats, labels: Floats) -> float | None:
     """Return the mean AUROC over the classes that have one; None if no class has an AUROC.
 
     Args:
-        scores: Finite, ``(n, classes)``.
+        scores: Finite scores, ``(n, classes)``.
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
     """
     images, classes = scores.shape
-    defined = list[float]()
-    if images * images * classes <= MOST_COMPARISONS:
-        defined = _compute_aurocs_by_comparisons(scores, labels).tolist()
+    aurocs = list[float]()
+    if images * images * classes <= MAX_PAIR_COMPARISONS:
+        aurocs = _compute_aurocs_by_comparisons(scores, labels).tolist()
     else:
-        for of_class, truth in zip(scores.T, labels.T, strict=True):
-            is_known = ~np.isnan(truth)
-            if (auroc := _compute_auroc(of_class[is_known], truth[is_known])) is not None:
-                defined.append(auroc)
-    return float(np.mean(defined)) if defined else None
+        for class_scores, class_labels in zip(scores.T, labels.T, strict=True):
+            is_known = ~np.isnan(class_labels)
+            if (auroc := _compute_auroc(class_scores[is_known], class_labels[is_known])) is not None:
+                aurocs.append(auroc)
+    return float(np.mean(aurocs)) if aurocs else None
 
 
 def compute_mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
@@ -475,16 +495,16 @@ def average_group_auroc(results: Mapping[str, ClassMetrics], members: Collection
 
 
 def compute_mean_metric_error(results: Iterable[ClassMetrics], name: Figure) -> float:
-    """Return the mean error bound of one metric over the classes for which it is defined."""
+    """Return the largest possible error of a metric's mean over the classes for which it is defined."""
     mean = average_values_with_error(result.metric_with_error(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 
 def average_plugin_metrics(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
-    """Return the mean of each plug-in's metric over those results in which it is defined."""
-    every = list(results)
-    names = {name: None for result in every for name in result.more}
-    return {name: compute_mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
+    """Return metric of a plug-in -> its mean over those results in which it is defined."""
+    all_results = list(results)
+    names = {name: None for result in all_results for name in result.more}
+    return {name: compute_mean_and_sd(result.more.get(name) for result in all_results)[0] for name in names}
 
 
 def _compute_auroc(scores: Floats, labels: Floats) -> float | None:
@@ -502,10 +522,10 @@ def _compute_auroc(scores: Floats, labels: Floats) -> float | None:
 
 
 def _compute_aurocs_by_comparisons(scores: Floats, labels: Floats) -> NDArray[np.float64]:
-    """Return the AUROCs of those classes that have one, with the bits of :func:`_compute_auroc`.
+    """Return the AUROCs of the classes that have one; bit for bit equal to :func:`_compute_auroc`.
 
-    All positives are compared with all negatives of their class, for all classes at once. With few images this takes
-    less time than to sort the images of each class.
+    All positives are compared with all negatives of their class, for all classes at once. With few images this is
+    faster than sorting the images of each class.
 
     Args:
         scores: ``(n, classes)``.
@@ -523,10 +543,11 @@ def _compute_aurocs_by_comparisons(scores: Floats, labels: Floats) -> NDArray[np
 
 
 def _compute_average_precision(scores: Floats, labels: Floats) -> float:
-    """Compute the average precision with the same bits as scikit-learn, but without its input checks.
+    """Compute the average precision, bit for bit equal to scikit-learn's, without its input checks.
 
     Args:
-        labels: 0 or 1, at least one of them 1.
+        scores: ``(n,)``.
+        labels: 0 or 1, at least one of them 1, ``(n,)``.
     """
     order = np.argsort(scores)[::-1]
     ordered = scores[order]

@@ -1,13 +1,13 @@
 """Bootstrap intervals of AUROCs, for every class and for their mean.
 
 The Bayesian bootstrap (Rubin, Annals of Statistics 1981) draws an exponential weight for each patient in every
-resample; all images of a patient have that weight. Plain resampling of images would lose the few positives of rare
-classes in some resamples. Weights never do, and all classes share the same patients, as the interval of their mean
-needs.
+resample; all images of a patient have that weight. Resampling images with replacement would lose the few positives of
+rare classes in some resamples; weights never do. All classes share the resamples of patients, which the interval of
+their mean requires.
 
-Every bootstrap is too narrow with few positives: with one positive patient only 17 in 100 of the "95 %" intervals hold
-the true AUROC. Each interval is therefore widened to include the score interval of Newcombe (Statistics in Medicine
-2006, method 5), computed for the number of patients, not of images.
+Every bootstrap interval is too narrow with few positives: with one positive patient only 17 of 100 "95 %" intervals
+contain the true AUROC. Each interval is therefore widened to include the score interval of Newcombe (Statistics in
+Medicine 2006, method 5), computed for the number of patients, not of images.
 """
 
 import math
@@ -24,9 +24,9 @@ from polyclinic.common.metrics.score_histograms import ScoreHistogram, compute_p
 RESAMPLES = 1000
 CONFIDENCE_LEVEL = 0.95
 BISECTION_STEPS = 60  # to the last bit of a number between 0 and 1
-SAME = 1e-5
-"""Largest difference of equal AUROCs, whose weights are summed in float32."""
-RESAMPLES_AT_A_TIME = 10  # so few that the arrays fit into a processor's cache
+MIN_INTERVAL_WIDTH = 1e-5
+"""Width below which an interval is only rounding, because weights are summed in float32."""
+RESAMPLES_PER_BLOCK = 10  # small enough for the arrays to fit into a processor's cache
 
 Floats = NDArray[np.floating]
 Interval = tuple[float, float]
@@ -37,7 +37,7 @@ class AurocIntervals:
     """95 % intervals of the AUROC of each class and of their mean; classes without an AUROC are left out.
 
     Attributes:
-        over: The units that were resampled: ``images`` if the patients are unknown; None in files of old releases.
+        over: The unit that was resampled: ``images`` if patients are unknown; None in files of old releases.
     """
 
     mean_auroc: Interval | None
@@ -56,7 +56,7 @@ class EstimateWithInterval:
 
 @dataclass(frozen=True)
 class RankedClassScores:
-    """The test images of one class, sorted by score once, so that weighted AUROCs of many resamples are fast.
+    """The test images of one class, sorted by score once to make weighted AUROCs of many resamples fast.
 
     Attributes:
         positives, negatives: Row numbers of images in the test set; negatives sorted by ascending score.
@@ -83,16 +83,17 @@ class RankedClassScores:
 
     def compute_weighted_aurocs(self, weights: NDArray[np.float32]) -> Floats:
         """Return the weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
-        of_negatives = weights.take(self.negatives, 0, mode="clip")  # several times as fast as by index
-        between = np.add.reduceat(of_negatives, self.cuts[:-1], axis=0)  # (m - 1, resamples)
-        before = np.zeros((len(self.cuts), weights.shape[1]))  # weight of the negatives before each cut
-        np.cumsum(between, axis=0, out=before[1:])
-        of_positives = weights.take(self.positives, 0, mode="clip")
-        twice = before.take(self.below, 0, mode="clip")
-        twice += before.take(self.upto, 0, mode="clip")
-        won = np.einsum("ir,ir->r", of_positives, twice) / 2
-        pairs = before[-1] * of_positives.sum(axis=0, dtype=np.float64)
-        return np.asarray(np.minimum(won / pairs, 1.0))  # rounding
+        negative_weights = weights.take(self.negatives, 0, mode="clip")  # several times faster than indexing
+        weight_between_cuts = np.add.reduceat(negative_weights, self.cuts[:-1], axis=0)  # (m - 1, resamples)
+        weight_before_cut = np.zeros((len(self.cuts), weights.shape[1]))  # weight of the negatives before each cut
+        np.cumsum(weight_between_cuts, axis=0, out=weight_before_cut[1:])
+        positive_weights = weights.take(self.positives, 0, mode="clip")
+        smaller_weight = weight_before_cut.take(self.below, 0, mode="clip")
+        smaller_weight += weight_before_cut.take(self.upto, 0, mode="clip")
+        # Ties count half: the sum has the weights below each positive twice, and tied weights once.
+        smaller_pairs = np.einsum("ir,ir->r", positive_weights, smaller_weight) / 2
+        pairs = weight_before_cut[-1] * positive_weights.sum(axis=0, dtype=np.float64)
+        return np.asarray(np.minimum(smaller_pairs / pairs, 1.0))  # rounding may exceed 1
 
 
 def bootstrap_auroc_intervals(
@@ -120,13 +121,13 @@ def bootstrap_auroc_intervals(
 
 @dataclass(frozen=True)
 class ResampledAurocs:
-    """AUROCs of several classes on the same images, and on every bootstrap resample of them.
+    """AUROCs of several classes on the same images, and on every bootstrap resample of their patients.
 
     Attributes:
         observed: AUROCs on the images without resampling, ``(classes,)``.
         drawn: AUROCs on the resamples, ``(classes, resamples)``.
         narrow: Percentile interval of each class.
-        wide: The same intervals, widened to include Newcombe's interval for few patients.
+        wide: The percentile interval of each class, widened to include Newcombe's interval for few patients.
     """
 
     observed: Floats
@@ -146,22 +147,24 @@ class ResampledAurocs:
         """
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
-        for _ in range(RESAMPLES // RESAMPLES_AT_A_TIME):
-            weights = generator.standard_exponential((len(numbers), RESAMPLES_AT_A_TIME), dtype=np.float32)
+        for _ in range(RESAMPLES // RESAMPLES_PER_BLOCK):
+            weights = generator.standard_exponential((len(numbers), RESAMPLES_PER_BLOCK), dtype=np.float32)
             weights = weights.take(owner, 0, mode="clip")
             aurocs_of_classes = [ranking.compute_weighted_aurocs(weights) for ranking in ranked]
-            drawn.append(np.stack(aurocs_of_classes))  # (classes, RESAMPLES_AT_A_TIME)
+            drawn.append(np.stack(aurocs_of_classes))  # (classes, RESAMPLES_PER_BLOCK)
         aurocs = np.concatenate(drawn, axis=1)
         observed = np.array(
             [ranking.compute_weighted_aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked]
         )
-        counts = [
+        patient_counts_of_classes = [
             (len(np.unique(owner[ranking.positives])), len(np.unique(owner[ranking.negatives]))) for ranking in ranked
         ]
-        narrow = [_compute_percentile_interval(of_class) for of_class in aurocs]
+        narrow = [_compute_percentile_interval(class_aurocs) for class_aurocs in aurocs]
         wide = [
-            _compute_interval_hull(own, compute_newcombe_interval(value, *n))
-            for own, value, n in zip(narrow, observed, counts, strict=True)
+            _compute_interval_hull(percentile_interval, compute_newcombe_interval(value, *patient_counts))
+            for percentile_interval, value, patient_counts in zip(
+                narrow, observed, patient_counts_of_classes, strict=True
+            )
         ]
         return cls(observed, aurocs, narrow, wide)
 
@@ -172,7 +175,9 @@ class ResampledAurocs:
         narrow = self.narrow
         wide = self.wide
         widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
-        if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
+        if all(
+            high - low < MIN_INTERVAL_WIDTH for low, high in narrow
+        ):  # no width to scale, for instance after a perfect ranking
             below, above = (
                 math.hypot(*(inner[end] - outer[end] for inner, outer in zip(narrow, wide, strict=True)))
                 for end in (0, 1)
@@ -199,18 +204,19 @@ def compare_mean_aurocs(
 ) -> tuple[list[EstimateWithInterval], list[EstimateWithInterval]]:
     """Compare the mean AUROCs of several models on the same images.
 
-    All models share the same resamples of the patients. The interval of a difference is the percentile interval of
-    the resampled differences, extended to include the interval of Zou and Donner (Statistics in Medicine 2008), which
-    combines the intervals of both means and their correlation. With few positive patients the percentile interval alone
-    is too narrow.
+    All models share the same resamples of the patients. The interval of a difference is the percentile interval of the
+    resampled differences. It is extended to include the interval of Zou and Donner (Statistics in Medicine 2008), which
+    combines the intervals of both means and their correlation, because with few positive patients the percentile
+    interval alone is too narrow.
 
     Args:
         scores: Scores of each model, ``(n, classes)``.
         labels: 1, 0 or NaN for unknown, ``(n, classes)``; each class needs positives and negatives.
         patients: Patient of each image, ``(n,)``.
+        generator: Draws the resamples.
 
     Returns:
-        The mean AUROC of each model, and the difference of each further model from the first.
+        The mean AUROC of each model, and the mean AUROC of each further model minus that of the first.
     """
     classes = labels.shape[1]
     ranked = [RankedClassScores.from_scores(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
@@ -223,7 +229,7 @@ def compare_mean_aurocs(
 def compare_resampled_aurocs(model: ResampledAurocs, reference: ResampledAurocs) -> EstimateWithInterval:
     """Return the mean AUROC of a model minus that of a reference, on the same images and resamples.
 
-    The interval is that of :func:`compare_mean_aurocs`.
+    The interval is computed as in :func:`compare_mean_aurocs`.
     """
 
     def compute_interval_reach(up: float, down: float, correlation: float) -> float:
@@ -231,14 +237,14 @@ def compare_resampled_aurocs(model: ResampledAurocs, reference: ResampledAurocs)
 
     mean = model.mean_auroc
     first = reference.mean_auroc
-    drawn, of_reference = model.drawn.mean(axis=0), reference.drawn.mean(axis=0)
+    model_means, reference_means = model.drawn.mean(axis=0), reference.drawn.mean(axis=0)
     value = mean.value - first.value
-    varies = min(float(np.std(drawn)), float(np.std(of_reference))) > 1e-12
-    correlation = float(np.corrcoef(drawn, of_reference)[0, 1]) if varies else 0.0
+    varies = min(float(np.std(model_means)), float(np.std(reference_means))) > 1e-12
+    correlation = float(np.corrcoef(model_means, reference_means)[0, 1]) if varies else 0.0
     below = compute_interval_reach(mean.value - mean.interval[0], first.interval[1] - first.value, correlation)
     above = compute_interval_reach(mean.interval[1] - mean.value, first.value - first.interval[0], correlation)
     low, high = _compute_interval_hull(
-        _compute_percentile_interval(drawn - of_reference), (value - below, value + above)
+        _compute_percentile_interval(model_means - reference_means), (value - below, value + above)
     )
     return EstimateWithInterval(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
@@ -262,16 +268,17 @@ def compute_newcombe_interval(auroc: float, positives: int, negatives: int) -> I
     return low, high
 
 
-def _find_sign_change_by_bisection(beyond: Callable[[float], float], outside: float, inside: float) -> float:
+def _find_sign_change_by_bisection(function: Callable[[float], float], outside: float, inside: float) -> float:
     """Find by bisection the point between ``outside`` and ``inside`` at which a function changes its sign.
 
     Args:
-        beyond: The function; it is positive at ``outside``, and negative or 0 at ``inside``.
+        function: Positive at ``outside``, negative or 0 at ``inside``.
+        outside, inside: Ends of the search interval.
     """
-    # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
+    # Importing scipy's root search takes a quarter of a second, more than all intervals of a run.
     for _ in range(BISECTION_STEPS):
         middle = (outside + inside) / 2
-        outside, inside = (middle, inside) if beyond(middle) > 0 else (outside, middle)
+        outside, inside = (middle, inside) if function(middle) > 0 else (outside, middle)
     return inside
 
 
@@ -291,18 +298,18 @@ def compute_pooled_auroc_interval(histogram: ScoreHistogram, generator: np.rando
     if not positives.any() or not negatives.any():
         return None
     # The weights of n images add up to a gamma variate of shape n; (resamples, bins).
-    weights = generator.standard_gamma(positives, (RESAMPLES, len(positives)))
-    alarms = generator.standard_gamma(negatives, (RESAMPLES, len(negatives)))
-    pairs = weights.sum(axis=1) * alarms.sum(axis=1)
-    won = (weights * (np.cumsum(alarms, axis=1) - alarms)).sum(axis=1) / pairs
-    tied = (weights * alarms).sum(axis=1) / pairs
+    positive_weights = generator.standard_gamma(positives, (RESAMPLES, len(positives)))
+    negative_weights = generator.standard_gamma(negatives, (RESAMPLES, len(negatives)))
+    pairs = positive_weights.sum(axis=1) * negative_weights.sum(axis=1)
+    smaller_share = (positive_weights * (np.cumsum(negative_weights, axis=1) - negative_weights)).sum(axis=1) / pairs
+    tied_share = (positive_weights * negative_weights).sum(axis=1) / pairs
     exact = compute_pooled_auroc(histogram)
-    assert exact is not None, "there are both kinds"
+    assert exact is not None, "there are positives and negatives"
     counts = int(positives.sum()), int(negatives.sum())
     low, _ = compute_newcombe_interval(max(exact.low, 0.0), *counts)
     _, high = compute_newcombe_interval(min(exact.high, 1.0), *counts)
-    (worst, _) = _compute_percentile_interval(won)
-    (_, best) = _compute_percentile_interval(won + tied)
+    (worst, _) = _compute_percentile_interval(smaller_share)
+    (_, best) = _compute_percentile_interval(smaller_share + tied_share)
     return _compute_interval_hull((worst, min(best, 1.0)), (low, high))
 
 

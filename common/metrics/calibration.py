@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from polyclinic.common.metrics.multi_class import compute_confusion_matrix, mask_single_class_images
 from polyclinic.common.metrics.score_histograms import (
     BIN_CENTRES,
+    BIN_EDGES,
     BIN_HALF_WIDTHS,
-    EDGES,
+    DECISION_THRESHOLD,
     FIRST_POSITIVE_BIN,
     TENTH_EDGES,
-    THRESHOLD,
     Counts,
     Floats,
     ScoreHistogram,
@@ -28,7 +28,13 @@ from polyclinic.common.models.zoo.spec import Task
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """A bin of a reliability diagram, a tenth of the score range; ``mean_score`` is None without images."""
+    """One tenth of the score range in a reliability diagram.
+
+    Attributes:
+        images: Number of images with a score in the bin.
+        positives: Number of positive images among them.
+        mean_score: Mean score; None without images.
+    """
 
     images: int
     positives: int
@@ -43,7 +49,7 @@ class Calibration:
         bins: Ten bins from low scores to high; each includes its upper border, not its lower one.
         expected_error: Expected calibration error (Naeini et al., AAAI 2015).
         brier: Brier score.
-        within: Bound of the errors of ``expected_error`` and ``brier``; above 0 if computed from a histogram.
+        within: Largest possible error of ``expected_error`` and ``brier``; above 0 if computed from a histogram.
     """
 
     bins: tuple[ReliabilityBin, ...]
@@ -54,7 +60,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class DecisionCounts:
-    """The confusion counts of one class at one threshold, and the rates that follow from them."""
+    """Confusion counts of one class at one threshold, with sensitivity, specificity, balanced accuracy and F1."""
 
     true_positives: int
     false_negatives: int
@@ -85,13 +91,20 @@ def _compute_share_or_none(part: int, rest: int) -> float | None:
 
 
 def compute_calibration(scores: Floats, labels: Floats) -> Calibration | None:
-    """Compute the calibration from scores and labels ``(n,)``, NaN for unknown; None if no label is known."""
+    """Compute the calibration of one class; None if no label is known.
+
+    Args:
+        scores: Probabilities, ``(n,)``.
+        labels: 1, 0 or NaN for unknown, ``(n,)``.
+    """
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
     return _compute_calibration_from_counts(np.asarray(scores, np.float64), positives, negatives)
 
 
 def compute_pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
-    """Compute the calibration from a score histogram, with the middle of a bin as its score; None without images."""
+    """Compute the calibration from a score histogram, where each score is the centre of its bin; None without
+    images.
+    """
     positives = histogram.positives
     negatives = histogram.negatives
     return _compute_calibration_from_counts(BIN_CENTRES, positives, negatives, BIN_HALF_WIDTHS)
@@ -103,9 +116,9 @@ def _compute_calibration_from_counts(
     """Compute the calibration from the numbers of images with each score; None without images.
 
     Args:
-        scores: ``(m,)``.
+        scores: Different scores, ``(m,)``.
         positives, negatives: Numbers of positive and of negative images with each score, ``(m,)``.
-        half_widths: ``(m,)`` bounds of the errors of the scores; None if the scores are exact.
+        half_widths: Largest possible errors of the scores, ``(m,)``; None if the scores are exact.
     """
     images = positives + negatives
     total = int(images.sum())
@@ -130,20 +143,26 @@ def _compute_calibration_from_counts(
 
 
 def count_decisions(scores: Floats, labels: Floats) -> DecisionCounts:
-    """Count the decisions at threshold 0.5 from scores and labels ``(n,)``; unknown labels are ignored."""
-    above = np.asarray(scores) > THRESHOLD
+    """Count the decisions of one class at threshold 0.5; unknown labels are ignored.
+
+    Args:
+        scores: Probabilities, ``(n,)``.
+        labels: 1, 0 or NaN for unknown, ``(n,)``.
+    """
+    above = np.asarray(scores) > DECISION_THRESHOLD
     return DecisionCounts(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
 def count_pooled_decisions(histogram: ScoreHistogram, border: int = FIRST_POSITIVE_BIN) -> DecisionCounts:
-    """Count the decisions from a score histogram; exact, because the threshold is the border of a bin.
+    """Count the decisions in a score histogram; exact, because the threshold is a border of its bins.
 
     Args:
+        histogram: The scores of one class.
         border: Index of the first bin that counts as positive; by default the bin above 0.5.
     """
-    detected, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
-    alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
-    return DecisionCounts(detected, missed, alarms, right)
+    true_positives, false_negatives = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
+    false_positives, true_negatives = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
+    return DecisionCounts(true_positives, false_negatives, false_positives, true_negatives)
 
 
 @dataclass(frozen=True)
@@ -172,8 +191,8 @@ def choose_operating_points(
     """Choose an operating point by each of the two rules, for each class with enough images.
 
     A class needs validation images with both labels, and test images. Thresholds are borders of the histograms' bins,
-    so that decisions are exact; a threshold between two borders may be slightly better. A class has no ``youden``
-    point if no threshold is better than the same decision for all images.
+    so that decisions are exact; a threshold between two borders may be slightly better. A class has no ``youden`` point
+    if no threshold is better than the same decision for all images.
 
     Args:
         validation: Class -> histogram of the scores on validation images.
@@ -181,36 +200,37 @@ def choose_operating_points(
         sensitivity: The target of the rule ``sensitivity``, above 0 and at most 1.
     """
     points = dict[str, tuple[OperatingPoint, ...]]()
-    for name, chosen in validation.items():
+    for name, validated in validation.items():
         tested = test.get(name)
         if tested is None or not (tested.positives.any() or tested.negatives.any()):
             continue
-        if not (chosen.positives.any() and chosen.negatives.any()):
+        if not (validated.positives.any() and validated.negatives.any()):
             continue
-        detected = _count_images_above_borders(chosen.positives)
-        alarms = _count_images_above_borders(chosen.negatives)
+        detected = _count_images_above_borders(validated.positives)
+        alarms = _count_images_above_borders(validated.negatives)
         chosen_on = (int(detected[0]), int(alarms[0]))
-        # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
+        # Divide instead of multiplying: 55 / 100 is 0.55, but 0.55 * 100 is a little more than 55.
         border = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
         decided = count_pooled_decisions(tested, border)
-        points[name] = (OperatingPoint("sensitivity", sensitivity, float(EDGES[border]), chosen_on, decided),)
-        # Whole numbers: sums of two shares that are equal must compare equal. Python's, because sites may state so many
-        # images that the products exceed 64 bits.
+        points[name] = (OperatingPoint("sensitivity", sensitivity, float(BIN_EDGES[border]), chosen_on, decided),)
+        # Integers, because equal sums of two shares must compare equal. Python's integers, because sites may state so
+        # many images that the products exceed 64 bits.
         above_chance = detected.astype(object) * chosen_on[1] - alarms.astype(object) * chosen_on[0]
-        # Of the borders with the largest value, the middle of the longest row: far from small changes of scores.
+        # Among the borders with the largest value, take the middle of the longest run, so that small changes of the
+        # scores do not change decisions.
         best = np.flatnonzero(above_chance == above_chance.max())
         widest = max(np.split(best, np.flatnonzero(np.diff(best) > 1) + 1), key=len)
         border = int(widest[len(widest) // 2])
-        if above_chance[border] > 0:  # else the best "threshold" calls all images alike
+        if above_chance[border] > 0:  # else the best threshold decides the same for all images
             decided = count_pooled_decisions(tested, border)
-            youden = OperatingPoint("youden", None, float(EDGES[border]), chosen_on, decided)
+            youden = OperatingPoint("youden", None, float(BIN_EDGES[border]), chosen_on, decided)
             points[name] = (youden, *points[name])
     return points
 
 
 @dataclass(frozen=True)
 class ThresholdDecisions:
-    """The decisions on one class's images at one threshold."""
+    """The decisions on the images of one class at one threshold."""
 
     threshold: float
     decisions: DecisionCounts
@@ -223,12 +243,13 @@ def count_decisions_at_points(
 
     Args:
         histograms: Class -> histogram of the scores on the images, such as those of one site.
+        points: Class -> operating points.
     """
     decided = dict[str, ThresholdDecisions]()
     for name, histogram in histograms.items():
-        of_class = points.get(name, ())
-        threshold = of_class[0].threshold if of_class else THRESHOLD
-        border = int(np.searchsorted(EDGES, threshold))  # thresholds are borders of the bins
+        class_points = points.get(name, ())
+        threshold = class_points[0].threshold if class_points else DECISION_THRESHOLD
+        border = int(np.searchsorted(BIN_EDGES, threshold))  # thresholds are borders of the bins
         decided[name] = ThresholdDecisions(threshold, count_pooled_decisions(histogram, border))
     return decided
 
@@ -238,9 +259,9 @@ def _count_images_above_borders(counts: Counts) -> Counts:
     return np.append(np.cumsum(counts[::-1])[::-1], 0)
 
 
-POINTS = 60
-"""Most points of a curve, evenly along the ROC curve."""
-NORMAL_95 = 1.959964
+MAX_CURVE_POINTS = 60
+"""Maximum number of points of a curve, evenly spaced along the ROC curve."""
+Z_95 = 1.959964
 
 Shares = NDArray[np.float64]
 
@@ -250,7 +271,8 @@ class RocCurve:
     """The points of the ROC and the precision-recall curve of one class, for thresholds that fall from 1 to 0.
 
     Attributes:
-        detected, alarms: Numbers of true and of false positives at each threshold, from 0 to all.
+        detected: Number of true positives at each threshold, from 0 to all positives.
+        alarms: Number of false positives at each threshold, from 0 to all negatives.
     """
 
     detected: tuple[int, ...]
@@ -263,18 +285,22 @@ def compute_roc_curve(histogram: ScoreHistogram) -> RocCurve | None:
     alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
     if not detected[-1] or not alarms[-1]:
         return None
-    along = detected / detected[-1] + alarms / alarms[-1]  # rises from 0 to 2
-    points = np.unique(np.searchsorted(along, np.linspace(0, along[-1], POINTS), side="left"))
+    position = detected / detected[-1] + alarms / alarms[-1]  # rises from 0 to 2
+    points = np.unique(np.searchsorted(position, np.linspace(0, position[-1], MAX_CURVE_POINTS), side="left"))
     return RocCurve(tuple(detected[points].tolist()), tuple(alarms[points].tolist()))
 
 
 def compute_wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
-    """Return lower and upper ends of the 95 % Wilson interval (JASA 1927) of the shares ``part / whole``, ``(n,)``."""
+    """Return lower and upper ends of the 95 % Wilson intervals (JASA 1927) of shares.
+
+    Args:
+        part, whole: Counts, ``(n,)``; the shares are ``part / whole``.
+    """
     share = part / whole
-    square = NORMAL_95**2
+    square = Z_95**2
     whole = whole.astype(np.float64)  # the square of a count may exceed 64 bits
     middle = (share + square / (2 * whole)) / (1 + square / whole)
-    half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
+    half = Z_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
     return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
 
 
@@ -285,11 +311,11 @@ class ScoreQuality:
     Attributes:
         calibration: Class -> calibration; a class without a known label is left out.
         decisions: Class -> decisions at probability 0.5.
-        top_class: Multi-class tasks: calibration of the highest score of each image; a correct prediction counts as a
-            positive (Guo et al., ICML 2017).
+        top_class: In multi-class tasks, the calibration of the highest score of each image, where a correct prediction
+            counts as positive (Guo et al., ICML 2017).
         curves: Class -> ROC and precision-recall curve; a class without positives or negatives is left out.
-        confusion: Multi-class tasks: confusion matrix, true classes as rows, predictions as columns, in the order of
-            the run's classes.
+        confusion: In multi-class tasks, the confusion matrix with true classes as rows and predictions as columns, in
+            the order of the run's classes.
     """
 
     calibration: Mapping[str, Calibration]
@@ -300,10 +326,17 @@ class ScoreQuality:
 
 
 def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> ScoreQuality:
-    """Compute calibration, decisions and curves from probabilities and labels (1, 0, NaN), ``(n, classes)`` each."""
+    """Compute calibration, decisions and curves of each class.
+
+    Args:
+        scores: Probabilities, ``(n, classes)``.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``.
+        class_names: Names of the columns.
+        task: A multi-class task also has a confusion matrix.
+    """
     columns = {name: (scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
     calibrated = {name: compute_calibration(*pair) for name, pair in columns.items()}
-    of_each = ScoreQuality(
+    quality = ScoreQuality(
         {name: result for name, result in calibrated.items() if result is not None},
         {name: count_decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
         curves={
@@ -314,13 +347,13 @@ def compute_score_quality(scores: Floats, labels: Floats, class_names: Sequence[
     )
     single = mask_single_class_images(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     if not single.any():
-        return of_each
+        return quality
     scores = scores[single]
     labels = labels[single]
-    answer = np.argmax(scores, axis=1)
+    predicted = np.argmax(scores, axis=1)
     truth = np.argmax(labels == 1, axis=1)
-    table = compute_confusion_matrix(answer, truth, labels.shape[1])
-    right = (answer == truth).astype(np.float32)
-    top = compute_calibration(scores.max(axis=1), right)
+    table = compute_confusion_matrix(predicted, truth, labels.shape[1])
+    is_correct = (predicted == truth).astype(np.float32)
+    top = compute_calibration(scores.max(axis=1), is_correct)
     rows = tuple(tuple(row) for row in table.tolist())
-    return replace(of_each, top_class=top, confusion=rows)
+    return replace(quality, top_class=top, confusion=rows)

@@ -1,4 +1,4 @@
-"""Metrics with an error bound, for values computed from score histograms, in which exact scores are lost."""
+"""Metrics with a largest possible error, for values computed from score histograms instead of exact scores."""
 
 import math
 from collections.abc import Iterable
@@ -8,15 +8,15 @@ import numpy as np
 
 from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
 
-LARGEST_ERROR = 0.05
-"""Largest error of a figure that is printed or used; a figure with a larger error says nothing."""
-LARGE_ERROR_NOTE = f"error above {LARGEST_ERROR:g}"
-DIGITS = 3
+MAX_METRIC_ERROR = 0.05
+"""Largest possible error with which a metric is still printed or used."""
+LARGE_ERROR_NOTE = f"error above {MAX_METRIC_ERROR:g}"
+MAX_DECIMALS = 3
 
 
 @dataclass(frozen=True)
 class ValueWithError:
-    """A metric with its error bound: the exact metric lies within ``value`` ± ``error``."""
+    """A metric with its largest possible error: the exact metric lies within ``value`` ± ``error``."""
 
     value: float
     error: float = 0.0
@@ -50,9 +50,9 @@ def format_value_with_error(measured: ValueWithError | None) -> str:
         return NOT_APPLICABLE
     if not measured.error:
         return format_number(measured.value)
-    if measured.error > LARGEST_ERROR:
+    if measured.error > MAX_METRIC_ERROR:
         return f"{NOT_APPLICABLE}: {LARGE_ERROR_NOTE}"
-    digits = min(DIGITS, max(1, -math.floor(math.log10(measured.error))))
+    digits = min(MAX_DECIMALS, max(1, -math.floor(math.log10(measured.error))))
     value = round(measured.value, digits)
     steps = math.ceil(round((measured.error + abs(measured.value - value)) * 10**digits, 9))
     return f"{value:.{digits}f} ± {steps / 10**digits:.{digits}f}"

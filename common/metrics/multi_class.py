@@ -1,8 +1,8 @@
 """Metrics of multi-class tasks (every image has exactly one class), and accuracies per site as in FedSLD's paper.
 
-Macro means are over the classes that occur in the test set. They are computed over the whole test set, whereas UniFed's
-released code averages sensitivity, specificity and F1 over batches, with prediction and truth swapped. So only the
-accuracy can be compared with UniFed's.
+Macro means are over the classes that occur in the test set, and use the whole test set. UniFed's released code instead
+averages sensitivity, specificity and F1 over batches, with prediction and truth swapped. So only the accuracy can be
+compared with UniFed's.
 """
 
 import math
@@ -51,7 +51,12 @@ class CorrectPredictionCount:
 
 @dataclass(frozen=True)
 class RoundAccuracy:
-    """Accuracy of one round: ``mean`` is the mean over sites, ``pooled`` the accuracy over all images."""
+    """Accuracy of one round.
+
+    Attributes:
+        mean: Mean of the sites' accuracies.
+        pooled: Accuracy over all images of all sites.
+    """
 
     mean: float
     pooled: float
@@ -106,58 +111,60 @@ def compute_multi_class_metrics(scores: Floats, labels: Floats) -> MultiClassMet
     if not np.isfinite(scores).all():
         raise ModelDiverged("scores of an image are NaN or infinite")
     table = compute_confusion_matrix(np.argmax(scores, axis=1), truth, labels.shape[1])
-    right, true, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)  # (classes,) each
+    correct = np.diag(table)  # (classes,), as the next two
+    true = table.sum(axis=1)
+    predicted = table.sum(axis=0)
     images = int(table.sum())
     present = true > 0
     negatives = images - true
-    true_negatives = negatives - (predicted - right)
+    true_negatives = negatives - (predicted - correct)
     several = int(present.sum()) > 1
     return MultiClassMetrics(
-        accuracy=int(right.sum()) / images,
-        sensitivity=float(np.mean(right[present] / true[present])),
+        accuracy=int(correct.sum()) / images,
+        sensitivity=float(np.mean(correct[present] / true[present])),
         specificity=float(np.mean(true_negatives[present] / negatives[present])) if several else None,
-        f1=float(np.mean(2 * right[present] / (true + predicted)[present])),
+        f1=float(np.mean(2 * correct[present] / (true + predicted)[present])),
         images=images,
     )
 
 
 def compute_round_accuracy(sites: Mapping[str, CorrectPredictionCount]) -> RoundAccuracy | None:
     """Return the accuracy of one round over the sites that tested at least one image; None without any such site."""
-    counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
+    counts = [count for _, count in sorted(sites.items()) if count.tested]
     if not counts:
         return None
-    mean = float(np.mean([tally.accuracy for tally in counts]))
-    return RoundAccuracy(mean, sum(tally.correct for tally in counts) / sum(tally.tested for tally in counts))
+    mean = float(np.mean([count.accuracy for count in counts]))
+    return RoundAccuracy(mean, sum(count.correct for count in counts) / sum(count.tested for count in counts))
 
 
 def find_best_client_accuracies(
     rounds: Mapping[int, Mapping[str, CorrectPredictionCount]],
 ) -> BestClientAccuracies | None:
-    """Return the best accuracies over all rounds; the first of equally good rounds counts. None if no site ever tested.
+    """Return the best accuracies over all rounds, the earliest round on a tie; None if no site ever tested.
 
     Args:
         rounds: Round number -> site -> its counts; a site without a reply has no entry.
     """
     tested = sorted(number for number, tallies in rounds.items() if tallies)
-    scored = {number: accuracy for number in tested if (accuracy := compute_round_accuracy(rounds[number]))}
-    if not scored:
+    round_accuracies = {number: accuracy for number in tested if (accuracy := compute_round_accuracy(rounds[number]))}
+    if not round_accuracies:
         return None
-    best_mean = max(scored, key=lambda number: scored[number].mean)
-    best_pooled = max(scored, key=lambda number: scored[number].pooled)
+    best_mean = max(round_accuracies, key=lambda number: round_accuracies[number].mean)
+    best_pooled = max(round_accuracies, key=lambda number: round_accuracies[number].pooled)
     return BestClientAccuracies(
-        best_mean_client_test_accuracy=scored[best_mean].mean,
+        best_mean_client_test_accuracy=round_accuracies[best_mean].mean,
         best_mean_round=best_mean,
-        best_test_accuracy=scored[best_pooled].pooled,
+        best_test_accuracy=round_accuracies[best_pooled].pooled,
         best_pooled_round=best_pooled,
-        per_site={site: of_site.accuracy for site, of_site in sorted(rounds[best_mean].items()) if of_site.tested},
+        per_site={site: count.accuracy for site, count in sorted(rounds[best_mean].items()) if count.tested},
     )
 
 
 def estimate_accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Floats, Floats] | None:
-    """Return a grid of ``points`` values from 0 to 1, and the kernel density estimate of sites' accuracies on it.
+    """Return a grid of ``points`` values from 0 to 1, and a kernel density estimate of the sites' accuracies on it.
 
-    The kernel is Gaussian, with Scott's bandwidth. Return None for fewer than two sites, or for equal accuracies. The
-    density outside 0 to 1 is cut off, so the area can be less than 1.
+    The kernel is Gaussian with Scott's bandwidth. The result is None for fewer than two sites or equal accuracies. The
+    area can be less than 1, because the density outside 0 to 1 is cut off.
     """
     if len(set(accuracies)) < 2:
         return None

@@ -1,7 +1,8 @@
 """95 % intervals of a share and of the average precision, by the Bayesian bootstrap over patients.
 
-All images of a patient have one weight in a resample (:mod:`polyclinic.common.metrics.bootstrap`). As every bootstrap
-is too narrow with few patients, the interval of a share is widened to that of Wilson for the number of patients.
+All images of a patient have one weight in a resample (:mod:`polyclinic.common.metrics.bootstrap`). Every bootstrap
+interval is too narrow with few patients, so the interval of a share is widened to include Wilson's for the number of
+patients.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, RESAMPLES_AT_A_TIME, Floats, Interval
+from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, RESAMPLES_PER_BLOCK, Floats, Interval
 from polyclinic.common.metrics.calibration import compute_wilson_interval
 
 Weights = NDArray[np.float32]
@@ -19,16 +20,17 @@ Weights = NDArray[np.float32]
 def bootstrap_interval(
     compute: Callable[[Weights], Floats], patients: NDArray[np.str_], generator: np.random.Generator
 ) -> Interval:
-    """Return the percentile interval of a figure over resamples of the patients.
+    """Return the percentile interval of a metric over resamples of the patients.
 
     Args:
-        compute: Return the figure of each resample, ``(resamples,)``.
+        compute: Returns the metric of each resample, ``(resamples,)``.
         patients: Patient of each image, ``(images,)``.
+        generator: Draws the resamples.
     """
     names, owner = np.unique(patients, return_inverse=True)
     drawn = []
-    for _ in range(RESAMPLES // RESAMPLES_AT_A_TIME):
-        weights = generator.standard_exponential((len(names), RESAMPLES_AT_A_TIME), dtype=np.float32)
+    for _ in range(RESAMPLES // RESAMPLES_PER_BLOCK):
+        weights = generator.standard_exponential((len(names), RESAMPLES_PER_BLOCK), dtype=np.float32)
         drawn.append(compute(weights.take(owner, 0, mode="clip")))
     low, high = np.quantile(np.concatenate(drawn), ((1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2))
     return float(low), float(high)
@@ -37,11 +39,12 @@ def bootstrap_interval(
 def bootstrap_share_interval(
     hits: NDArray[np.bool_], patients: NDArray[np.str_], generator: np.random.Generator
 ) -> Interval | None:
-    """Return the interval of the share of images that are hits; None without images.
+    """Return the interval of the share of images for which ``hits`` is True; None without images.
 
     Args:
-        hits: ``(images,)``, True for each image that counts.
+        hits: ``(images,)``.
         patients: Patient of each image, ``(images,)``.
+        generator: Draws the resamples.
     """
     if not len(hits):
         return None
@@ -68,7 +71,7 @@ def bootstrap_average_precision_interval(
         return None
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
-    # The last image of each run of equal scores: a threshold lies below it.
+    # Index of the last image among equal scores, because a threshold lies below all of them.
     ends = np.flatnonzero(np.append(np.diff(ordered) != 0, True))
     is_positive = (labels[order] == 1)[:, None]
 

@@ -2,8 +2,9 @@
 
 The intervals for a sample follow Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: for ``n`` of ``N`` sites drawn
 at random, the variance of a mean over sites is ``(1 - n / N) s² / n``. The variance of the mean over classes first adds
-up the contributions of each site to all classes, because the classes are tested at the same sites. Departure: sites
-that are added because the random draw missed a class (:mod:`polyclinic.strategies.engine.membership`) count as drawn.
+up the contributions of each site to all classes, because the classes are tested at the same sites. One departure: if
+the random draw misses a class, further sites are added (:mod:`polyclinic.strategies.engine.membership`), and these
+count as drawn at random.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,12 @@ from polyclinic.common.metrics.score_histograms import (
 
 @dataclass(frozen=True)
 class SummedScoreHistogram:
-    """The sum of one class's score histograms over the sites in ``sites``."""
+    """The sum of one class's score histograms over sites.
+
+    Attributes:
+        histogram: The sum.
+        sites: Names of the sites in the sum.
+    """
 
     histogram: ScoreHistogram
     sites: tuple[str, ...]
@@ -45,8 +51,8 @@ class PooledClassMetrics:
     Attributes:
         interval: 95 % bootstrap interval of the AUROC over images; None if several sites share test images.
         balanced_accuracy: Exact balanced accuracy at probability 0.5.
-        sites: The sites that reported.
-        silent: Sites that annotate the class but did not report, for instance by policy or for too few images.
+        sites: The sites that reported a histogram.
+        silent: Sites that annotate the class but reported no histogram, for instance by policy or for too few images.
     """
 
     auroc: ValueWithError | None
@@ -64,7 +70,7 @@ class PooledClassMetrics:
 
 @dataclass(frozen=True)
 class PooledMetrics:
-    """The metrics of each class that any site reported, and their means over the classes with a defined metric."""
+    """The metrics of each class that a site reported, and the means over the classes for which a metric is defined."""
 
     mean_auroc: ValueWithError | None
     mean_average_precision: ValueWithError | None
@@ -134,8 +140,8 @@ class SiteSampleIntervals:
     """95 % intervals of the AUROC over all sites of a run, estimated from a random sample of the sites.
 
     Attributes:
-        drawn: Number of sites that were drawn to test.
-        of: Number of sites of the run.
+        drawn: Number of sites that were drawn to test the model.
+        of: Number of all sites of the run.
         mean_auroc: Interval of the mean over classes; None if a class was tested at only one of its several sites, or
             the AUROCs are not means over sites.
         per_class: Class -> interval, for classes that have one.
@@ -158,35 +164,37 @@ def estimate_sampled_site_intervals(
         drawn, of: Numbers of sites that were drawn to test, and of all sites.
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
-    unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
-    moved = dict[str, dict[str, float]]()  # each site's contribution to a mean's deviation; squares add up to variance
+    without_variance = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
+    # Class -> site -> contribution to the deviation of the class's mean; the squares add up to its variance.
+    contributions = dict[str, dict[str, float]]()
     for name, of_sites in tested.items():
         n = len(of_sites)
-        if name not in unknown:
+        if name not in without_variance:
             mean = float(np.mean(list(of_sites.values())))
             scale = ((1 - shares[name]) * n / max(n - 1, 1)) ** 0.5 / n
-            moved[name] = {site: scale * (value - mean) for site, value in of_sites.items()}
+            contributions[name] = {site: scale * (value - mean) for site, value in of_sites.items()}
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
-    per_class = {name: _compute_t_interval(means[name], of_sites) for name, of_sites in moved.items()}
-    if unknown or not tested:
+    per_class = {name: _compute_t_interval(means[name], of_sites) for name, of_sites in contributions.items()}
+    if without_variance or not tested:
         return SiteSampleIntervals(drawn, of, None, per_class)
-    together: dict[str, float] = {}
-    for of_sites in moved.values():
-        for site, by in of_sites.items():
-            together[site] = together.get(site, 0.0) + by / len(moved)
+    summed_contributions: dict[str, float] = {}
+    for of_sites in contributions.values():
+        for site, contribution in of_sites.items():
+            summed_contributions[site] = summed_contributions.get(site, 0.0) + contribution / len(contributions)
     return SiteSampleIntervals(
-        drawn, of, _compute_t_interval(float(np.mean(list(means.values()))), together), per_class
+        drawn, of, _compute_t_interval(float(np.mean(list(means.values()))), summed_contributions), per_class
     )
 
 
-def _compute_t_interval(mean: float, moved: Mapping[str, float]) -> Interval:
+def _compute_t_interval(mean: float, contributions: Mapping[str, float]) -> Interval:
     """Compute Student's 95 % interval of a mean AUROC over sites, limited to the range 0 to 1.
 
     Args:
-        moved: Site -> its contribution to the deviation of the mean; the squares add up to the variance of the mean.
+        mean: The mean AUROC.
+        contributions: Site -> its contribution to the deviation of the mean; the squares add up to the mean's variance.
     """
-    from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
+    from scipy.special import stdtrit  # imported here to spare programs that only train the import time
 
-    variance = sum(by * by for by in moved.values())
-    reach = float(stdtrit(max(len(moved) - 1, 1), (1 + CONFIDENCE_LEVEL) / 2)) * variance**0.5
-    return max(mean - reach, 0.0), min(mean + reach, 1.0)
+    variance = sum(contribution * contribution for contribution in contributions.values())
+    half_width = float(stdtrit(max(len(contributions) - 1, 1), (1 + CONFIDENCE_LEVEL) / 2)) * variance**0.5
+    return max(mean - half_width, 0.0), min(mean + half_width, 1.0)

@@ -1,11 +1,12 @@
 """Dice and 95 % Hausdorff distance by class and patient, their pooling over hospitals, and intervals over patients.
 
-A patient's Dice is that of all of the patient's images together, as if they were one volume. It is defined for patients
-in whom the class is outlined. The Hausdorff distance of a patient is the mean over the patient's images; it is defined
-where a class is both outlined and predicted.
+The Dice of a patient is computed over all of the patient's images together, as if they were one volume. It is defined
+for patients in whom the class is outlined. The Hausdorff distance of a patient is the mean over the patient's images
+in which the class is both outlined and predicted.
 
-Hospitals send both as histograms over patients, which add up. A Dice lies between 0 and 1 as a score does. A distance d
-is sent as ``MIDDLE_DISTANCE / (MIDDLE_DISTANCE + d)``, whose bins are as wide as 1 to 2 % of a distance from 1 to 100.
+Hospitals send both as histograms over patients, which can be added up. A Dice lies between 0 and 1, like a score. A
+distance d is sent as ``MIDDLE_DISTANCE / (MIDDLE_DISTANCE + d)``; for distances from 1 to 100 a bin is as wide as 1 to
+2 % of the distance.
 """
 
 import math
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from polyclinic.common.metrics.bootstrap import CONFIDENCE_LEVEL, RESAMPLES, Interval
 from polyclinic.common.metrics.score_histograms import (
     BIN_CENTRES,
-    BINS,
-    EDGES,
+    BIN_EDGES,
+    SCORE_BINS,
     Counts,
     ScoreHistogram,
     find_score_bins,
@@ -31,26 +32,32 @@ from polyclinic.data.images.outlines import find_border
 Floats = NDArray[np.float64]
 Areas = NDArray[np.bool_]
 
-PERCENTILE = 95
+SURFACE_DISTANCE_PERCENTILE = 95
 MIDDLE_DISTANCE = 10.0
-"""Distance, in mm or pixels, that the middle of a histogram stands for."""
-ROUNDING = 1e-6
-"""Share by which a mean may leave the bins of its values, because numbers travel rounded."""
+"""Distance, in mm or pixels, that falls into the middle of a histogram."""
+ROUNDING_TOLERANCE = 1e-6
+"""Relative error that is allowed when a mean is compared with the bins of its values, because sent numbers are
+rounded.
+"""
 
 
 def compute_hausdorff_distance(
-    predicted: Areas, reference: Areas, spacing: Sequence[float] | None = None, percentile: float = PERCENTILE
+    predicted: Areas,
+    reference: Areas,
+    spacing: Sequence[float] | None = None,
+    percentile: float = SURFACE_DISTANCE_PERCENTILE,
 ) -> float:
-    """Return the larger of both directions' percentile of the distances between two surfaces; NaN if one is empty.
+    """Return the percentile Hausdorff distance of two areas: the larger of both directions; NaN if an area is empty.
 
-    A surface is the pixels of an area with a neighbour outside, as in MONAI's ``compute_hausdorff_distance``; pixels at
-    the border of the image count as surface.
+    The surface of an area is its pixels with a neighbour outside, as in MONAI's ``compute_hausdorff_distance``; pixels
+    at the border of the image count as surface.
 
     Args:
         predicted, reference: Masks of one shape, ``(*spatial)``.
         spacing: Side of a pixel along each axis, in mm; None measures in pixels.
+        percentile: Percentile of the distances from one surface to the other, 0 to 100.
     """
-    from scipy import ndimage  # here: a program that computes no distance does not pay for its import
+    from scipy import ndimage  # imported here to spare programs that compute no distance the import time
 
     if not predicted.any() or not reference.any():
         return float("nan")
@@ -58,18 +65,17 @@ def compute_hausdorff_distance(
     predicted = predicted[box]
     reference = reference[box]
     surfaces = [find_border(area) for area in (predicted, reference)]
-    directed = list[float]()
+    directed_distances = list[float]()
     for surface, other in (surfaces, surfaces[::-1]):
         distances = ndimage.distance_transform_edt(~other, sampling=spacing)
-        directed.append(float(np.percentile(distances[surface], percentile)))
-    return max(directed)
+        directed_distances.append(float(np.percentile(distances[surface], percentile)))
+    return max(directed_distances)
 
 
 def _find_bounding_box(area: Areas) -> tuple[slice, ...]:
-    """Return the smallest box around an area, one pixel wider on each side where the image has one.
+    """Return the smallest box around an area, with a margin of one pixel inside the image.
 
-    Every surface of a part of the area is the same in the box: a pixel at its border belongs to the area only where the
-    image ends.
+    Because of the margin, the surface of any part of the area is the same in the box as in the image.
     """
     box = list[slice]()
     for axis, side in enumerate(area.shape):
@@ -84,7 +90,8 @@ class AreaComparison:
     """Predicted and outlined areas of the images of one part of the data, by class.
 
     Attributes:
-        predicted, reference, common: Pixels of each image and class, ``(n, classes)``: predicted, outlined, and both.
+        predicted, reference, common: Numbers of pixels of each image and class, ``(n, classes)``, that are predicted,
+            outlined, and both.
         is_known: ``(n, classes)``, False where the class is not annotated.
         distances: Hausdorff distances ``(n, classes)``, NaN where undefined; None if they were not computed.
         loss: Mean loss over the images; None if no label is known.
@@ -100,11 +107,11 @@ class AreaComparison:
 
 @dataclass(frozen=True)
 class PatientFigures:
-    """Figures of one class for each patient.
+    """Dice and distance of one class for each patient in whom the class is outlined.
 
     Attributes:
-        dice: Of each patient in whom the class is outlined.
-        distances: Hausdorff distance of the same patients; infinite where nothing is predicted.
+        dice: Dice of each patient, ``(patients,)``.
+        distances: Hausdorff distance of each patient, ``(patients,)``; infinite if nothing is predicted.
     """
 
     dice: Floats
@@ -112,57 +119,60 @@ class PatientFigures:
 
 
 def compute_patient_figures(compared: AreaComparison, patients: NDArray[np.str_], column: int) -> PatientFigures:
-    """Return the figures of one class for each patient.
+    """Return Dice and distance of one class for each patient in whom it is outlined.
 
     Args:
-        patients: ``(n,)``, the patient of each image.
-        column: The class's column.
+        compared: The compared areas of each image.
+        patients: Patient of each image, ``(n,)``.
+        column: Index of the class.
     """
     rows = np.flatnonzero(compared.is_known[:, column])
-    names, place = np.unique(patients[rows], return_inverse=True)
+    names, patient_index = np.unique(patients[rows], return_inverse=True)
 
     def add_up(values: NDArray[np.int64]) -> Floats:
-        return np.bincount(place, values[rows, column], minlength=len(names)).astype(np.float64)
+        return np.bincount(patient_index, values[rows, column], minlength=len(names)).astype(np.float64)
 
     predicted, reference, common = map(add_up, (compared.predicted, compared.reference, compared.common))
-    shown = reference > 0
-    dice = 2 * common[shown] / (predicted + reference)[shown]
+    is_outlined = reference > 0
+    dice = 2 * common[is_outlined] / (predicted + reference)[is_outlined]
     distances = np.full(len(names), np.inf)
     if compared.distances is not None:
-        of_image = compared.distances[rows, column]
-        defined = ~np.isnan(of_image)
-        counts = np.bincount(place[defined], minlength=len(names))
-        sums = np.bincount(place[defined], of_image[defined], minlength=len(names))
+        image_distances = compared.distances[rows, column]
+        defined = ~np.isnan(image_distances)
+        counts = np.bincount(patient_index[defined], minlength=len(names))
+        sums = np.bincount(patient_index[defined], image_distances[defined], minlength=len(names))
         distances[counts > 0] = sums[counts > 0] / counts[counts > 0]
-    return PatientFigures(dice, distances[shown])
+    return PatientFigures(dice, distances[is_outlined])
 
 
 def compute_mean_dice(compared: AreaComparison, patients: NDArray[np.str_], columns: Sequence[int]) -> float | None:
     """Return the mean over classes of the mean Dice over patients; None if no class is outlined in any patient."""
-    of_classes = [compute_patient_figures(compared, patients, column).dice for column in columns]
-    return _average([float(dice.mean()) for dice in of_classes if len(dice)])
+    dice_of_classes = [compute_patient_figures(compared, patients, column).dice for column in columns]
+    return _average([float(dice.mean()) for dice in dice_of_classes if len(dice)])
 
 
 # ---------------------------------------------------------------------- histograms over patients
 
 
 def make_patient_histogram(figures: PatientFigures) -> ScoreHistogram:
-    """Return the histogram of a class's patients: by Dice (as ``positives``), and by distance (as ``negatives``)."""
+    """Return a class's histogram over patients: ``positives`` are counts by Dice, ``negatives`` are counts by
+    distance.
+    """
     kinds = figures.dice, MIDDLE_DISTANCE / (MIDDLE_DISTANCE + figures.distances)
-    return ScoreHistogram(*(np.bincount(find_score_bins(values), minlength=BINS) for values in kinds))
+    return ScoreHistogram(*(np.bincount(find_score_bins(values), minlength=SCORE_BINS) for values in kinds))
 
 
 @dataclass(frozen=True)
 class ClassOverlap:
-    """Figures of one class over all patients in whom it is outlined; None if undefined.
+    """Metrics of one class over all patients in whom it is outlined; None if undefined.
 
     Attributes:
-        dice: Mean over these patients.
-        interval: 95 % bootstrap interval of the mean over patients.
+        dice: Mean Dice over these patients.
+        interval: 95 % bootstrap interval of the mean Dice, over patients.
         hd95: Mean 95 % Hausdorff distance over the patients in whom something is predicted.
-        hd95_interval: Its interval.
+        hd95_interval: 95 % bootstrap interval of the mean distance.
         patients: Number of patients in whom the class is outlined.
-        missed: Number of these in whom nothing is predicted.
+        missed: Number of these patients in whom nothing is predicted.
     """
 
     dice: float | None
@@ -175,13 +185,13 @@ class ClassOverlap:
 
 @dataclass(frozen=True)
 class SegmentationSummary:
-    """The figures of a segmentation test.
+    """The metrics of a segmentation test.
 
     Attributes:
         mean_dice: Mean over the classes with a Dice.
-        per_class: Class -> its figures.
+        per_class: Class -> its metrics.
         interval: 95 % bootstrap interval of the mean; each resample draws the patients of each class.
-        over: What was resampled: ``images`` if the patients are unknown.
+        over: The resampled unit: ``images`` if the patients are unknown.
         unit: The unit of distances: ``mm``, or ``pixels`` if the spacing is unknown.
     """
 
@@ -194,7 +204,7 @@ class SegmentationSummary:
 
 @dataclass(frozen=True)
 class _CountedValues:
-    """Values with the number of patients who have each, so that exact values and histograms are averaged alike."""
+    """Values and the number of patients with each value, so that the same code averages exact values and histograms."""
 
     values: Floats
     counts: Counts
@@ -206,10 +216,12 @@ class _CountedValues:
     def average(self, generator: np.random.Generator | None) -> tuple[float | None, Interval | None, Floats | None]:
         """Return the mean over patients, its bootstrap interval, and the means of all resamples."""
         filled = np.flatnonzero(self.counts)
-        values, counts, total = self.values[filled], self.counts[filled], int(self.counts.sum())
+        values = self.values[filled]
+        counts = self.counts[filled]
+        total = int(self.counts.sum())
         if not total:
             return None, None, None
-        # Of exact values the very mean that a hospital sends, to the last digit.
+        # The mean of exact values must equal the mean that a hospital sends, to the last bit.
         mean = float(values.mean() if total == len(values) else counts @ values / total)
         if generator is None:
             return mean, None, None
@@ -220,34 +232,36 @@ class _CountedValues:
 def summarise_patients(
     figures: Mapping[str, PatientFigures], generator: np.random.Generator | None
 ) -> SegmentationSummary:
-    """Return the figures of all patients, exact.
+    """Return the metrics over all patients, from exact values.
 
     Args:
-        figures: Class -> the figures of its patients.
+        figures: Class -> Dice and distance of its patients.
         generator: Random generator of the bootstrap; None for no intervals.
     """
     values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
-    for name, of_class in figures.items():
-        finite = of_class.distances[np.isfinite(of_class.distances)]
-        missed = len(of_class.distances) - len(finite)
-        values[name] = _CountedValues.from_each(of_class.dice), _CountedValues.from_each(finite), missed
+    for name, patient_figures in figures.items():
+        finite = patient_figures.distances[np.isfinite(patient_figures.distances)]
+        missed = len(patient_figures.distances) - len(finite)
+        values[name] = _CountedValues.from_each(patient_figures.dice), _CountedValues.from_each(finite), missed
     return _summarise(values, generator)
 
 
 def summarise_patient_histograms(
     histograms: Mapping[str, ScoreHistogram], generator: np.random.Generator | None
 ) -> SegmentationSummary:
-    """Return the figures of all patients from histograms over them.
+    """Return the metrics over all patients, from histograms over the patients.
 
-    A value inside a bin counts as the middle of the bin, so that a mean Dice may be off by up to 0.002.
+    A value inside a bin counts as the centre of the bin, so that a mean Dice may be wrong by up to 0.002.
 
     Args:
-        generator: Random generator of the bootstrap; None for no intervals, where a patient may count twice.
+        histograms: Class -> histogram of :func:`make_patient_histogram`.
+        generator: Random generator of the bootstrap. None for no intervals, which would be too narrow if the histograms
+            count a patient twice.
     """
     distances_of_bins = _convert_to_distance(BIN_CENTRES)
     values = dict[str, tuple[_CountedValues, _CountedValues, int]]()
     for name, histogram in histograms.items():
-        # Nothing is predicted in patients at an infinite distance, which fall into the first bin.
+        # The first bin has the patients in whom nothing is predicted: their distance is infinite.
         missed = int(histogram.negatives[0])
         predicted = histogram.negatives.copy()
         predicted[0] = 0
@@ -258,12 +272,12 @@ def summarise_patient_histograms(
 
 @dataclass(frozen=True)
 class SiteOverlap:
-    """Figures of one class over the patients of one hospital.
+    """Metrics of one class over the patients of one hospital.
 
     Attributes:
-        histogram: Of its patients, see :func:`make_patient_histogram`.
-        dice, hd95: Exact means over its patients; None if the hospital does not send them. They are not used where the
-            histogram does not allow them.
+        histogram: Histogram of the patients, see :func:`make_patient_histogram`.
+        dice, hd95: Exact means over the patients; None if the hospital does not send them. Means that contradict the
+            histogram are not used.
     """
 
     histogram: ScoreHistogram
@@ -277,62 +291,70 @@ class SiteOverlap:
 
     @property
     def missed(self) -> int:
-        """Number of these in whom nothing is predicted: an infinite distance falls into the first bin."""
+        """Number of these patients in whom nothing is predicted; their infinite distance falls into the first bin."""
         return int(self.histogram.negatives[0])
 
     @property
     def exact_dice(self) -> float | None:
-        """The exact mean Dice, if it is possible with these patients in their bins."""
-        return _check_mean(self.dice, self.histogram.positives, EDGES[:-1], EDGES[1:])
+        """The exact mean Dice; None if it is unknown or contradicts the histogram."""
+        return _check_mean(self.dice, self.histogram.positives, BIN_EDGES[:-1], BIN_EDGES[1:])
 
     @property
     def exact_hd95(self) -> float | None:
-        """The exact mean distance, if it is possible with these patients in their bins."""
+        """The exact mean distance; None if it is unknown or contradicts the histogram."""
         predicted = self.histogram.negatives[1:]
-        return _check_mean(self.hd95, predicted, _convert_to_distance(EDGES[2:]), _convert_to_distance(EDGES[1:-1]))
+        return _check_mean(
+            self.hd95, predicted, _convert_to_distance(BIN_EDGES[2:]), _convert_to_distance(BIN_EDGES[1:-1])
+        )
 
 
 def _convert_to_distance(scores: Floats) -> Floats:
-    """Return the distances that scores above 0 stand for in a histogram."""
+    """Return the distances that belong to scores above 0 in a histogram."""
     return MIDDLE_DISTANCE * (1 / scores - 1)
 
 
 def _check_mean(mean: float | None, counts: Counts, low: Floats, high: Floats) -> float | None:
-    """Return a mean over patients, or None if it does not lie between those of the bins' borders."""
+    """Return a mean over patients, or None if it lies outside the range that the bins allow.
+
+    Args:
+        mean: The mean that a hospital sent; None if it sent none.
+        counts: Number of patients in each bin, ``(bins,)``.
+        low, high: Borders of the bins, ``(bins,)``.
+    """
     total = int(counts.sum())
     if mean is None or not total:
         return None
     least = float(counts @ low / total)
     most = float(counts @ high / total)
-    return mean if least - ROUNDING <= mean <= most + ROUNDING * max(1.0, most) else None
+    return mean if least - ROUNDING_TOLERANCE <= mean <= most + ROUNDING_TOLERANCE * max(1.0, most) else None
 
 
 def pool_site_overlaps(
     sites: Mapping[str, Sequence[SiteOverlap]], generator: np.random.Generator | None
 ) -> SegmentationSummary:
-    """Return the figures over the patients of all hospitals together.
+    """Return the metrics over the patients of all hospitals together.
 
-    A mean is that of the hospitals' exact means, weighed by their patients. If one of them is unknown, the mean is that
-    of the histograms. Intervals are always those of the histograms.
+    A mean is the mean of the hospitals' exact means, weighted by their patients. If one of them is unknown, it is the
+    mean of the summed histograms. Intervals always come from the histograms.
 
     Args:
-        sites: Class -> the figures of each hospital that sends a histogram.
+        sites: Class -> the metrics of each hospital that sends a histogram.
         generator: As in :func:`summarise_patient_histograms`.
     """
-    sums = {name: reduce(add, (each.histogram for each in of_sites)) for name, of_sites in sites.items()}
+    sums = {name: reduce(add, (site.histogram for site in site_overlaps)) for name, site_overlaps in sites.items()}
     pooled = summarise_patient_histograms(sums, generator)
     per_class = dict[str, ClassOverlap]()
-    for name, of_class in pooled.per_class.items():
-        dice = _pool_exact_means([(each.exact_dice, each.patients) for each in sites[name]])
-        hd95 = _pool_exact_means([(each.exact_hd95, each.patients - each.missed) for each in sites[name]])
-        dice = of_class.dice if dice is None else dice
-        hd95 = of_class.hd95 if hd95 is None else hd95
-        per_class[name] = replace(of_class, dice=dice, hd95=hd95)
+    for name, overlap in pooled.per_class.items():
+        dice = _pool_exact_means([(site.exact_dice, site.patients) for site in sites[name]])
+        hd95 = _pool_exact_means([(site.exact_hd95, site.patients - site.missed) for site in sites[name]])
+        dice = overlap.dice if dice is None else dice
+        hd95 = overlap.hd95 if hd95 is None else hd95
+        per_class[name] = replace(overlap, dice=dice, hd95=hd95)
     return replace(pooled, mean_dice=average_dice(per_class.values()), per_class=per_class)
 
 
 def _pool_exact_means(means: Sequence[tuple[float | None, int]]) -> float | None:
-    """Return the mean of means, weighed by their numbers of patients; None if a mean is unknown, or nobody counts."""
+    """Return the mean of means, weighted by numbers of patients; None if a mean is unknown, or there is no patient."""
     counted = [(mean, patients) for mean, patients in means if patients]
     exact = [(mean, patients) for mean, patients in counted if mean is not None]
     if not exact or len(exact) < len(counted):
@@ -350,7 +372,12 @@ def average_dice(classes: Iterable[ClassOverlap]) -> float | None:
 def _summarise(
     values: Mapping[str, tuple[_CountedValues, _CountedValues, int]], generator: np.random.Generator | None
 ) -> SegmentationSummary:
-    """Return the figures from each class's Dice and distances, and its number of patients without a prediction."""
+    """Return the metrics of all classes.
+
+    Args:
+        values: Class -> Dice values, distances, and number of patients without a prediction.
+        generator: Random generator of the bootstrap; None for no intervals.
+    """
     per_class = dict[str, ClassOverlap]()
     resampled = list[Floats]()
     for name, (of_dice, of_distance, missed) in values.items():
@@ -360,8 +387,8 @@ def _summarise(
         if means is not None:
             resampled.append(means)
     mean = average_dice(per_class.values())
-    of_mean = _make_interval(np.mean(resampled, axis=0)) if resampled else None
-    return SegmentationSummary(mean, per_class, of_mean)
+    mean_interval = _make_interval(np.mean(resampled, axis=0)) if resampled else None
+    return SegmentationSummary(mean, per_class, mean_interval)
 
 
 def _average(values: Sequence[float]) -> float | None:

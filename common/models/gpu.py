@@ -2,9 +2,10 @@
 
 Data parallel: each GPU passes a part of the batch through the backbone; neck, head and loss process the whole batch on
 the first GPU. :class:`torch.nn.parallel.DistributedDataParallel` has one loss for each part instead, which would change
-methods whose loss compares the images of a batch (FedIRM, RSCFed). CUDA graphs: with a small batch a large GPU waits
-for the CPU, which launches hundreds of kernels for each step one by one. A graph launches all kernels together
-(:func:`torch.cuda.make_graphed_callables`).
+methods whose loss compares the images of a batch (FedIRM, RSCFed).
+
+CUDA graphs: with a small batch a large GPU waits for the CPU, which launches hundreds of kernels one by one in each
+step. A graph launches all kernels together (:func:`torch.cuda.make_graphed_callables`).
 """
 
 import contextlib
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 PARALLEL_ATTRIBUTE = "_data_parallel"
-SMALLEST_PART = 2
-"""Fewest images of a part, as batch normalisation needs two; a smaller batch goes through the first GPU alone."""
+MIN_IMAGES_PER_GPU = 2
+"""Minimum number of images on each GPU, because batch normalisation needs two; a smaller batch uses one GPU only."""
 
 
 def split_batches_across_gpus(backbone: nn.Module, gpus: int) -> None:
@@ -73,26 +74,30 @@ class DataParallelBackbone:
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
         """Return a batch's features ``(batch, width)``, on the device of ``images``."""
-        if images.device != self.devices[0] or len(images) < SMALLEST_PART * len(self.devices):
+        if images.device != self.devices[0] or len(images) < MIN_IMAGES_PER_GPU * len(self.devices):
             return backbone(images)  # type: ignore[no-any-return]
-        learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
-        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
-        constants = {name: value.detach() for name, value in backbone.named_parameters() if name not in learning}
+        trained = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
+        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *trained.values()) if trained else ()
+        constants = {name: value.detach() for name, value in backbone.named_parameters() if name not in trained}
         # Copies of running statistics and other buffers, which a forward pass may write to.
-        named = dict(backbone.named_buffers())
-        buffers = [{name: value.to(device, copy=True) for name, value in named.items()} for device in self.devices]
+        buffers_by_name = dict(backbone.named_buffers())
+        buffers = [
+            {name: value.to(device, copy=True) for name, value in buffers_by_name.items()} for device in self.devices
+        ]
         parts = images.tensor_split(len(self.devices))
         features = []
-        for place, (device, part, own) in enumerate(zip(self.devices, parts, buffers, strict=True)):
-            weights = dict(zip(learning, copies[place * len(learning) :], strict=False))
+        for index, (device, part, device_buffers) in enumerate(zip(self.devices, parts, buffers, strict=True)):
+            weights = dict(zip(trained, copies[index * len(trained) :], strict=False))
             weights |= {name: value.to(device) for name, value in constants.items()}
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-                features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
-        if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
+                features.append(torch.func.functional_call(backbone, weights | device_buffers, (part.to(device),)))
+        # Ask each module, because a backbone may be frozen in part.
+        if any(module.training for module in backbone.modules()):
             with torch.no_grad():
                 for name, buffer in backbone.named_buffers():
-                    changed = [own[name].to(buffer.device) for own in buffers]
-                    if buffer.is_floating_point():  # the mean over the devices; nothing where nothing changed
+                    changed = [device_buffers[name].to(buffer.device) for device_buffers in buffers]
+                    # Add the mean change over the devices, so that an unchanged buffer keeps its bits.
+                    if buffer.is_floating_point():
                         buffer += torch.stack([copy - buffer for copy in changed]).mean(dim=0)
                     else:
                         buffer.copy_(changed[0])
@@ -117,26 +122,28 @@ class _CopyToDevices(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        first = context.devices[0]
-        many = len(gradients) // len(context.devices)
-        sums: list[Tensor | None] = []  # None for a weight that took no part on any device
-        for place in range(many):
-            parts = [gradient.to(first) for gradient in gradients[place::many] if gradient is not None]
+        first_device = context.devices[0]
+        tensor_count = len(gradients) // len(context.devices)
+        sums: list[Tensor | None] = []  # None for a weight without a gradient on any device
+        for index in range(tensor_count):
+            parts = [gradient.to(first_device) for gradient in gradients[index::tensor_count] if gradient is not None]
             sums.append(functools.reduce(torch.add, parts) if parts else None)
         return (None, *sums)
 
 
 GRAPH_ATTRIBUTE = "_replay"
 GRAPH_DEVICES = ("cuda",)
-"""Kinds of device on which steps can be recorded."""
-RECORD_AFTER = 20
-"""Number of steps of one shape before a graph is recorded, which takes as long as some dozen steps."""
+"""Device types on which training steps can be recorded as CUDA graphs."""
+STEPS_BEFORE_RECORDING = 20
+"""Number of steps with one image shape before a graph is recorded, because recording takes as long as some
+dozen steps.
+"""
 
 Step = Callable[[Tensor], Tensor]
 
 
 class BackboneCudaGraph:
-    """Runs training steps of a backbone by a recorded CUDA graph, with the same bits as without it.
+    """Runs training steps of a backbone by a recorded CUDA graph, with bit-identical results.
 
     A graph overwrites its results at each replay. So only the first forward pass of a step uses the graph, and its
     features are copied. Further forward passes of the step, evaluation, and batches of another size run without it.
@@ -144,10 +151,10 @@ class BackboneCudaGraph:
 
     def __init__(self) -> None:
         self._steps = Counter[torch.Size]()
-        self._like = tuple[object, ...]()
+        self._recorded_settings = tuple[object, ...]()
         self._shape = torch.Size()
         self._recorded: Step | None = None
-        self._free = False  # True from the start of a step to its first forward pass
+        self._may_replay = False  # True from the start of a step to its first forward pass
         self._failed = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> "BackboneCudaGraph":
@@ -155,35 +162,38 @@ class BackboneCudaGraph:
         return BackboneCudaGraph()
 
     def discard_outdated_graph(self, backbone: nn.Module, more: object) -> None:
-        """Discard the recorded graph if the backbone's tensors, its training mode or ``more`` (settings) changed."""
+        """Discard the recorded graph if the backbone's tensors, its training mode or ``more`` (other settings) have
+        changed.
+        """
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
-        like = (parameters, buffers, tuple(module.training for module in backbone.modules()), more)
-        if like != self._like:
-            self._like = like
+        settings = (parameters, buffers, tuple(module.training for module in backbone.modules()), more)
+        if settings != self._recorded_settings:
+            self._recorded_settings = settings
             self._recorded = None
             self._steps.clear()
 
     def use_graph_in_next_pass(self) -> None:
         """Let the next forward pass use the graph; call this at the start of a training step."""
-        self._free = True
+        self._may_replay = True
 
     def stop_using_graph(self) -> None:
         """Stop using the graph until the next call of :meth:`use_graph_in_next_pass`."""
-        self._free = False
+        self._may_replay = False
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
-        """Return features ``(batch, width)`` of normalised images, by the graph if this pass may use it."""
-        if self._failed or not self._free or not torch.is_grad_enabled() or images.requires_grad:
+        """Return features ``(batch, width)`` of normalised images, by the graph if this forward pass may use it."""
+        if self._failed or not self._may_replay or not torch.is_grad_enabled() or images.requires_grad:
             return backbone(images)  # type: ignore[no-any-return]
-        self._free = False
+        self._may_replay = False
         if self._recorded is None:
             self._steps[images.shape] += 1  # the last batch of an epoch is smaller than the others
-            if self._steps[images.shape] > RECORD_AFTER:
+            if self._steps[images.shape] > STEPS_BEFORE_RECORDING:
                 try:
                     self._shape = images.shape
                     self._recorded = record_cuda_graph(backbone, images)
-                except RuntimeError:  # too little memory, or a layer that waits for the GPU: slower without, not wrong
+                except RuntimeError:  # too little memory, or a layer that waits for the GPU
+                    # Without a graph, steps are slower but have the same result.
                     self._failed = True
         if self._recorded is None or images.shape != self._shape:
             return backbone(images)  # type: ignore[no-any-return]
@@ -200,7 +210,8 @@ def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
         RuntimeError: If a layer cannot be recorded.
     """
     names, parameters = zip(*backbone.named_parameters(), strict=True)
-    # Stand-ins in the same memory: a parameter that has a part in an unfinished backward pass cannot be recorded.
+    # Record tensors that share the parameters' memory, because a parameter in an unfinished backward pass cannot be
+    # recorded.
     stand_ins = tuple(value.detach().requires_grad_(value.requires_grad) for value in parameters)
     buffers = [(buffer, buffer.clone()) for buffer in backbone.buffers()]
     kind = images.device.type
@@ -213,12 +224,13 @@ def record_cuda_graph(backbone: nn.Module, images: Tensor) -> Step:
         enabled = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False), warnings.catch_warnings():
-            # torch warms up on a stream of its own, and warns that the stand-ins were made on another.
+            # torch warms up on a separate stream, and warns that the stand-ins were made on another one.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
             example = (images.detach().clone(), *stand_ins)
             graphed: Any = torch.cuda.make_graphed_callables(forward, example, allow_unused_input=True)
     except RuntimeError:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):  # an empty recording: else torch refuses the next random draw
+        # Record an empty graph, because otherwise torch refuses the next random draw.
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=images.device)
         raise
     finally:
@@ -263,12 +275,14 @@ def move_network_to_device(network: Network, device: str) -> Network:
 
 def use_deterministic_algorithms() -> None:
     """Make cuDNN use deterministic algorithms, and float32 instead of the less exact TensorFloat-32."""
-    # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
+    # This is the older of torch's two switches; torch.export fails after the newer one, for convolutions alone.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 
 
 def compute_backbone_features(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Return features ``(batch, width)`` of normalised images, by several GPUs or a CUDA graph if switched on."""
-    computes = backbone.__dict__.get(PARALLEL_ATTRIBUTE) or backbone.__dict__.get(GRAPH_ATTRIBUTE)
-    return backbone(images) if computes is None else computes(backbone, images)  # type: ignore[no-any-return]
+    """Return features ``(batch, width)`` of normalised images, by several GPUs or a CUDA graph if these are switched
+    on.
+    """
+    accelerator = backbone.__dict__.get(PARALLEL_ATTRIBUTE) or backbone.__dict__.get(GRAPH_ATTRIBUTE)
+    return backbone(images) if accelerator is None else accelerator(backbone, images)  # type: ignore[no-any-return]

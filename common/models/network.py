@@ -44,21 +44,21 @@ from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import ImageTensors
 
 MemoryFormat = Literal["channels_last", "contiguous"]
-"""The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""
-_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
+"""The order of an image's numbers in memory: all channels of a pixel together, or all pixels of a channel together."""
+_LUMINANCE_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The last layer of a classifier as arrays; its rows are identified by class names.
+    """The last layer of a classifier as arrays; each row belongs to a class name.
 
     Attributes:
-        class_names: Unique, in the order of the rows.
+        class_names: Unique class names, in the order of the rows.
         weight: float32 ``(classes, features)``.
         bias: float32 ``(classes,)``.
 
     Raises:
-        ValueError: If names repeat or arrays have another type or shape.
+        ValueError: If names repeat, or arrays have another type or shape.
     """
 
     class_names: tuple[str, ...]
@@ -96,11 +96,16 @@ class Head:
 
 
 def draw_initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
-    """Return a new random head; each row depends only on the seed and its class name, so all sites draw the same.
+    """Return a new random head; each row depends only on the seed and its class name, so all sites draw the same row.
 
-    Values are uniform in +-1/sqrt(features), as in :class:`torch.nn.Linear`.
+    Values are uniform between -1/sqrt(features) and 1/sqrt(features), as in :class:`torch.nn.Linear`.
+
+    Args:
+        class_names: Class names of the rows.
+        features: Number of features of each row.
+        seed: Seed of the run.
     """
-    rows = np.empty((len(class_names), features + 1), np.float32)  # weights and, last, the bias of a class
+    rows = np.empty((len(class_names), features + 1), np.float32)  # each row: weights, then the bias
     for row, name in zip(rows, class_names, strict=True):
         digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
         unit = np.random.default_rng(int.from_bytes(digest)).random(features + 1, dtype=np.float32)
@@ -141,20 +146,20 @@ class Model(Protocol):
 
 
 class SplitNetwork(nn.Module):
-    """A classifier of backbone, neck and head: takes pixels 0..255, returns one logit for each class.
+    """A classifier of backbone, neck and head: maps pixels 0..255 to one logit for each class.
 
     Attributes:
         spec: The ``[model]`` table from which the network was built.
         class_names: Class names of the head's rows, in their order.
-        backbone: The part that turns images into feature vectors.
+        backbone: The layers that map images to feature vectors.
         neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone. After a frozen
             backbone the first layer of the neck standardises features.
         head: The last layer, one row for each class.
         frozen: Names of the tensors that are not trained, see :attr:`ModelSpec.train`.
-        initial_counters: Copies of the integer buffers of the new backbone and neck, by name. Training may change such
-            a buffer, for example the number of batches behind a running mean, but it is not averaged over sites.
-        warm_start: What the head takes from the model of a finished run; None if the network starts from none.
-        needs_contiguous: True if the network's code fails on maps whose channels lie last in memory.
+        initial_counters: Integer buffer -> copy of its value in the new backbone or neck. Training may change such a
+            buffer, for example the number of batches behind a running mean, but it is not averaged over sites.
+        needs_contiguous: True if the network's code fails on ``channels_last`` images.
+        warm_start: The head rows that come from the model of a finished run; None if the network starts from none.
     """
 
     pixel_mean: Tensor
@@ -182,16 +187,17 @@ class SplitNetwork(nn.Module):
         self.needs_contiguous = False
         self.warm_start: WarmStart | None = None
         normalisation = spec.normalisation
-        # Not persistent: they follow from the spec and are no part of a model's state.
+        # Not persistent, because they follow from the spec and do not belong to a model's state.
         sides = len(spec.sides)
         self.register_buffer("pixel_mean", _make_pixel_scale_tensor(normalisation.mean, sides), persistent=False)
         self.register_buffer("pixel_std", _make_pixel_scale_tensor(normalisation.std, sides), persistent=False)
 
     def with_head(self, class_names: Sequence[str], head: nn.Linear) -> "SplitNetwork":
-        """Return a network of the same backbone and neck, which are not copied, and another head.
+        """Return a network with another head and the same backbone and neck, which are not copied.
 
         Args:
             class_names: Class names of the head's rows, in their order.
+            head: The new head.
         """
         network = SplitNetwork(self.spec, class_names, backbone=self.backbone, neck=self.neck, head=head)
         network.initial_counters = self.initial_counters
@@ -199,10 +205,14 @@ class SplitNetwork(nn.Module):
         return network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``.
+        """Return the logits of images: ``(batch, classes)``, or in segmentation ``(batch, classes, *spatial)``.
 
-        They are ``(batch, classes)``; in segmentation ``(batch, classes, *spatial)``, of the images' own size. With
-        ``patch_size`` images of another size than a patch are computed by a sliding window.
+        The logits of a segmentation have the size of the images. With ``patch_size``, images of another size than a
+        patch are computed by a sliding window.
+
+        Args:
+            images: uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``, or volumes with a depth before the
+                height.
         """
         if not is_segmentation(self.spec.task):
             logits: Tensor = self.head(self.features(images))
@@ -236,31 +246,33 @@ class SplitNetwork(nn.Module):
 
 
 def apply_to_last_axis(layer: nn.Module, maps: Tensor) -> Tensor:
-    """Apply layers of feature vectors to each pixel of maps ``(batch, features, *spatial)``, as a 1x1 convolution."""
+    """Apply layers of feature vectors to each pixel of maps ``(batch, features, *spatial)``, like a 1x1 convolution."""
     vectors = maps.movedim(1, -1)  # (batch, *spatial, features)
     out: Tensor = layer(vectors.reshape(-1, vectors.shape[-1]))
     return out.reshape(*vectors.shape[:-1], -1).movedim(-1, 1)
 
 
 def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps ``(batch, rows, *spatial)`` in another size, interpolated linearly; the same maps if they have it."""
+    """Resize maps ``(batch, rows, *spatial)`` by linear interpolation; return the same tensor if the size is equal."""
     if tuple(maps.shape[2:]) == tuple(size):
         return maps
     return functional.interpolate(maps, tuple(size), mode="trilinear" if len(size) == 3 else "bilinear")
 
 
 def convert_pixels_for_backbone(images: Tensor, spec: ModelSpec) -> Tensor:
-    """Convert float pixels 0..255 to a backbone's channels and image size, without normalisation."""
+    """Convert float pixels 0..255 to a backbone's number of channels and image size, without normalisation."""
     return convert_pixels(images, spec.channels, spec.sides)
 
 
 def convert_pixels(images: Tensor, channels: int, sides: tuple[int, ...]) -> Tensor:
     """Convert float pixels 0..255 ``(batch, 1 or 3, height, width)`` to a number of channels and a size.
 
-    Volumes ``(batch, 1 or 3, depth, height, width)`` are resized without a filter against aliasing, which torch has for
-    pictures alone.
+    Volumes ``(batch, 1 or 3, depth, height, width)`` are resized without antialiasing, which torch supports for
+    pictures only.
 
     Args:
+        images: The pixels.
+        channels: 1 or 3.
         sides: Height and width; depth, height and width of volumes.
     """
     pixels = convert_channels(images, channels)
@@ -279,7 +291,7 @@ def convert_channels(images: Tensor, channels: int) -> Tensor:
     if images.shape[1] == channels:
         return images
     assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
-    weights = images.new_tensor(_LUMINANCE).reshape(1, 3, *[1] * (images.ndim - 2))
+    weights = images.new_tensor(_LUMINANCE_WEIGHTS).reshape(1, 3, *[1] * (images.ndim - 2))
     return (images * weights).sum(1, keepdim=True)
 
 
@@ -289,12 +301,12 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     Args:
         spec: The experiment's ``[model]`` table.
         class_names: Class names of the head's rows, at least one.
-        seed: Determines all random weights; a head row depends only on the seed and its own name, not on other classes.
+        seed: Determines all random weights; a head row depends only on the seed and its class name.
         base: Folder in which the relative path ``spec.weights`` starts.
 
     Raises:
-        BadInput: If the weights file is missing, has another hash or does not fit; or if ``model.train`` asks for
-            frozen layers and nothing would be frozen; or if the sliding window of a model of patches needs a package.
+        BadInput: If the weights file is missing, has another hash or does not fit; if ``model.train`` requires frozen
+            layers and none would be frozen; or if a package for the sliding window is not installed.
     """
     refuse_missing_sliding_window(spec)
     with torch.random.fork_rng(devices=[]):
@@ -309,7 +321,8 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
         if weights.has_group_norm:
             replace_with_group_norm(backbone)
         _copy_tensors(weights.backbone, backbone)
-    if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
+    # Frozen batch normalisation mixes no images, and must stay as it was published.
+    if spec.norm == "group" and not spec.norm_frozen:
         replace_with_group_norm(backbone)
     refuse_unfit_train_setting(_adapt_to_train_setting(backbone, spec), spec)
     rows = draw_initial_head(class_names, spec.neck or width, seed)
@@ -317,12 +330,12 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
     if weights is not None and warm_start is not None and not warm_start.reason:
         _copy_tensors(weights.select_neck_tensors(neck), neck)
         for name in warm_start.taken:
-            place = class_names.index(name)
-            rows.weight[place], rows.bias[place] = weights.select_head_row(name)
+            row = class_names.index(name)
+            rows.weight[row], rows.bias[row] = weights.select_head_row(name)
     head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     network = SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head)
     network.warm_start = warm_start
-    # Most convolutions and poolings read channels last faster, on a CPU too; torch has another such format for volumes.
+    # Most convolutions and poolings are faster with channels_last, on a CPU too. Volumes need another format of torch.
     network.needs_contiguous = spec.takes_volumes
     set_memory_format(network, "channels_last")
     if is_external_network(spec.architecture) and not _works_on_channels_last(network):
@@ -332,7 +345,7 @@ def build_network(spec: ModelSpec, class_names: Sequence[str], seed: int, base: 
 
 
 def _copy_tensors(tensors: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Overwrite these tensors of a module in place."""
+    """Overwrite tensors of a module in place, by their names in its state dict."""
     state = module.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -349,7 +362,7 @@ def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> Spl
 
 
 def _works_on_channels_last(network: SplitNetwork) -> bool:
-    """Return False if the network's code calls ``view`` on maps whose channels lie last, for which torch raises.
+    """Return False if the network's code calls ``view`` on ``channels_last`` maps, for which torch raises an error.
 
     Many networks flatten their maps by ``x.view(len(x), -1)``, which needs contiguous maps. Other errors are reported
     elsewhere.
@@ -360,7 +373,7 @@ def _works_on_channels_last(network: SplitNetwork) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             network.eval().features(images)
-    except Exception as error:  # somebody else's code: it may raise anything
+    except Exception as error:  # code of another package may raise anything
         return "view size is not compatible" not in str(error)
     finally:
         network.train(was_training)
@@ -387,9 +400,9 @@ def find_network_build_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def build_meta_lora_backbone(spec: ModelSpec) -> nn.Module:
-    """Build a backbone without memory for its values, with low-rank (LoRA) factors if ``model.train`` asks for them.
+    """Build a backbone on torch's meta device, with low-rank (LoRA) factors if ``model.train`` asks for them.
 
-    The tensors are on torch's meta device, see :func:`build_meta_backbone`.
+    Its tensors have no memory for values, see :func:`build_meta_backbone`.
 
     Raises:
         BadInput: If the network cannot be built, or has no layer for the low-rank factors.
@@ -411,8 +424,8 @@ def _adapt_to_train_setting(backbone: nn.Module, spec: ModelSpec) -> nn.Module:
 def unfreeze_network(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; layers frozen by ``model.train`` stay frozen.
 
-    Counters restart, so that a running mean over all batches is one over later batches only, and does not depend on the
-    sites that the process trained before.
+    Counters restart. Otherwise a running mean over all batches would depend on the sites that the process trained
+    before.
     """
     require_gradients(network)
     set_training_flag(network, training=True)
@@ -457,7 +470,7 @@ def freeze_batch_norm(network: SplitNetwork) -> None:
 
 
 def set_train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
-    """Switch a network to training mode, except for its frozen layers; replaces ``network.train()``.
+    """Switch a network to training mode, except for its frozen layers; use this instead of ``network.train()``.
 
     Only ``model.train`` and the two flags decide which backbone layers are trained; earlier calls of freezing functions
     have no effect. Neck and head keep their ``requires_grad``.
@@ -475,7 +488,8 @@ def set_train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, fr
 def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     """Return a dense layer with this weight ``(rows, features)`` and bias ``(rows,)``; no random numbers are drawn."""
     rows, features = weight.shape
-    head = nn.Linear(features, rows, device="meta")  # draws no random numbers there; its to_empty would import sympy
+    # A layer on the meta device draws no random numbers. Set its tensors, because its to_empty would import sympy.
+    head = nn.Linear(features, rows, device="meta")
     head.weight = nn.Parameter(weight)
     head.bias = nn.Parameter(bias)
     return head
@@ -487,17 +501,17 @@ def _make_pixel_scale_tensor(values: Sequence[float], sides: int) -> Tensor:
 
 # ---------------------------------------------------------------------- outputs
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH_SIZE = 256
 Precision = Literal["auto", "float32", "bf16", "fp16", "fastest"]
 HALF_PRECISION_DEVICES = ("cuda",)
-"""Kinds of device that support bfloat16 and float16."""
-BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
-"""CPUs with one of these have instructions that multiply bfloat16; others emulate it."""
-CPU_FACTS = Path("/proc/cpuinfo")
+"""Device types that support bfloat16 and float16."""
+BF16_CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+"""Flags of CPUs with instructions for bfloat16 products; CPUs without any of them emulate bfloat16."""
+CPU_INFO_FILE = Path("/proc/cpuinfo")
 
 
 def select_head_row_labels(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
-    """Return labels ``(n, rows)``, float32, in the order of ``class_names``; NaN for classes without a label column."""
+    """Return labels ``(n, rows)``, float32, with a column per class name; NaN for classes without a label column."""
     matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
     columns = {name: column for column, name in enumerate(images.class_names)}
     for row, name in enumerate(class_names):
@@ -526,7 +540,7 @@ def _apply_network_in_batches(
 ) -> Tensor:
     set_training_flag(cast(nn.Module, network), training=False)
     parts = []
-    size = EVALUATION_BATCH
+    size = EVALUATION_BATCH_SIZE
     for batch in images.iterate_batches(size) if isinstance(images, ImageTensors) else torch.split(images, size):
         with autocast(batch.device, precision):
             parts.append(apply_doubling_single_image(function, batch.float()).float())
@@ -534,7 +548,9 @@ def _apply_network_in_batches(
 
 
 def apply_doubling_single_image(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a network to a batch; a batch of one image is doubled for the call, because some layers fail on it."""
+    """Apply a network to a batch; a batch of one image is doubled for the call, because some layers fail on
+    one image.
+    """
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
@@ -550,7 +566,10 @@ def logits_to_probabilities(logits: Tensor, task: Task) -> Tensor:
 
 
 def decide_class_areas(logits: Tensor, task: Task) -> Tensor:
-    """Return where each class is, bool ``(n, rows, *spatial)``: its probability is above 0.5, or the highest of all."""
+    """Return a mask of each class, bool ``(n, rows, *spatial)``: probability above 0.5, or the highest of all classes.
+
+    In exclusive segmentation the highest probability counts; the background is one of the classes.
+    """
     if task == "exclusive_segmentation":
         highest = logits.max(dim=1, keepdim=True)
         rows = torch.arange(logits.shape[1], device=logits.device).reshape(1, -1, *[1] * (logits.ndim - 2))
@@ -574,7 +593,7 @@ def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractC
 
 
 def resolve_precision(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
-    """Return the number format that the setting ``training.precision`` means on a device.
+    """Return the number format that the setting ``training.precision`` stands for on a device.
 
     ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that all CPUs give equal results. ``bf16`` is float32 on a
     CPU without bfloat16 instructions, and ``fp16`` is float32 on any CPU. ``fastest`` is treated as ``auto``, unless
@@ -592,11 +611,11 @@ def cpu_supports_bf16() -> bool:
 
 @lru_cache(maxsize=1)
 def read_cpu_info() -> tuple[str, frozenset[str]]:
-    """Return the CPU's model name and those of :data:`BF16_FLAGS` that it has; both empty if unknown."""
+    """Return the CPU's model name, and its flags among :data:`BF16_CPU_FLAGS`; both empty if unknown."""
     try:
-        lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = CPU_INFO_FILE.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return "", frozenset()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return name, BF16_FLAGS.intersection(flags)
+    return name, BF16_CPU_FLAGS.intersection(flags)

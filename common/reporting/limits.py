@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES
+from polyclinic.common.metrics.auroc import MIN_POSITIVES
 from polyclinic.common.system.plain_text import format_count_with_noun
 
 UNKNOWN_PATIENTS = (
@@ -18,6 +18,6 @@ def warn_about_few_images(name: str, positives: int, negatives: int, images: str
         images: Singular noun phrase for the kind of image, such as ``"test image"``.
     """
     least = min(positives, negatives)
-    if least < FEWEST_POSITIVES:
+    if least < MIN_POSITIVES:
         kind = "positive" if positives == least else "negative"
         yield f"The figures for “{name}” rest on {format_count_with_noun(least, f'{kind} {images}')}."

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from polyclinic.common.errors import (
-    PICTURE,
-    SAVE_AS_UTF8,
+    PICTURE_PROBLEM,
+    UTF8_REMEDY,
     BadInput,
     Fault,
     describe_non_utf8_file,
@@ -89,7 +89,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return parse_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:
         problem = describe_non_utf8_file(content, content.count(b"\n", 0, error.start) + 1)
-        remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
+        remedy = "Name a TOML file." if problem == PICTURE_PROBLEM else UTF8_REMEDY
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
         # A remedy by the line where the parser stopped, else by the parser's message.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.metrics.auroc import LARGEST_METRIC
+from polyclinic.common.metrics.auroc import MAX_METRIC_MAGNITUDE
 from polyclinic.common.plugins import MOST_METRICS
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
@@ -152,7 +152,8 @@ SiteNames = Annotated[tuple[str, ...], ListBound(MOST_SITES, NAME)]
 RoundNumber = Annotated[int, ROUND]
 Count = Annotated[int, COUNT]
 Figures = Annotated[
-    tuple[float, ...], ListBound(MOST_CLASSES * MOST_METRICS, NumberRangeBound(-LARGEST_METRIC, LARGEST_METRIC))
+    tuple[float, ...],
+    ListBound(MOST_CLASSES * MOST_METRICS, NumberRangeBound(-MAX_METRIC_MAGNITUDE, MAX_METRIC_MAGNITUDE)),
 ]
 MetricNames = Annotated[tuple[str, ...], ListBound(MOST_METRICS, NAME)]
 Counts = Annotated[tuple[int, ...], ListBound(MOST_CLASSES, COUNT_OR_UNKNOWN)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from polyclinic.common.counts import ALL, LONGEST_QUESTION, MENU, STATES
+from polyclinic.common.counts import ALL, MAX_QUESTION_CHARACTERS, STATES, TABLE_MENU
 from polyclinic.common.errors import WireError
 from polyclinic.common.wire.bounds import (
     COUNT,
@@ -27,7 +27,7 @@ MOST_NOISE = 1e6
 COUNT_ROUND = 1
 """Number of the masked sum of a question."""
 
-TableNames = Annotated[tuple[str, ...], ListBound(len(MENU), NAME)]
+TableNames = Annotated[tuple[str, ...], ListBound(len(TABLE_MENU), NAME)]
 CellTexts = Annotated[tuple[str, ...], ListBound(MOST_CELLS, PlainLineBound(2_000))]
 CellCounts = Annotated[tuple[int, ...], ListBound(MOST_CELLS, COUNT)]
 NoisyCounts = Annotated[tuple[int, ...], ListBound(MOST_CELLS, NumberRangeBound(-MOST_IMAGES, MOST_IMAGES))]
@@ -42,7 +42,7 @@ class CountRequest:
     """
 
     run: RunNameText
-    question: Annotated[str, LongTextBound(LONGEST_QUESTION)]
+    question: Annotated[str, LongTextBound(MAX_QUESTION_CHARACTERS)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class CountReply:
     patients: NoisyCounts = ()
     images: CellCounts = ()
     noise: Annotated[float, NumberRangeBound(0.0, MOST_NOISE)] = 0.0
-    masked_rows: Annotated[tuple[str, ...], ListBound(MOST_CLASSES * len(MENU), PlainLineBound(2_000))] = ()
+    masked_rows: Annotated[tuple[str, ...], ListBound(MOST_CLASSES * len(TABLE_MENU), PlainLineBound(2_000))] = ()
 
     def __post_init__(self) -> None:
         columns = (self.tables, self.classes, self.states, self.values, self.patients)
@@ -96,7 +96,7 @@ class CountReply:
             raise WireError("each count must have a table, a class, a state, a value and a number.")
         if len(self.cells) < len(self.tables):
             raise WireError("each count must be stated once.")
-        if not set(self.tables) <= set(self.allowed) or not set(self.allowed) <= MENU.keys():
+        if not set(self.tables) <= set(self.allowed) or not set(self.allowed) <= TABLE_MENU.keys():
             raise WireError("counts must be of tables that the answer covers.")
         if not set(self.states) <= {ALL, *STATES} or not set(self.classes) <= {"", *self.class_names}:
             raise WireError("counts must be of the classes that the answer names.")

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Annotated
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.metrics.score_histograms import BINS, ScoreCounts, ScoreHistogram, make_empty_score_counts
+from polyclinic.common.metrics.score_histograms import SCORE_BINS, ScoreCounts, ScoreHistogram, make_empty_score_counts
 from polyclinic.common.wire.bounds import (
     COUNT,
     MOST_IMAGES,
@@ -190,13 +190,15 @@ class ScoringReply:
         if not {*self.classes, *self.pair_classes} <= set(self.class_names) - set(self.hidden):
             raise WireError("figures must be of classes that the site annotates and does not hide.")
         for counts in (self.positive_scores, self.negative_scores):
-            if len(counts) not in (0, BINS * rows):
-                raise WireError(f"scores must be {BINS} counts for each row.")
+            if len(counts) not in (0, SCORE_BINS * rows):
+                raise WireError(f"scores must be {SCORE_BINS} counts for each row.")
         lengths = len(self.positive_scores), len(self.negative_scores), len(self.score_sums)
-        if lengths[0] != lengths[1] or lengths[0] * CALIBRATION_BINS != lengths[2] * BINS:
+        if lengths[0] != lengths[1] or lengths[0] * CALIBRATION_BINS != lengths[2] * SCORE_BINS:
             raise WireError("each row must have its scores and their sums.")
         if self.has_histograms:
-            by_row = (counts.reshape(rows, BINS).sum(axis=1) for counts in (self.positive_scores, self.negative_scores))
+            by_row = (
+                counts.reshape(rows, SCORE_BINS).sum(axis=1) for counts in (self.positive_scores, self.negative_scores)
+            )
             if any(sums.tolist() != list(own) for sums, own in zip(by_row, self._counts, strict=True)):
                 raise WireError("the scores of a row must be of its images.")
         self._check_points()
@@ -220,7 +222,7 @@ class ScoringReply:
         """Row -> histogram of its scores; empty if the site does not send histograms."""
         if not self.has_histograms:
             return {}
-        both = (counts.reshape(-1, BINS) for counts in (self.positive_scores, self.negative_scores))
+        both = (counts.reshape(-1, SCORE_BINS) for counts in (self.positive_scores, self.negative_scores))
         return dict(enumerate(map(ScoreHistogram, *both)))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import WireError, quote_names
-from polyclinic.common.metrics.benefit import MODELS
+from polyclinic.common.metrics.benefit import COMPARED_SITE_MODELS
 from polyclinic.common.metrics.score_histograms import (
     ScoreCounts,
     ScoreHistogram,
@@ -556,7 +556,9 @@ class EvaluateReply:
 # ---------------------------------------------------------------------- comparison with training alone
 
 
-Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), NumberRangeBound(-1.0 - 1e-9, 1.0 + 1e-9))]
+Differences = Annotated[
+    tuple[float, ...], ListBound(len(COMPARED_SITE_MODELS), NumberRangeBound(-1.0 - 1e-9, 1.0 + 1e-9))
+]
 """Differences of two mean AUROCs."""
 
 
@@ -575,8 +577,8 @@ class BenefitRequest(Request):
 
 @dataclass(frozen=True)
 class BenefitReply:
-    """Answer to a :class:`BenefitRequest`: metrics of the models in :data:`polyclinic.common.metrics.benefit.MODELS`,
-    in order.
+    """Answer to a :class:`BenefitRequest`: metrics of the four compared models, in the order of
+    :data:`polyclinic.common.metrics.benefit.COMPARED_SITE_MODELS`.
 
     Attributes:
         class_names: The classes on which four models were compared (trained here alone, federated, federated and
@@ -596,7 +598,7 @@ class BenefitReply:
     round: RoundNumber
     site: Text
     class_names: ClassNames = ()
-    auroc: Annotated[tuple[float, ...], ListBound(len(MODELS) * MOST_CLASSES, SHARE)] = ()
+    auroc: Annotated[tuple[float, ...], ListBound(len(COMPARED_SITE_MODELS) * MOST_CLASSES, SHARE)] = ()
     mean: Shares = ()
     mean_low: Shares = ()
     mean_high: Shares = ()
@@ -607,7 +609,7 @@ class BenefitReply:
 
     def __post_init__(self) -> None:
         names = self.class_names
-        models = len(MODELS) if self.class_names else 0
+        models = len(COMPARED_SITE_MODELS) if self.class_names else 0
         if len(set(names)) < len(names) or len(self.auroc) != models * len(names):
             raise WireError("each class must be compared once, and have one AUROC a model.")
         means = (self.mean, self.mean_low, self.mean_high)

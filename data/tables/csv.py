@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import (
-    PICTURE,
-    SAVE_AS_UTF8,
+    PICTURE_PROBLEM,
+    UTF8_REMEDY,
     BadInput,
     Fault,
     describe_non_utf8_file,
@@ -218,7 +218,7 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB, *, has_
             return columns
         except UnicodeDecodeError:
             problem = _describe_non_text_file(path)
-        remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
+        remedy = "Name a csv file." if problem == PICTURE_PROBLEM else f"{UTF8_REMEDY} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
     except PermissionError:
         remedy = "Give the account that runs this program the right to read it."

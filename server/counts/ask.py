@@ -1,6 +1,6 @@
 """Ask hospitals to count: one question, and a masked sum of those that disclose only sums."""
 
-from polyclinic.common.counts import MASKED_ROW_NUMBERS, CountQuestion
+from polyclinic.common.counts import MASKED_ROW_LENGTH, CountQuestion
 from polyclinic.common.system.plain_text import format_utc_now
 from polyclinic.common.wire.counts import COUNT_ROUND, CountReply, CountRequest
 from polyclinic.common.wire.fleet_protocol import COUNT
@@ -38,7 +38,7 @@ def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[C
     if not rows:
         return MaskedSum()
     names = tuple(sorted({row for of_site in rows.values() for row in of_site}))
-    layout = UpdateVectorLayout(trunk=0, norm=0, features=MASKED_ROW_NUMBERS - 1)
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=MASKED_ROW_LENGTH - 1)
     queries = MaskedQuestionQueries(exchange, run, answers.nodes, {})
     try:
         request = MaskedSumRequest(run, COUNT_ROUND, rows, names, layout, float(ONE))
@@ -46,6 +46,6 @@ def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[C
     except MaskingFailed as error:
         reasons = "; ".join(f"{site}: {why}" for site, why in sorted(queries.absent.items()))
         return MaskedSum(fault=f"{error} {reasons}".strip())
-    numbers = unmasked.vector.reshape(len(names), MASKED_ROW_NUMBERS).astype(int)
+    numbers = unmasked.vector.reshape(len(names), MASKED_ROW_LENGTH).astype(int)
     sums = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
     return read_masked_rows(sums, unmasked.rows, unmasked.survivors)

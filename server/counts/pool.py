@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from polyclinic.common.counts import (
-    CLASS,
-    COMBINATIONS,
+    CLASS_TABLE,
+    COMBINATION_SEPARATOR,
+    COMBINATIONS_TABLE,
     COUNT_TABLES,
     FIXED_VALUES,
     NO_CLASS,
     PRESENT,
     STATES,
-    TOGETHER,
     CountQuestion,
     count_numbers_of_value,
     get_attribute,
@@ -130,9 +130,11 @@ class SiteCounts:
         for (table, word, state, value), place in reply.cells.items():
             images = reply.images[place] if reply.images else None
             count = Count(reply.patients[place], images, deviation=reply.noise)
-            if table == COMBINATIONS:
-                classes = set(value.split(TOGETHER)) - {NO_CLASS}
-                value = TOGETHER.join(sorted({study_names.get(name, name) for name in classes})) or NO_CLASS
+            if table == COMBINATIONS_TABLE:
+                classes = set(value.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
+                value = (
+                    COMBINATION_SEPARATOR.join(sorted({study_names.get(name, name) for name in classes})) or NO_CLASS
+                )
             name = study_names.get(word, word)
             if word and len(self.words[name]) > 1:
                 continue
@@ -144,7 +146,7 @@ class SiteCounts:
     def totals(self) -> tuple[int, int] | None:
         """The numbers of all patients and images, if the states of a class say them."""
         for name in self.words:
-            parts = [self.cells.get((CLASS, name, state, "")) for state in STATES]
+            parts = [self.cells.get((CLASS_TABLE, name, state, "")) for state in STATES]
             if all(part is not None and part.patients is not None and part.images is not None for part in parts):
                 patients = sum(part.patients or 0 for part in parts if part)
                 return patients, sum(part.images or 0 for part in parts if part)
@@ -167,9 +169,9 @@ class SiteCounts:
         line = [count for (of, by, at, _), count in self.cells.items() if (of, by, at) == (table, name, state)]
         total: tuple[int | None, int | None] | None = self.totals
         if name:
-            whole = self.cells.get((CLASS, name, state, ""))
+            whole = self.cells.get((CLASS_TABLE, name, state, ""))
             total = (whole.patients, whole.images) if whole else None
-        if total is None or self.reply.noise or table == CLASS:
+        if total is None or self.reply.noise or table == CLASS_TABLE:
             return False
         patients = sum(count.patients or 0 for count in line)
         images = sum(count.images or 0 for count in line)
@@ -223,7 +225,7 @@ class CountResult:
 
     def list_values(self, table: str) -> tuple[str, ...]:
         """Return the values of a table for which a hospital discloses a count: fixed values first, others sorted."""
-        if table == CLASS:
+        if table == CLASS_TABLE:
             return ("",)
         disclosed = {key[3] for key in self._disclosed_keys if key[0] == table}
         fixed = FIXED_VALUES.get(get_attribute(table), ())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.common.metrics.benefit import MODELS, WORDS, FederationBenefit
+from polyclinic.common.metrics.benefit import COMPARED_SITE_MODELS, MODEL_LABELS, FederationBenefit
 from polyclinic.common.system.plain_text import format_rounds_in_words
 from polyclinic.server.reporting import run_claims
 from polyclinic.server.reporting.page import write_template_page
@@ -82,7 +82,10 @@ def make_class_rows(run: RunFolderContent, site: str, benefit: FederationBenefit
     positives = {name: metrics.positives for name, metrics in tested.items()}
     if benefit is not None:
         names = benefit.compared_classes
-        return [ClassRow(n, tuple(benefit.auroc[model][n] for model in MODELS), positives.get(n)) for n in names]
+        return [
+            ClassRow(n, tuple(benefit.auroc[model][n] for model in COMPARED_SITE_MODELS), positives.get(n))
+            for n in names
+        ]
     rows = (ClassRow(name, (metrics.auroc,), metrics.positives) for name, metrics in tested.items())
     return [row for row in rows if row.aurocs != (None,)]
 
@@ -117,7 +120,7 @@ def write_own_report(
         time=time[:16].replace("T", " "),
         comparison=choice.sentence if choice else NO_COMPARISON,
         benefit=benefit,
-        models=[WORDS[model] for model in MODELS] if benefit else [WORDS["federated"]],
+        models=[MODEL_LABELS[model] for model in COMPARED_SITE_MODELS] if benefit else [MODEL_LABELS["federated"]],
         rows=make_class_rows(run, site, benefit),
         mean=summary.per_site[site].mean_auroc if site in summary.per_site else None,
         at_home=f"{EVALUATE_NOTE} {COMPARED_AT_HOME}" if choice else EVALUATE_NOTE,

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from polyclinic.common.config import ExperimentFile, make_hospital_plan
 from polyclinic.common.contract import CONTRACT_RUN
-from polyclinic.common.contract_points import POINTS, WIDTH, ContractPoint
+from polyclinic.common.contract_points import POINT_NAMES, TABLE_WIDTH, ContractPoint
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.state import build_initial_frozen_part
 from polyclinic.common.system.terminal import fold_long_words
@@ -96,14 +96,14 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
 
 def format_contract(contract: FederationContract) -> RenderableType:
     """Format the contract for the terminal: a row for each hospital, then each difference with the line to write."""
-    table = fold_long_words(Table("site", *POINTS, width=WIDTH))
+    table = fold_long_words(Table("site", *POINT_NAMES, width=TABLE_WIDTH))
     details = list[Text]()
     for site, points in contract.compared.points.items():
         table.add_row(Text(site), *map(_format_cell, points))
         for point in points:
             details += [Text(f"{site}, {point.name}: {fault}") for fault in point.faults]
     for site, reason in contract.silent.items():
-        table.add_row(Text(site), Text("–" if reason != NOT_CONNECTED else reason), *(["–"] * (len(POINTS) - 1)))
+        table.add_row(Text(site), Text("–" if reason != NOT_CONNECTED else reason), *(["–"] * (len(POINT_NAMES) - 1)))
         details += [Text(f"{site}: {reason}")] if reason != NOT_CONNECTED else []
     if contract.compared.question:
         details.append(Text(contract.compared.question))

@@ -13,7 +13,7 @@ from polyclinic.common.evaluation.question import (
     SentFile,
     SentModel,
 )
-from polyclinic.common.evaluation.thresholds import SUMMARY, make_summary_of_thresholds
+from polyclinic.common.evaluation.thresholds import SUMMARY_FILE, make_summary_of_thresholds
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
@@ -68,4 +68,4 @@ def _read_files(file: ModelFile) -> Iterator[tuple[str, bytes]]:
         return
     yield DESCRIPTION, (file.path / DESCRIPTION).read_bytes()
     yield TENSORS, (file.path / TENSORS).read_bytes()
-    yield SUMMARY, make_summary_of_thresholds(file.path)
+    yield SUMMARY_FILE, make_summary_of_thresholds(file.path)

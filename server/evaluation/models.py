@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
-from polyclinic.common.evaluation.foreign import WHY_TRUST, ModelFile, ModelFormat, find_model_file
-from polyclinic.common.evaluation.question import GROUP_COLUMNS, MOST_MODELS, GroupColumn
+from polyclinic.common.evaluation.foreign import TORCH_EXPORT_RISK, ModelFile, ModelFormat, find_model_file
+from polyclinic.common.evaluation.question import GROUP_COLUMNS, MAX_MODELS, GroupColumn
 from polyclinic.common.system.toml import read_toml
 
 
@@ -28,8 +28,8 @@ def find_models_to_send(paths: Sequence[Path]) -> list[ModelFile]:
     Raises:
         BadInput: With every fault.
     """
-    if len(paths) > MOST_MODELS:
-        raise BadInput([Fault("MODEL...", f"are {len(paths)}; {MOST_MODELS} is the most of one question.")])
+    if len(paths) > MAX_MODELS:
+        raise BadInput([Fault("MODEL...", f"are {len(paths)}; {MAX_MODELS} is the most of one question.")])
     pickled = [path for path in paths if _is_torch_export(path)]
     raise_faults([_make_pickle_fault(path) for path in pickled])
     return [find_model_file(path, frozenset()) for path in paths]
@@ -42,7 +42,7 @@ def _is_torch_export(path: Path) -> bool:
 
 
 def _make_pickle_fault(path: Path) -> Fault:
-    problem = f"is not sent to hospitals: {WHY_TRUST}."
+    problem = f"is not sent to hospitals: {TORCH_EXPORT_RISK}."
     remedy = "Send the model as .onnx or .safetensors, which hold no program. Or each hospital that trusts its author "
     remedy += "evaluates it at home: flwr-client evaluate DIR MODEL.toml --trust FILE"
     return Fault(str(path), problem, remedy)

@@ -20,9 +20,9 @@ from polyclinic.common.evaluation.evaluation import (
     warn_about_origin,
 )
 from polyclinic.common.evaluation.figures import (
-    BY_PATIENT,
+    ALL_DATA,
     DELONG,
-    TOGETHER,
+    PATIENT_BOOTSTRAP,
     ClassFigures,
     Coverage,
     DecisionsAtThreshold,
@@ -233,7 +233,7 @@ def _pool_rows(by_site: Mapping[str, Mapping[RowKey, RowOfSite]]) -> Iterator[Fi
                 model, class_name, _, _ = key
                 parts = [rows[key] for rows in by_site.values() if key in rows and rows[key].histogram is not None]
                 if parts:
-                    yield FigureRow(TOGETHER, model, class_name, _pool_figures(key, parts), column, group)
+                    yield FigureRow(ALL_DATA, model, class_name, _pool_figures(key, parts), column, group)
 
 
 def _pool_figures(key: RowKey, parts: Sequence[RowOfSite]) -> ClassFigures:
@@ -306,7 +306,7 @@ def _read_comparisons(site: str, reply: ScoringReply) -> Iterator[ModelCompariso
         interval = (reply.difference_lows[place], reply.difference_highs[place])
         error = _read_number(reply.standard_errors[place])
         p_value = compute_two_sided_p_value(difference / error) if error else None
-        test = DELONG if reply.pair_tests[place] == DELONG else BY_PATIENT
+        test = DELONG if reply.pair_tests[place] == DELONG else PATIENT_BOOTSTRAP
         yield ModelComparison(
             site,
             name,
@@ -315,7 +315,7 @@ def _read_comparisons(site: str, reply: ScoringReply) -> Iterator[ModelCompariso
             images.get(name, 0),
             EstimateWithInterval(difference, interval),
             delong_p=p_value if test == DELONG else None,
-            patient_p=p_value if test == BY_PATIENT else None,
+            patient_p=p_value if test == PATIENT_BOOTSTRAP else None,
             p_value=p_value,
             test=test,
             standard_error=error,
@@ -336,7 +336,7 @@ def _pool_comparisons(comparisons: Sequence[ModelComparison]) -> Iterator[ModelC
         interval = difference - NORMAL_95 * error, difference + NORMAL_95 * error
         p_value = compute_two_sided_p_value(difference / error)
         yield ModelComparison(
-            TOGETHER,
+            ALL_DATA,
             name,
             first,
             second,

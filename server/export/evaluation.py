@@ -18,7 +18,7 @@ from polyclinic.common.class_columns import (
 )
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.metrics.auroc import (
-    FEWEST_POSITIVES,
+    MIN_POSITIVES,
     ClassMetrics,
     compute_mean_and_sd,
     compute_metrics_per_class,
@@ -104,7 +104,7 @@ class SavedModelEvaluation:
         return tuple(
             name
             for name, result in self.results.items()
-            if result.auroc is not None and (result.positives or 0) >= FEWEST_POSITIVES
+            if result.auroc is not None and (result.positives or 0) >= MIN_POSITIVES
         )
 
     @property
@@ -353,7 +353,7 @@ def describe_evaluation_result(evaluation: SavedModelEvaluation) -> str:
     every = format_count_with_noun(len(evaluation.results), "class", "classes")
     if not tested:
         return f"None of {every} has an AUROC on {over}."
-    rule = f"a mean counts the classes that {FEWEST_POSITIVES} images or more show"
+    rule = f"a mean counts the classes that {MIN_POSITIVES} images or more show"
     if evaluation.mean_auroc is None:
         return f"No mean AUROC can be given on {over}: {rule}."
     averaged = len(evaluation.averaged_classes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
-from polyclinic.common.metrics.benefit import COMPARED_MODELS, MODELS, FederationBenefit
+from polyclinic.common.metrics.benefit import COMPARED_SITE_MODELS, CONTENDER_MODELS, FederationBenefit
 from polyclinic.common.metrics.bootstrap import EstimateWithInterval
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.timers import ALONE_TIMES
@@ -83,10 +83,10 @@ def federation_benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:
         return None
-    means = zip(MODELS, reply.mean, reply.mean_low, reply.mean_high, strict=True)
-    gains = zip(COMPARED_MODELS, reply.gain, reply.gain_low, reply.gain_high, strict=True)
+    means = zip(COMPARED_SITE_MODELS, reply.mean, reply.mean_low, reply.mean_high, strict=True)
+    gains = zip(CONTENDER_MODELS, reply.gain, reply.gain_low, reply.gain_high, strict=True)
     benefit = FederationBenefit(
-        {model: {name: next(aurocs) for name in names} for model in MODELS},
+        {model: {name: next(aurocs) for name in names} for model in COMPARED_SITE_MODELS},
         {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in means},
         {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in gains},
         "patients" if reply.over_patients else "images",

@@ -13,8 +13,8 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelContract
 from polyclinic.common.metrics.auroc import (
     FIGURES,
-    GLOBAL_MODEL,
-    SUMS,
+    GLOBAL_MODEL_NOTE,
+    SUMMED_HISTOGRAMS_NOTE,
     ClassMetrics,
     FinalTestSummary,
     average_metrics_over_models,
@@ -30,7 +30,7 @@ from polyclinic.common.metrics.calibration import (
     compute_score_quality,
     count_decisions_at_points,
 )
-from polyclinic.common.metrics.measured import LARGEST_ERROR, ValueWithError
+from polyclinic.common.metrics.measured import MAX_METRIC_ERROR, ValueWithError
 from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
 from polyclinic.common.metrics.pooled import (
     PooledClassMetrics,
@@ -315,7 +315,9 @@ def _add_histogram_metrics(
             return test
         if test.note == MEAN_OVER_SITES_NOTE:
             of_classes = {name: make_metrics_of_overlap(pooled.per_class.get(name)) for name in contract.class_names}
-            test = summarise_test_results(of_classes, *groups, SUMS if masked_sums else MEAN_OVER_PATIENTS_NOTE)
+            test = summarise_test_results(
+                of_classes, *groups, SUMMED_HISTOGRAMS_NOTE if masked_sums else MEAN_OVER_PATIENTS_NOTE
+            )
         return replace(test, segmentation=pooled)
     chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
@@ -327,7 +329,7 @@ def _add_histogram_metrics(
         test = summarise_test_results(
             {name: compute_class_metrics_from_sums(of_all.per_class.get(name)) for name in contract.class_names},
             *groups,
-            SUMS,
+            SUMMED_HISTOGRAMS_NOTE,
         )
     return replace(test, pooled=of_all, operating_points=points)
 
@@ -369,7 +371,7 @@ def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> Clas
     balanced = None if of_class.balanced_accuracy is None else ValueWithError(of_class.balanced_accuracy)
     figures = dict(zip(FIGURES, (of_class.auroc, of_class.average_precision, balanced), strict=True))
     auroc, precision, accuracy = (
-        figure.value if figure and figure.error <= LARGEST_ERROR else None for figure in figures.values()
+        figure.value if figure and figure.error <= MAX_METRIC_ERROR else None for figure in figures.values()
     )
     return ClassMetrics(
         auroc,
@@ -407,7 +409,7 @@ def _test_global_model(
     resampled: Literal["patients", "images"] = "patients" if are_all_patients_known(patients) else "images"
     spread = {name: compute_score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
-        summarise_test_results(compute_metrics_per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
+        summarise_test_results(compute_metrics_per_class(scores, labels, names, more), *groups, GLOBAL_MODEL_NOTE),
         multi_class=compute_multi_class_metrics(scores, labels) if task == "multi_class" else None,
         intervals=replace(bootstrap_auroc_intervals(scores, labels, patients, names, generator), over=resampled),
         quality=compute_score_quality(scores, labels, names, task),
@@ -436,7 +438,7 @@ def _test_segmentation_model(
         over="patients" if are_all_patients_known(images.patients) else "images",
         unit="pixels" if masks.spacing is None else "mm",
     )
-    test = replace(summarise_test_results(per_class, *groups, GLOBAL_MODEL), segmentation=summary)
+    test = replace(summarise_test_results(per_class, *groups, GLOBAL_MODEL_NOTE), segmentation=summary)
     return test, {name: make_patient_histogram(of_class) for name, of_class in figures.items()}
 
 
@@ -454,7 +456,7 @@ def _estimate_site_sample_intervals(
         note: How the test results were computed. If they are not means over sites, the result has no intervals.
     """
     drawn, every = frozenset(sites), len(contract.sites)
-    if note in (GLOBAL_MODEL, SUMS):
+    if note in (GLOBAL_MODEL_NOTE, SUMMED_HISTOGRAMS_NOTE):
         return SiteSampleIntervals(len(drawn), every)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
     for site, results in metrics_of_site.items():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, ClassMetrics
+from polyclinic.common.metrics.auroc import MIN_POSITIVES, ClassMetrics
 from polyclinic.common.metrics.calibration import ThresholdDecisions
 from polyclinic.server.runs.reader import RunSummary
 
@@ -56,12 +56,12 @@ def tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
         for name in names
     }
     shown = [cell for cells in rows.values() for cell in cells if cell is not None]
-    has_few = any(cell.positives is not None and cell.positives < FEWEST_POSITIVES for cell in shown)
+    has_few = any(cell.positives is not None and cell.positives < MIN_POSITIVES for cell in shown)
     return HospitalFigures(
         sites,
         rows,
         {name: of_sites for name, of_sites in decisions.items() if of_sites},
-        FEWEST_POSITIVES if has_few else 0,
+        MIN_POSITIVES if has_few else 0,
         len(tested) - len(sites),
     )
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.common.counts import ABSENT, ALL, MENU, PRESENT, UNKNOWN, list_states
+from polyclinic.common.counts import ABSENT, ALL, PRESENT, TABLE_MENU, UNKNOWN, list_states
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.system.files import (
     find_output_folder_faults,
@@ -64,7 +64,7 @@ def format_count_result(result: CountResult) -> RenderableType:
     if result.masked.fault:
         pieces.append(Text(f"no sum under masks: {result.masked.fault}"))
     for table in result.tables:
-        pieces += [Text(f"\n{MENU[table]}"), *_make_terminal_tables(result, table)]
+        pieces += [Text(f"\n{TABLE_MENU[table]}"), *_make_terminal_tables(result, table)]
     if result.tables:
         pieces.append(Text(NOTE, style="dim"))
     return Group(*pieces)
@@ -207,7 +207,7 @@ def write_count_files(result: CountResult, out: Path) -> list[Path]:
         write_atomically(out / "counts.json", text.encode(), private=True)
         write_atomically(out / "counts.csv", make_counts_csv(result).encode(), private=True)
         sections = [
-            (table, MENU[table], _list_headings(table), _list_page_rows(result, table)) for table in result.tables
+            (table, TABLE_MENU[table], _list_headings(table), _list_page_rows(result, table)) for table in result.tables
         ]
         write_template_page(
             "counts.html.j2",

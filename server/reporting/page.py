@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, FinalTestSummary
+from polyclinic.common.metrics.auroc import MIN_POSITIVES, FinalTestSummary
 from polyclinic.common.reporting.page import TERMS, write_html_page
 from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.runs.reader import RunSummary
@@ -73,7 +73,7 @@ def describe_averaged_classes(test: FinalTestSummary) -> str:
     headline = test.compute_headline_auroc()
     if not headline.left_out:
         return classes
-    return f"{classes}; of AUROC, the {len(headline.classes)} that {FEWEST_POSITIVES} test images or more show"
+    return f"{classes}; of AUROC, the {len(headline.classes)} that {MIN_POSITIVES} test images or more show"
 
 
 SHARED: dict[str, object] = {

@@ -5,15 +5,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyclinic.common.metrics.auroc import (
-    FEWEST_POSITIVES,
-    GLOBAL_MODEL,
-    SUMS,
+    GLOBAL_MODEL_NOTE,
+    MIN_POSITIVES,
+    SUMMED_HISTOGRAMS_NOTE,
     ClassMetrics,
     FinalTestSummary,
     compute_mean_and_sd,
 )
 from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
-from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, LARGEST_ERROR, format_value_with_error
+from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, MAX_METRIC_ERROR, format_value_with_error
 from polyclinic.common.models.zoo.spec import DICE, is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.plain_text import (
@@ -97,7 +97,7 @@ def describe_run_result(run: RunFolderContent) -> str:
         return f"{training}, {reason}.{accuracy} {describe_external_test(summary)}".rstrip()
     mean = format_value_with_error(test.compute_headline_auroc().mean)
     interval = f" ({text})" if (text := describe_auroc_interval(summary)) else ""
-    images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
+    images = "on the test set" if test.note == GLOBAL_MODEL_NOTE else f"({test.note})"
     subsets = []
     for group, owners in (
         (test.shared_classes, "every site annotates"),
@@ -128,7 +128,7 @@ def explain_missing_mean_auroc(summary: RunSummary) -> str:
     if headline.mean is not None:
         return ""
     most = max(headline.left_out.values())
-    reason = f"at most {most:,} of the test images show a class, and a mean counts those that {FEWEST_POSITIVES} show"
+    reason = f"at most {most:,} of the test images show a class, and a mean counts those that {MIN_POSITIVES} show"
     return f"no mean AUROC can be given: {reason}"
 
 
@@ -139,7 +139,7 @@ def describe_way_to_mean_auroc(summary: RunSummary) -> str:
         return ""
     beside = "The AUROC of each class stands in the table."
     most = max(headline.left_out.values())
-    times = f"{format_number(FEWEST_POSITIVES / most, 1)} times as many test images" if most else "more test images"
+    times = f"{format_number(MIN_POSITIVES / most, 1)} times as many test images" if most else "more test images"
     if "split_column" in (summary.experiment.get("data") or {}):
         where = 'add to [data] split_column = "part", the name of a column that says train, val or test of each picture'
     else:
@@ -158,7 +158,7 @@ def describe_external_test(summary: RunSummary) -> str:
     headline = external.compute_headline_auroc()
     names = headline.classes
     if headline.mean is None:
-        return f"On the external test set no class is shown by {FEWEST_POSITIVES} images, as a mean AUROC requires."
+        return f"On the external test set no class is shown by {MIN_POSITIVES} images, as a mean AUROC requires."
     images = max(result.images or 0 for result in external.per_class.values())
     interval = external.intervals and not headline.left_out and external.intervals.mean_auroc
     beside = f" (95 % interval {format_interval(interval)})" if interval else ""
@@ -200,7 +200,7 @@ def describe_sites_drawn_for_test(summary: RunSummary) -> str:
     """Return a sentence on how many sites tested the model, if they were drawn at random; else empty."""
     if summary.drawn_to_test is None:
         return ""
-    subject = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
+    subject = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL_NOTE else "It was"
     pooled = summary.test.pooled.per_class.values() if summary.test.pooled else ()
     tested = {site for result in pooled for site in result.sites}
     tested |= {site for site, result in summary.per_site.items() if result.per_class}
@@ -234,7 +234,7 @@ def describe_classes_in_mean_auroc(summary: RunSummary) -> str:
     if not left_out:
         return classes
     rare = join_as_english_list([f"{name} ({count:,})" for name, count in left_out.items()])
-    return f"{classes} that {FEWEST_POSITIVES} test images or more show, without {rare}"
+    return f"{classes} that {MIN_POSITIVES} test images or more show, without {rare}"
 
 
 def describe_averaged_class_count(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
@@ -273,11 +273,11 @@ def explain_untested_class(summary: RunSummary, name: str) -> str:
     owners = set(summary.annotating_sites_by_class.get(name, ()))
     if reason and summary.test.withheld:
         return summary.test.withheld
-    if not reason or summary.test.note == GLOBAL_MODEL or not owners:
+    if not reason or summary.test.note == GLOBAL_MODEL_NOTE or not owners:
         return reason
     if not owners & set(list_sites_asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
-    if summary.test.note == SUMS:
+    if summary.test.note == SUMMED_HISTOGRAMS_NOTE:
         return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED
     return reason if owners & summary.per_site.keys() else "no site with this class tested the model"
 
@@ -396,11 +396,11 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
             what = "test patient" if test.figure_name == "Dice" else "test image"
             limits += warn_about_few_images(name, positives, negatives, what)
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
-    few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
+    few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < MIN_POSITIVES]
     if few and summary.best_round is not None and not summary.last_model_because:
         names = list_first_and_count_rest(few, MOST_NAMED)
         limits.append(f"Few validation images chose the tested model: {names}.")
-    if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
+    if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL_NOTE:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
         if untested := [
             name for name in summary.classes if name not in covered and summary.annotating_sites_by_class.get(name, ())
@@ -417,7 +417,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
             "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
             "intervals are over test images and say nothing of another training."
         )
-    if test.note not in (GLOBAL_MODEL, SUMS):
+    if test.note not in (GLOBAL_MODEL_NOTE, SUMMED_HISTOGRAMS_NOTE):
         most = ", and each count of test images is that of the site with most" if test.pooled is None else ""
         limits.append(f"The score is the {test.note}{most}.")
     return limits
@@ -449,7 +449,7 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
         yield f"{len(names)} of {every} {verb} not tested: {_quote_names(names)} ({reason})."
     sites = list_sites_asked_to_test(summary)
     silent = [site for site in sites if site not in summary.per_site]
-    if silent and summary.test.note != GLOBAL_MODEL:
+    if silent and summary.test.note != GLOBAL_MODEL_NOTE:
         of_all = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
         yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote_names(silent)} did not."
 
@@ -587,7 +587,7 @@ def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
         bounds = {
             name: (*each.interval, each.auroc.error)
             for name, each in (test.pooled.per_class if test.pooled else {}).items()
-            if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
+            if each.interval is not None and each.auroc is not None and each.auroc.error <= MAX_METRIC_ERROR
         }
     includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE <= high - error]
     below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE]
@@ -600,7 +600,7 @@ def gives_all_images_one_score(run: RunFolderContent) -> bool:
     Then the AUROC is exactly 0.5, and the average precision is the share of positive images.
     """
     test = run.summary.test
-    if test.note == GLOBAL_MODEL:
+    if test.note == GLOBAL_MODEL_NOTE:
         tested = list(test.per_class.values())
     else:  # a mean over sites may be 0.5 by accident
         tested = [metrics for site in run.summary.per_site.values() for metrics in site.per_class.values()]

@@ -6,8 +6,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, SUMS, FinalTestSummary, compute_mean_and_sd
-from polyclinic.common.metrics.benefit import WORDS as SITE_MODELS
+from polyclinic.common.metrics.auroc import MIN_POSITIVES, SUMMED_HISTOGRAMS_NOTE, FinalTestSummary, compute_mean_and_sd
+from polyclinic.common.metrics.benefit import MODEL_LABELS as SITE_MODELS
 from polyclinic.common.system.plain_text import format_rounds
 from polyclinic.data.images.outlines import WORDS_OF_COLOURS
 from polyclinic.server.reporting import class_figures, run_claims, run_figures
@@ -81,7 +81,7 @@ def write_run_report(folder: Path) -> Path:
         beside_pooled=compute_means_over_sites(summary.test),
         by_hospital=tabulate_hospitals(summary),
         unknown_figures=describe_unknown_figures(summary),
-        of_sums=summary.test.note == SUMS,
+        of_sums=summary.test.note == SUMMED_HISTOGRAMS_NOTE,
         participation=run_figures.draw_site_participation(run.rounds, sites) if drawn else "",
         accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
         density=run_figures.draw_accuracy_density(list(best.per_site.values())) if best else "",
@@ -136,8 +136,8 @@ def make_quality_template_variables(
         "within": max(each.within for each in calibrations.values()),
         "untested": [name for name in order if name not in calibrations],
         "points": points,
-        "few": FEWEST_POSITIVES,
-        "chosen_on_few": [name for name, (point, *_) in points.items() if min(point.chosen_on) < FEWEST_POSITIVES],
+        "few": MIN_POSITIVES,
+        "chosen_on_few": [name for name, (point, *_) in points.items() if min(point.chosen_on) < MIN_POSITIVES],
         "without_points": [name for name in calibrations if name not in points],
         "left_out": max(0, len(calibrations) - class_figures.MOST_PANELS),
     }

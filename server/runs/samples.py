@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.metrics.score_histograms import THRESHOLD
+from polyclinic.common.metrics.score_histograms import DECISION_THRESHOLD
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.network import (
     Precision,
@@ -73,7 +73,7 @@ def write_sample_images(
     move_network_to_device(network, device)
     scores = compute_image_probabilities(network, load_pixels_on_device(test, device), precision)
     labels = select_head_row_labels(test, network.class_names).numpy()
-    predicted = scores > THRESHOLD  # (n, classes)
+    predicted = scores > DECISION_THRESHOLD  # (n, classes)
     if network.spec.task == "multi_class":
         predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
     names = network.class_names[:MAX_CLASSES]

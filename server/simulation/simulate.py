@@ -22,7 +22,7 @@ from polyclinic.common.models.zoo.registry import describe_missing_batch_norm, f
 from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS
 from polyclinic.common.simulation import (
-    POOLED,
+    POOLED_SITE,
     SimulatedData,
     clear_simulated_data_cache,
     load_simulated_data,
@@ -278,7 +278,7 @@ class SimulationBackend:
     def _list_site_names(self) -> tuple[str, ...]:
         """Return the names of the sites, in the order of the partition."""
         is_pooled = self.method.site.pooled_missing_labels != "no"
-        return (POOLED,) if is_pooled else tuple(part.site for part in self.data.parts)
+        return (POOLED_SITE,) if is_pooled else tuple(part.site for part in self.data.parts)
 
     @contextmanager
     def _show_run_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:

@@ -12,7 +12,7 @@ from polyclinic.common.alike_words import ComparableName
 from polyclinic.common.contract import LabelContract, LabelDeclaration
 from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_as_json_text
-from polyclinic.common.vocabulary import UNSTATED_CLASS, format_synonym_line
+from polyclinic.common.vocabulary import CLASS_PLACEHOLDER, format_synonym_line
 from polyclinic.data.base.names import make_class_spelling_key
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits, list_admitted_classes
 
@@ -242,8 +242,8 @@ def describe_own_classes_to_site(own_names: Mapping[str, str], run_classes: Coll
     text += (
         f" The other classes of the run: {quote_names(others)}. If one of them means the same, write it in place of "
     )
-    text += f"{UNSTATED_CLASS} under [data.synonyms] in site.toml:"
-    return "\n    ".join((text, *(format_synonym_line(own, UNSTATED_CLASS) for own in own_names.values())))
+    text += f"{CLASS_PLACEHOLDER} under [data.synonyms] in site.toml:"
+    return "\n    ".join((text, *(format_synonym_line(own, CLASS_PLACEHOLDER) for own in own_names.values())))
 
 
 def _name_sites(sites: Sequence[str]) -> str:

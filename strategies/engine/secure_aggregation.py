@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import MessageType, RecordDict
 
 from polyclinic.common.metrics.pooled import SummedScoreHistogram
-from polyclinic.common.metrics.score_histograms import BINS, ScoreHistogram
+from polyclinic.common.metrics.score_histograms import SCORE_BINS, ScoreHistogram
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.codec import R, count_payload_bytes, encode_record
@@ -192,11 +192,11 @@ def unmask_test_histograms(
         return {}
     queries = MaskingQueries(coordinator, TEST_ROUND)
     classes = tuple(sorted({name for names in rows.values() for name in names}))
-    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * SCORE_BINS - 1)
     try:
         request = MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE))
         opened = MaskedSummation(request, queries).unmask_sum()
-        counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
+        counts = opened.vector.reshape(len(classes), 2, SCORE_BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
     except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
         reasons = "; ".join(f"{site}: {why}" for site, why in queries.absent.items())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
 from polyclinic.common import plugins
-from polyclinic.common.config import BY_STEP, TrainingSection
+from polyclinic.common.config import STEP_NOISE_LEVELS, TrainingSection
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.zoo.spec import Task, is_segmentation
 from polyclinic.common.plugins import PLUGIN, load_plugin_entry_point
@@ -242,7 +242,7 @@ def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss
     if not chooses_loss:
         problem = "makes no sense here: the method has a loss of its own."
         faults += [Fault(key, problem, "Leave it out.") for key in chosen]
-    if level in BY_STEP and training.loss != "plain":
+    if level in STEP_NOISE_LEVELS and training.loss != "plain":
         problem = f'with privacy.level = "{level}" each image\'s plain loss is minimised.'
         faults.append(Fault("training.loss", problem, "Leave it out."))
     if level != "none" and training.class_weights:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.common.config import BY_STEP, HospitalPlan
+from polyclinic.common.config import STEP_NOISE_LEVELS, HospitalPlan
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.network import SplitNetwork, autocast, build_network, set_train_mode
 from polyclinic.common.models.zoo.spec import is_external_network
@@ -63,7 +63,7 @@ def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[
     result is empty if the plan adds no noise in each step, or if the network is not from another package.
     """
     spec = plan.model
-    if plan.privacy.level not in BY_STEP or not is_external_network(spec.architecture):
+    if plan.privacy.level not in STEP_NOISE_LEVELS or not is_external_network(spec.architecture):
         return []
     try:
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)

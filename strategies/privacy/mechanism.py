@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyclinic.common.config import BY_STEP, Experiment, HospitalPlan, PrivacySection
+from polyclinic.common.config import STEP_NOISE_LEVELS, Experiment, HospitalPlan, PrivacySection
 from polyclinic.common.errors import Fault
 from polyclinic.common.models.zoo.networks import is_batch_norm
 from polyclinic.common.models.zoo.registry import build_meta_backbone
@@ -262,7 +262,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
         return []
     trains_norm = experiment.model.norm == "batch" and has_trained_batch_norm(experiment.model)
     instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
-    if level not in BY_STEP:
+    if level not in STEP_NOISE_LEVELS:
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
         negative = "noise can make a running variance of batch normalisation negative"
         reasons = {

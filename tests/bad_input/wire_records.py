@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.metrics.score_histograms import BINS
+from polyclinic.common.metrics.score_histograms import SCORE_BINS
 from polyclinic.common.models.network import Head
 from polyclinic.common.wire.codec import RAW, decode_record, encode_record
 from polyclinic.common.wire.counts import CountReply
@@ -39,7 +39,7 @@ REPLY = TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, MODEL, 3, STATI
 
 def counts(first: int = 0, last: int = 0) -> NDArray[np.int64]:
     """One class whose scores all lie in the first and the last bin."""
-    return np.array([first] + [0] * (BINS - 2) + [last], np.int64)
+    return np.array([first] + [0] * (SCORE_BINS - 2) + [last], np.int64)
 
 
 ANSWER = RollCallAnswer("run", "north", ("B", "A"), ("b", "a"), 12, 0, 9, "layout", "0.1.0", (5, -1), (7, -1))
@@ -205,21 +205,23 @@ CASES = (
     saying("validation scores without their classes", field("validation_classes", [], SPREAD)),
     saying("too few validation scores", field("validation_positive_scores", b"1", SPREAD)),
     saying("too few scores", field("positive_scores", b"1", SPREAD)),
-    saying("scores as a list", field("negative_scores", [2] + [0] * (BINS - 1), SPREAD)),
-    saying("more scores than images", field("negative_scores", bytes([3]) + bytes(BINS - 1), SPREAD)),
+    saying("scores as a list", field("negative_scores", [2] + [0] * (SCORE_BINS - 1), SPREAD)),
+    saying("more scores than images", field("negative_scores", bytes([3]) + bytes(SCORE_BINS - 1), SPREAD)),
     saying("scores of three bytes each", field("negative_scores/width", 3, SPREAD)),
     saying(
-        "scores of half a count", with_fields({"positive_scores": bytes(BINS + 1), "positive_scores/width": 2}, SPREAD)
+        "scores of half a count",
+        with_fields({"positive_scores": bytes(SCORE_BINS + 1), "positive_scores/width": 2}, SPREAD),
     ),
     saying("scores without their width", without("positive_scores/width", SPREAD)),
     saying(
         "scores of more images than any hospital has",
-        with_fields({"positive_scores": b"\xff" * 4 * BINS, "positive_scores/width": 4}, SPREAD),
+        with_fields({"positive_scores": b"\xff" * 4 * SCORE_BINS, "positive_scores/width": 4}, SPREAD),
     ),
     saying(
         "validation scores of more images in all bins than any hospital has",
         with_fields(
-            {"validation_positive_scores": b"\x00\x00\x10\x00" * BINS, "validation_positive_scores/width": 4}, SPREAD
+            {"validation_positive_scores": b"\x00\x00\x10\x00" * SCORE_BINS, "validation_positive_scores/width": 4},
+            SPREAD,
         ),
     ),
     saying("an AUROC of 77", field("auroc", [77.0], SCORES)),

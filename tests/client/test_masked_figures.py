@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polyclinic.common.config import HospitalPlan
-from polyclinic.common.metrics.score_histograms import BINS
+from polyclinic.common.metrics.score_histograms import SCORE_BINS
 from polyclinic.common.wire.records import EvaluateReply, TrainRequest
 from polyclinic.common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
 from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSumRequest, MaskingFailed, UnmaskedSum
@@ -26,7 +26,7 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
         assert (reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ())
         rows[name] = reply.masked_classes
     classes = tuple(sorted({row for own in rows.values() for row in own}))
-    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * SCORE_BINS - 1)
     return here.unmask(MaskedSumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)))
 
 
@@ -35,7 +35,7 @@ def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals
     here = Hospitals(tmp_path, FOUR, class_names=names)
     opened = sum_of_test(here, FOUR)
     assert (dict(opened.rows), opened.closed) == ({"a": FOUR}, ("b",))
-    counts = opened.vector.reshape(2, 2, BINS).sum(axis=2)
+    counts = opened.vector.reshape(2, 2, SCORE_BINS).sum(axis=2)
     columns = [site.test.labels[:, site.test.class_names.index("a")] for site in here.sites.values()]
     labels = np.concatenate(columns)
     assert counts.tolist() == [[np.sum(labels == 1), np.sum(labels == 0)], [0, 0]]

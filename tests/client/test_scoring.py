@@ -28,7 +28,7 @@ from polyclinic.client.site.site import Site
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.errors import BadInput
 from polyclinic.common.evaluation.evaluation import Evaluation
-from polyclinic.common.evaluation.figures import TOGETHER, FigureRow
+from polyclinic.common.evaluation.figures import ALL_DATA, FigureRow
 from polyclinic.common.evaluation.foreign import find_model_file
 from polyclinic.common.evaluation.question import EvaluationQuestion, GroupColumn
 from polyclinic.common.metrics.delong import compare_by_delong
@@ -233,7 +233,7 @@ def test_figures_of_each_hospital_are_those_of_scikit_learn(
 ) -> None:
     rows = rows_of(answered[0].evaluation)
     expected = list_expected(federation)
-    assert set(expected) == {key for key in rows if key[0] != TOGETHER}
+    assert set(expected) == {key for key in rows if key[0] != ALL_DATA}
     assert answered[0].silent == {}
     for key in expected:
         labels, scores = federation.known(*key)
@@ -254,7 +254,7 @@ def test_figures_of_each_hospital_are_those_of_scikit_learn(
 def test_figures_of_all_hospitals_are_those_of_scikit_learn_within_the_bounds_that_they_state(
     federation: Federation, answered: tuple[NetworkEvaluation, Kept]
 ) -> None:
-    together = {key[1:]: row.figures for key, row in rows_of(answered[0].evaluation).items() if key[0] == TOGETHER}
+    together = {key[1:]: row.figures for key, row in rows_of(answered[0].evaluation).items() if key[0] == ALL_DATA}
     expected = list_expected(federation)
     assert set(together) == {key[1:] for key in expected}
     for (model, name), figures in together.items():
@@ -301,7 +301,7 @@ def test_two_models_are_compared_by_delong_at_each_hospital_and_by_inverse_varia
         assert each.images == len(labels)
         parts.append((delong.difference, delong.standard_error))
     weights = [error**-2 for _, error in parts]
-    pooled = compared[TOGETHER, "Effusion", "run", "third"]
+    pooled = compared[ALL_DATA, "Effusion", "run", "third"]
     mean = sum(weight * value for weight, (value, _) in zip(weights, parts, strict=True)) / sum(weights)
     assert pooled.test == BY_HOSPITAL
     assert pooled.difference.value == pytest.approx(mean, abs=1e-6)
@@ -386,7 +386,7 @@ def test_without_score_histograms_exact_figures_leave_and_no_counts_by_score(fed
     labels, scores = federation.known("east", "run", "Effusion")
     assert rows["east", "run", "Effusion"].figures.auroc == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
     pooled = sum(len(federation.known(site, "run", "Effusion")[0]) for site in ("north", "west"))
-    together = rows[TOGETHER, "run", "Effusion"].figures
+    together = rows[ALL_DATA, "run", "Effusion"].figures
     assert together.positives + together.negatives == pooled
 
 

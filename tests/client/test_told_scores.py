@@ -13,7 +13,7 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.layers import evaluate_with_privacy_layers
 from polyclinic.common.contract import LabelDeclaration
-from polyclinic.common.metrics.score_histograms import BINS, EDGES
+from polyclinic.common.metrics.score_histograms import BIN_EDGES, SCORE_BINS
 from polyclinic.common.plugins import METRICS, identify_plugin, register_local_plugin
 from polyclinic.common.simulation import load_undivided_data
 from polyclinic.common.wire.codec import decode_record
@@ -54,7 +54,7 @@ def test_pooled_values_enclose_those_of_shared_images_and_thresholds_are_chosen_
         positives = sum(of_site[name].positives for of_site in histograms if name in of_site)
         negatives = sum(of_site[name].negatives for of_site in histograms if name in of_site)
         assert youden["chosen_on"] == sensitive["chosen_on"] == (positives.sum(), negatives.sum())
-        above = EDGES[:-1] >= sensitive["threshold"]
+        above = BIN_EDGES[:-1] >= sensitive["threshold"]
         assert positives[above].sum() >= 0.8 * positives.sum() > positives[above][1:].sum()
         for point in (youden["decisions"], sensitive["decisions"]):
             tested = test["per_class"][name]
@@ -98,7 +98,7 @@ def test_validation_scores_leave_by_the_policy(
     reply = evaluate_with_privacy_layers(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
     assert reply.validation_classes == classes
     assert not reply.histogram_classes or policy.score_histograms
-    assert len(reply.validation_positive_scores) == len(classes) * BINS
+    assert len(reply.validation_positive_scores) == len(classes) * SCORE_BINS
 
 
 @pytest.mark.parametrize("numerator", [0, 1e10], ids=["fails", "is too large"])

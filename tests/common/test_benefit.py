@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from polyclinic.common.metrics.benefit import (
-    COMPARED_MODELS,
-    MODELS,
-    PRINTED,
+    COMPARED_SITE_MODELS,
+    CONTENDER_MODELS,
+    MIN_PRINTED_NUMBER,
     FederationBenefit,
     SiteModel,
     compare_interval_with_zero,
@@ -79,7 +79,13 @@ def test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws() -> N
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(PRINTED, 1, "above"), (0.0004, 1, "open"), (-1, -PRINTED, "below"), (-1, -0.0004, "open"), (-1, 1, "open")],
+    [
+        (MIN_PRINTED_NUMBER, 1, "above"),
+        (0.0004, 1, "open"),
+        (-1, -MIN_PRINTED_NUMBER, "below"),
+        (-1, -0.0004, "open"),
+        (-1, 1, "open"),
+    ],
 )
 def test_an_interval_that_prints_as_reaching_zero_is_open(low: float, high: float, expected: str) -> None:
     assert compare_interval_with_zero((low, high)) == expected
@@ -88,7 +94,9 @@ def test_an_interval_that_prints_as_reaching_zero_is_open(low: float, high: floa
 @st.composite
 def estimates(draw: st.DrawFn, least: float) -> EstimateWithInterval:
     """A figure within its interval; often one that ends near zero."""
-    ends = st.floats(least, 1) | st.sampled_from([0.0, PRINTED, 0.0004, -0.0004, -PRINTED]).filter(lambda x: x >= least)
+    ends = st.floats(least, 1) | st.sampled_from(
+        [0.0, MIN_PRINTED_NUMBER, 0.0004, -0.0004, -MIN_PRINTED_NUMBER]
+    ).filter(lambda x: x >= least)
     low, value, high = sorted(draw(st.tuples(ends, ends, ends)))
     return EstimateWithInterval(value, (low, high))
 
@@ -96,9 +104,11 @@ def estimates(draw: st.DrawFn, least: float) -> EstimateWithInterval:
 @st.composite
 def benefits(draw: st.DrawFn) -> FederationBenefit:
     names = draw(st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
-    aurocs: Mapping[SiteModel, Mapping[str, float]] = {m: {n: draw(st.floats(0, 1)) for n in names} for m in MODELS}
-    means = {model: draw(estimates(0.0)) for model in MODELS}
-    gains = {model: draw(estimates(-1.0)) for model in COMPARED_MODELS}
+    aurocs: Mapping[SiteModel, Mapping[str, float]] = {
+        m: {n: draw(st.floats(0, 1)) for n in names} for m in COMPARED_SITE_MODELS
+    }
+    means = {model: draw(estimates(0.0)) for model in COMPARED_SITE_MODELS}
+    gains = {model: draw(estimates(-1.0)) for model in CONTENDER_MODELS}
     return FederationBenefit(aurocs, means, gains, draw(st.sampled_from(["patients", "images"])))
 
 
@@ -108,7 +118,7 @@ def printed(value: float) -> str:
 
 
 def better_ways(benefit: FederationBenefit) -> set[SiteModel]:
-    ahead = {model for model in COMPARED_MODELS if benefit.gain[model].interval[0] >= PRINTED}
+    ahead = {model for model in CONTENDER_MODELS if benefit.gain[model].interval[0] >= MIN_PRINTED_NUMBER}
     return {model for model in ahead if benefit.mean[model].interval[0] > 0.5}
 
 
@@ -117,7 +127,7 @@ def better_ways(benefit: FederationBenefit) -> set[SiteModel]:
 def test_a_sentence_has_every_figure_and_no_more_than_the_intervals_carry(benefit: FederationBenefit) -> None:
     sentence, tested = format_benefit_sentence("north", benefit, CLASSES), len(benefit.compared_classes)
     above = better_ways(benefit)
-    worse = benefit.gain["federated"].interval[1] <= -PRINTED and benefit.mean["alone"].interval[0] > 0.5
+    worse = benefit.gain["federated"].interval[1] <= -MIN_PRINTED_NUMBER and benefit.mean["alone"].interval[0] > 0.5
     assert sentence.startswith("north is better off with the federation") == bool(above)
     assert sentence.startswith("north is better off alone:") == (worse and not above)
     assert sentence.startswith("Whether north is better off") == (not above and not worse)
@@ -128,7 +138,7 @@ def test_a_sentence_has_every_figure_and_no_more_than_the_intervals_carry(benefi
     assert ("over its 4 classes is" in sentence) == (tested == 4)
     assert (f"over {tested} of its 4 classes is" in sentence) == (tested < 4)
     assert sentence.count(f"intervals over {benefit.over})") == 1
-    for model in MODELS:
+    for model in COMPARED_SITE_MODELS:
         mean = benefit.mean[model]
         assert f"{mean.value:.3f} ({mean.interval[0]:.3f}–{mean.interval[1]:.3f})" in sentence
     for gain in benefit.gain.values():

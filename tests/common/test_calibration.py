@@ -18,7 +18,7 @@ from sklearn.metrics import (
 )
 
 from polyclinic.common.metrics.calibration import (
-    POINTS,
+    MAX_CURVE_POINTS,
     DecisionCounts,
     OperatingPoint,
     ReliabilityBin,
@@ -33,8 +33,8 @@ from polyclinic.common.metrics.calibration import (
 )
 from polyclinic.common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
 from polyclinic.common.metrics.score_histograms import (
-    BINS,
-    EDGES,
+    BIN_EDGES,
+    SCORE_BINS,
     ScoreHistogram,
     compute_score_histogram,
     find_score_bins,
@@ -176,7 +176,7 @@ def test_every_point_of_both_curves_is_one_of_scikit_learns(seed: int, count: in
     if len(set(labels[labelled])) < 2:
         assert curve is None
         return
-    binned = EDGES[find_score_bins(scores[labelled]) + 1]  # images of one bin cannot be told apart
+    binned = BIN_EDGES[find_score_bins(scores[labelled]) + 1]  # images of one bin cannot be told apart
     rates, sensitivities, _ = roc_curve(labels[labelled], binned, drop_intermediate=False)
     precision, recall, _ = precision_recall_curve(labels[labelled], binned)
     detected, alarms = np.array(curve.detected), np.array(curve.alarms)
@@ -187,7 +187,7 @@ def test_every_point_of_both_curves_is_one_of_scikit_learns(seed: int, count: in
     ours = pairs(alarms / alarms[-1], detected / detected[-1])
     assert set(ours) <= set(pairs(rates, sensitivities))
     assert (ours[0], ours[-1]) == ((0.0, 0.0), (1.0, 1.0))
-    assert len(ours) == len(set(ours)) <= POINTS
+    assert len(ours) == len(set(ours)) <= MAX_CURVE_POINTS
     detected, alarms = detected[1:], alarms[1:]
     assert set(pairs(detected / detected[-1], detected / (detected + alarms))) <= set(pairs(recall, precision))
 
@@ -247,13 +247,13 @@ def test_both_rules_are_a_search_over_all_borders(
         cells = [(labels[answer == above] == truth).sum() for truth in (1, 0) for above in (True, False)]
         assert point.decisions == DecisionCounts(*cells)
     *youdens, sensitive = points
-    pairs = [shares_above(*chosen, edge) for edge in EDGES]
+    pairs = [shares_above(*chosen, edge) for edge in BIN_EDGES]
     best = max(sum(pair) for pair in pairs)
     assert bool(youdens) == (best > 1 + 1e-9)
     for youden in youdens:
         assert sum(shares_above(*chosen, youden.threshold)) == pytest.approx(best)
         assert (youden.target, youden.chosen_on) == (None, images)
-    assert sensitive.threshold == max(edge for edge, pair in zip(EDGES, pairs, strict=True) if pair[0] >= target)
+    assert sensitive.threshold == max(edge for edge, pair in zip(BIN_EDGES, pairs, strict=True) if pair[0] >= target)
     assert (sensitive.target, sensitive.chosen_on) == (target, images)
 
 
@@ -265,21 +265,21 @@ def test_a_target_that_some_images_reach_exactly_is_reached(positives: int, data
     histogram = compute_score_histogram(scores, np.repeat([0.0, 1.0], positives))
     point = operating_points(histogram, histogram, share)[-1]
     assert point.rule == "sensitivity"
-    assert point.threshold == max(edge for edge in EDGES if (scores[positives:] > edge).mean() >= share)
+    assert point.threshold == max(edge for edge in BIN_EDGES if (scores[positives:] > edge).mean() >= share)
 
 
 def test_between_two_groups_far_apart_the_threshold_is_in_the_middle() -> None:
-    apart = ScoreHistogram(*(5 * np.eye(BINS, dtype=np.int64)[[900, 100]]))
-    assert [point.threshold for point in operating_points(apart, apart, 1.0)] == [EDGES[501], EDGES[900]]
+    apart = ScoreHistogram(*(5 * np.eye(SCORE_BINS, dtype=np.int64)[[900, 100]]))
+    assert [point.threshold for point in operating_points(apart, apart, 1.0)] == [BIN_EDGES[501], BIN_EDGES[900]]
 
 
 def test_where_no_threshold_is_better_than_one_answer_for_all_there_is_no_youden_point() -> None:
-    backwards = ScoreHistogram(*(5 * np.eye(BINS, dtype=np.int64)[[100, 900]]))
+    backwards = ScoreHistogram(*(5 * np.eye(SCORE_BINS, dtype=np.int64)[[100, 900]]))
     assert [point.rule for point in operating_points(backwards, backwards, 1.0)] == ["sensitivity"]
 
 
 def test_what_has_one_kind_of_image_only_has_no_threshold() -> None:
-    none, some = np.zeros(BINS, np.int64), np.eye(BINS, dtype=np.int64)[5]
+    none, some = np.zeros(SCORE_BINS, np.int64), np.eye(SCORE_BINS, dtype=np.int64)[5]
     both, neither = ScoreHistogram(some, some), ScoreHistogram(none, none)
     for chosen in (ScoreHistogram(some, none), ScoreHistogram(none, some), neither):
         assert operating_points(chosen, both, 0.9) == ()

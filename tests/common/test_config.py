@@ -86,10 +86,10 @@ def test_who_writes_into_a_plan_s_parameters_changes_no_other_request_s(tmp_path
 
 def test_a_plan_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_hospital_plan(read(tmp_path)).model_dump_json()
-    before = config._cached_plan.cache_info().misses
-    monkeypatch.setattr(config, "LONGEST_CACHED", len(text) - 1)
+    before = config._parse_and_cache_plan.cache_info().misses
+    monkeypatch.setattr(config, "MAX_CACHED_PLAN_CHARACTERS", len(text) - 1)
     assert parse_plan_json(text) == parse_plan_json(text)
-    assert config._cached_plan.cache_info().misses == before
+    assert config._parse_and_cache_plan.cache_info().misses == before
 
 
 @pytest.mark.parametrize(("text", "name"), [("plain words", "plain words"), ('"quoted"', "quoted"), ("none", "")])
@@ -125,7 +125,7 @@ def test_all_faults_come_together(
     assert len(caught.value.faults) == faults
 
 
-@pytest.mark.parametrize("purpose", ["two\nlines", "a \x1b[2J b", "x" * (config.LONGEST_PURPOSE + 1)])
+@pytest.mark.parametrize("purpose", ["two\nlines", "a \x1b[2J b", "x" * (config.MAX_PURPOSE_CHARACTERS + 1)])
 def test_a_purpose_is_one_line_that_hospitals_take(purpose: str) -> None:
     assert config.RunSection(method="surgical", purpose="Find fluid: früher?").purpose == "Find fluid: früher?"
     with pytest.raises(ValueError, match="use one line of at most 500 characters"):

@@ -14,8 +14,8 @@ from polyclinic.client.training import task
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models import gpu
 from polyclinic.common.models.gpu import (
+    MIN_IMAGES_PER_GPU,
     PARALLEL_ATTRIBUTE,
-    SMALLEST_PART,
     DataParallelBackbone,
     _CopyToDevices,
     compute_backbone_features,
@@ -109,9 +109,9 @@ def test_equal_batches_give_equal_bits() -> None:
 def test_a_batch_too_small_goes_through_one() -> None:
     of = network()
     split_batches_across_gpus(of.backbone, 3)
-    of(images(3 * SMALLEST_PART - 1))
+    of(images(3 * MIN_IMAGES_PER_GPU - 1))
     assert Calls.divided == 0
-    of(images(3 * SMALLEST_PART))
+    of(images(3 * MIN_IMAGES_PER_GPU))
     assert Calls.divided == 1
 
 

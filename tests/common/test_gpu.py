@@ -50,7 +50,7 @@ class Graphs:
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     recorded = Graphs()
-    monkeypatch.setattr(gpu, "RECORD_AFTER", 2)
+    monkeypatch.setattr(gpu, "STEPS_BEFORE_RECORDING", 2)
     monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", recorded.make)

@@ -29,6 +29,6 @@ def test_pairs_and_sorting_give_the_same_bits(data: st.DataObject) -> None:
     labels = data.draw(arrays(np.float32, shape, elements=LABELS.map(np.float32)))
     by_pairs = compute_mean_auroc(scores, labels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auroc, "MOST_COMPARISONS", -1)
+        patch.setattr(auroc, "MAX_PAIR_COMPARISONS", -1)
         by_sorting = compute_mean_auroc(scores, labels)
     assert by_pairs == by_sorting

@@ -16,7 +16,7 @@ from polyclinic.common.metrics.bootstrap import (
     compute_pooled_auroc_interval,
 )
 from polyclinic.common.metrics.pooled import estimate_sampled_site_intervals
-from polyclinic.common.metrics.score_histograms import BINS, ScoreHistogram, compute_score_histogram
+from polyclinic.common.metrics.score_histograms import SCORE_BINS, ScoreHistogram, compute_score_histogram
 
 Floats = NDArray[np.floating]
 
@@ -113,7 +113,7 @@ def test_the_interval_from_counts_by_score_is_hardly_another(seed: int) -> None:
 
 
 def test_one_bin_leaves_everything_open_and_one_kind_of_image_has_no_interval() -> None:
-    positives, none = 7 * np.eye(BINS, dtype=np.int64)[3], np.zeros(BINS, np.int64)
+    positives, none = 7 * np.eye(SCORE_BINS, dtype=np.int64)[3], np.zeros(SCORE_BINS, np.int64)
     assert compute_pooled_auroc_interval(ScoreHistogram(positives, positives), generator()) == pytest.approx((0, 1))
     assert compute_pooled_auroc_interval(ScoreHistogram(positives, none), generator()) is None
     assert compute_pooled_auroc_interval(ScoreHistogram(none, positives), generator()) is None

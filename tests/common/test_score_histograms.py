@@ -20,9 +20,9 @@ from polyclinic.common.metrics.calibration import (
 from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.score_histograms import (
     BIN_CENTRES,
-    BINS,
-    EDGES,
+    BIN_EDGES,
     FIRST_POSITIVE_BIN,
+    SCORE_BINS,
     TENTH_EDGES,
     ScoreHistogram,
     compute_pooled_auroc,
@@ -86,7 +86,7 @@ def placed(rows: list[tuple[int, int]], positive: float, step: float) -> tuple[F
 @given(bin_counts)
 @settings(max_examples=50)
 def test_both_bounds_are_attained_by_some_order_within_the_bins(rows: list[tuple[int, int]]) -> None:
-    counts = np.zeros((2, BINS), np.int64)
+    counts = np.zeros((2, SCORE_BINS), np.int64)
     counts[:, 100 : 100 + len(rows)] = np.array(rows).T
     auroc, precision = (of(ScoreHistogram(*counts)) for of in (compute_pooled_auroc, compute_pooled_average_precision))
     above, below = placed(rows, 0.3, 0.0), placed(rows, -0.3, 0.01)
@@ -99,7 +99,7 @@ def test_both_bounds_are_attained_by_some_order_within_the_bins(rows: list[tuple
 def test_bounds_worked_by_hand() -> None:
     # One bin with a positive and two negatives, above it one with a positive. Pairs: 2 decided, 2 open of 4.
     # Precisions: 1 for the upper positive; the lower one has 2 of 2 to 2 of 4: (1 + 1) / 2 to (1 + 1/2) / 2.
-    counts = np.zeros((2, BINS), np.int64)
+    counts = np.zeros((2, SCORE_BINS), np.int64)
     counts[:, 7], counts[:, 8] = (1, 2), (1, 0)
     histogram = ScoreHistogram(*counts)
     assert compute_pooled_auroc(histogram) == ValueWithError(0.75, 0.25)
@@ -118,18 +118,18 @@ def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:
 
 
 def test_bins_cover_the_scale_from_0_to_1_have_borders_at_every_tenth_and_are_finer_near_the_ends() -> None:
-    widths = np.diff(EDGES)
-    assert (len(EDGES), EDGES[0], EDGES[-1]) == (BINS + 1, 0.0, 1.0)
-    assert set(TENTH_EDGES) <= set(EDGES)
-    np.testing.assert_allclose(EDGES, 1 - EDGES[::-1], atol=1e-12)
+    widths = np.diff(BIN_EDGES)
+    assert (len(BIN_EDGES), BIN_EDGES[0], BIN_EDGES[-1]) == (SCORE_BINS + 1, 0.0, 1.0)
+    assert set(TENTH_EDGES) <= set(BIN_EDGES)
+    np.testing.assert_allclose(BIN_EDGES, 1 - BIN_EDGES[::-1], atol=1e-12)
     assert 0 < widths.min() < widths.max() < 0.003
-    assert widths[EDGES[1:] < 0.001].max() < 1e-4
+    assert widths[BIN_EDGES[1:] < 0.001].max() < 1e-4
 
 
 def test_a_border_belongs_to_the_bin_below_so_that_only_scores_above_a_half_count_as_yes() -> None:
     scores = np.array([0.0, 0.5, np.nextafter(0.5, 1), 1.0])
-    assert find_score_bins(scores).tolist() == [0, FIRST_POSITIVE_BIN - 1, FIRST_POSITIVE_BIN, BINS - 1]
-    np.testing.assert_array_equal(find_score_bins(BIN_CENTRES), np.arange(BINS))
+    assert find_score_bins(scores).tolist() == [0, FIRST_POSITIVE_BIN - 1, FIRST_POSITIVE_BIN, SCORE_BINS - 1]
+    np.testing.assert_array_equal(find_score_bins(BIN_CENTRES), np.arange(SCORE_BINS))
 
 
 def test_without_positives_or_without_negatives_there_is_no_value() -> None:
@@ -146,10 +146,10 @@ def test_a_score_that_is_no_probability_is_refused(score: float) -> None:
     compute_score_histogram(np.array([0.1, score]), np.array([0.0, np.nan]))
 
 
-@pytest.mark.parametrize("counts", [np.zeros(BINS - 1, np.int64), np.full(BINS, -1)])
+@pytest.mark.parametrize("counts", [np.zeros(SCORE_BINS - 1, np.int64), np.full(SCORE_BINS, -1)])
 def test_what_is_no_histogram_is_refused(counts: NDArray[np.int64]) -> None:
     with pytest.raises(ValueError, match="counts of 0 or more"):
-        ScoreHistogram(counts, np.zeros(BINS, np.int64))
+        ScoreHistogram(counts, np.zeros(SCORE_BINS, np.int64))
 
 
 def lower_bound_by_listing(histogram: ScoreHistogram) -> float:
@@ -162,11 +162,11 @@ def lower_bound_by_listing(histogram: ScoreHistogram) -> float:
 @pytest.mark.parametrize("seed", range(CASES))
 def test_the_lower_bound_of_the_average_precision_is_that_of_a_list_of_all_ranks(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    filled = rng.random((2, BINS)) < rng.choice([0.002, 0.1, 1.0])
+    filled = rng.random((2, SCORE_BINS)) < rng.choice([0.002, 0.1, 1.0])
     most = rng.choice([1, 3, 50, 1000], (2, 1))
-    counts = np.where(filled, rng.integers(0, most + 1, (2, BINS)), 0)
-    counts[0, rng.integers(BINS)] += 1
-    counts[1, rng.integers(BINS)] += int(rng.choice([1, 10**6]))
+    counts = np.where(filled, rng.integers(0, most + 1, (2, SCORE_BINS)), 0)
+    counts[0, rng.integers(SCORE_BINS)] += 1
+    counts[1, rng.integers(SCORE_BINS)] += int(rng.choice([1, 10**6]))
     histogram = ScoreHistogram(*counts)
     precision = compute_pooled_average_precision(histogram)
     assert precision is not None
@@ -175,7 +175,7 @@ def test_the_lower_bound_of_the_average_precision_is_that_of_a_list_of_all_ranks
 
 def test_what_sites_state_sets_neither_the_memory_nor_the_time_of_their_figures() -> None:
     """A site may state 10**9 images of each kind, 10,000 sites 10**13; the figures are those of a millionth of them."""
-    many, few = (ScoreHistogram(*np.full((2, BINS), each, np.int64)) for each in (10**10, 10**4))
+    many, few = (ScoreHistogram(*np.full((2, SCORE_BINS), each, np.int64)) for each in (10**10, 10**4))
     sensitivity = 0.9
     tracemalloc.start()
     try:
@@ -195,5 +195,5 @@ def test_what_sites_state_sets_neither_the_memory_nor_the_time_of_their_figures(
     assert precision.low == pytest.approx(lower_bound_by_listing(few), abs=1e-6)
     assert interval[0] <= auroc.value <= interval[1]
     assert points["x"][-1].decisions == count_pooled_decisions(
-        many, int(np.searchsorted(EDGES, points["x"][-1].threshold))
+        many, int(np.searchsorted(BIN_EDGES, points["x"][-1].threshold))
     )

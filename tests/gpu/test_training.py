@@ -110,7 +110,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         done.append(tuple(images.shape))
         return graph
 
-    monkeypatch.setattr(gpu, "RECORD_AFTER", 3)
+    monkeypatch.setattr(gpu, "STEPS_BEFORE_RECORDING", 3)
     monkeypatch.setattr(gpu, "record_cuda_graph", record)
     return done
 
@@ -118,7 +118,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No graphs unless a test asks for them."""
-    monkeypatch.setattr(gpu, "RECORD_AFTER", 10**9)
+    monkeypatch.setattr(gpu, "STEPS_BEFORE_RECORDING", 10**9)
     return monkeypatch
 
 
@@ -128,7 +128,7 @@ def test_equal_work_gives_equal_bits_also_with_graphs(
     eager: pytest.MonkeyPatch, architecture: str, precision: str
 ) -> None:
     without, again = (trained(architecture, "cuda", precision=precision)[0] for _ in range(2))
-    eager.setattr(gpu, "RECORD_AFTER", 3)
+    eager.setattr(gpu, "STEPS_BEFORE_RECORDING", 3)
     replayed, network = trained(architecture, "cuda", precision=precision)
     assert network.backbone.__dict__[gpu.GRAPH_ATTRIBUTE]._recorded is not None
     assert equal(without, again), "without graphs, twice"
@@ -151,7 +151,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("architecture", ["resnet18", "efficientnet_lite0"])
 def test_however_it_is_trained_graphs_change_no_bit(eager: pytest.MonkeyPatch, architecture: str, name: str) -> None:
     without, _ = trained(architecture, "cuda", **OTHERWISE[name])
-    eager.setattr(gpu, "RECORD_AFTER", 3)
+    eager.setattr(gpu, "STEPS_BEFORE_RECORDING", 3)
     assert equal(without, trained(architecture, "cuda", **OTHERWISE[name])[0])
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import polyclinic as pc
-from polyclinic.common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.auroc import GLOBAL_MODEL_NOTE, ClassMetrics, summarise_test_results
 from polyclinic.common.metrics.bootstrap import AurocIntervals
 from polyclinic.common.metrics.calibration import DecisionCounts, OperatingPoint, ScoreQuality
 from polyclinic.server.reporting.run_report import write_run_report
@@ -28,7 +28,7 @@ POOR = ScoreQuality({}, {"mass": DecisionCounts(0, 30, 2, 168)})
 CHOSEN = {"mass": (OperatingPoint("youden", None, 0.125, (40, 60), DecisionCounts(20, 10, 2, 168)),)}
 
 
-def of(results: dict[str, ClassMetrics], note: str = GLOBAL_MODEL, **more: Any) -> dict[str, Any]:
+def of(results: dict[str, ClassMetrics], note: str = GLOBAL_MODEL_NOTE, **more: Any) -> dict[str, Any]:
     return {"test": asdict(replace(summarise_test_results(results, {"edema"}, set(NAMES[2:]), note), **more))}
 
 

@@ -22,7 +22,7 @@ import polyclinic as pc
 from polyclinic.common import plugins
 from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.auroc import compute_metrics_per_class
-from polyclinic.own_parts import convert_settings_to_overrides
+from polyclinic.custom_parts import convert_settings_to_overrides
 from polyclinic.server.federation.checkpoints import CheckpointFolder
 from tests.federations import ALL_DIGITS, experiment, finished
 from tests.polyclinic.pictures import SMALL, pictures, share_above, squared, tiny

@@ -35,10 +35,10 @@ from torchvision.transforms import v2
 import polyclinic as pc
 from polyclinic.common.errors import BadInput
 from polyclinic.common.plugins import DATASETS, register_local_plugin
+from polyclinic.custom_parts import wrap_as_dataset_plugin
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.sources.plugin import load_plugin_dataset
-from polyclinic.own_parts import wrap_as_dataset_plugin
 
 NAN = float("nan")
 COUNT = 48

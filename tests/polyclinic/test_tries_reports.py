@@ -23,10 +23,10 @@ from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.plugins import DATASETS, LOSSES, MODELS, PLUGIN, register_local_plugin
+from polyclinic.custom_parts import wrap_as_dataset_plugin
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.sources.plugin import load_plugin_dataset
-from polyclinic.own_parts import wrap_as_dataset_plugin
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, make_training_loss
 from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults
 

@@ -16,13 +16,13 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from polyclinic.common.plugins import DATASETS, register_local_plugin
+from polyclinic.custom_parts import wrap_as_dataset_plugin
 from polyclinic.data import LabelledImages
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import CompositesDatasetSpec, FolderDatasetSpec, NpzDatasetSpec, PluginDatasetSpec
 from polyclinic.data.load import load_dataset
 from polyclinic.data.partition.partition import partition_dataset
 from polyclinic.data.partition.spec import ClassListsPartitionSpec
-from polyclinic.own_parts import wrap_as_dataset_plugin
 from tests.remedies.cases import Case, evaluate, read_setting, take
 
 COUNT = 60

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyclinic.common.metrics.auroc import FEWEST_POSITIVES as FEW
-from polyclinic.common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.auroc import GLOBAL_MODEL_NOTE, ClassMetrics, summarise_test_results
+from polyclinic.common.metrics.auroc import MIN_POSITIVES as FEW
 from polyclinic.common.metrics.bootstrap import AurocIntervals
 from polyclinic.common.metrics.calibration import DecisionCounts, ScoreQuality
 from polyclinic.common.metrics.pooled import SiteSampleIntervals
@@ -63,15 +63,15 @@ def runs(draw: st.DrawFn) -> RunFolderContent:
     tested = {name: draw(class_results()) for name in names if draw(st.integers(0, 9))}
     shared = {name for name in names if len(owned[name]) == len(sites)}
     unique = {name for name in names if len(owned[name]) == 1 and len(sites) > 1}
-    note = draw(st.sampled_from([GLOBAL_MODEL, OF_SITES]))
+    note = draw(st.sampled_from([GLOBAL_MODEL_NOTE, OF_SITES]))
     test = asdict(summarise_test_results(tested, shared, unique, note))
-    if note == GLOBAL_MODEL and draw(st.booleans()):
+    if note == GLOBAL_MODEL_NOTE and draw(st.booleans()):
         ends = {name: tuple(sorted((draw(AUROCS), draw(AUROCS)))) for name, each in tested.items() if each.auroc}
         test["intervals"] = asdict(AurocIntervals((0.1, 0.9) if ends else None, ends, over="images"))
         test["quality"] = asdict(ScoreQuality({}, {name: draw(decisions(each)) for name, each in tested.items()}))
     drawn = draw(st.none() | st.sets(st.sampled_from(sites), min_size=1).map(sorted))
     if drawn is not None:
-        mean_auroc = (0.1, 0.9) if note != GLOBAL_MODEL and draw(st.booleans()) else None
+        mean_auroc = (0.1, 0.9) if note != GLOBAL_MODEL_NOTE and draw(st.booleans()) else None
         test["sampled"] = asdict(SiteSampleIntervals(len(drawn), len(sites), mean_auroc))
     count, tells = draw(st.integers(0, 4)), draw(st.booleans())
     rounds = []
@@ -210,7 +210,7 @@ def check_sites_that_were_lost_or_did_not_test_are_named(run: RunFolderContent) 
     testing = [s for s in prominent if s.split(";")[0].endswith(" tested the model")]
     testers, kind = (summary.sites, "") if summary.drawn_to_test is None else (summary.drawn_to_test, "drawn ")
     silent = set(testers) - set(summary.per_site)
-    assert bool(testing) == (summary.test.note != GLOBAL_MODEL and bool(silent))
+    assert bool(testing) == (summary.test.note != GLOBAL_MODEL_NOTE and bool(silent))
     if testing:
         assert names_in(testing) == sorted(silent)
         assert testing[0].startswith(f"{len(summary.per_site)} of {len(testers)} {kind}site")
@@ -233,13 +233,13 @@ def check_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all
         answers = sum(bool(site.per_class) for site in summary.per_site.values())
         assert (int(counts[1]), int(counts[2])) == (answers, len(summary.sites))
         assert int(counts[3] or 0) == len(summary.drawn_to_test or ()) - answers
-        assert ("On the sites’ own images" in sentence) == (summary.test.note == GLOBAL_MODEL)
+        assert ("On the sites’ own images" in sentence) == (summary.test.note == GLOBAL_MODEL_NOTE)
     covered = {name for site in summary.drawn_to_test or summary.sites for name in summary.sites[site].classes}
     missed = [s for s in every_limit(run) if "was drawn to test the model" in s]
     named = {*names_in(missed, "No site that annotates"), *names_in(missed, "not tested")}
     without = {n for n in summary.classes if n not in covered and owners(run, n)}
     untested = {n for n in without if n not in summary.test.per_class or summary.test.per_class[n].auroc is None}
-    assert named == (without if summary.test.note == GLOBAL_MODEL else untested)
+    assert named == (without if summary.test.note == GLOBAL_MODEL_NOTE else untested)
 
 
 def check_classes_whose_sites_left_before_the_model_was_done_are_named(run: RunFolderContent) -> None:

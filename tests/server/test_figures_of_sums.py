@@ -14,8 +14,8 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 
 from polyclinic.common.metrics.auroc import (
     FIGURES,
-    GLOBAL_MODEL,
-    SUMS,
+    GLOBAL_MODEL_NOTE,
+    SUMMED_HISTOGRAMS_NOTE,
     ClassMetrics,
     FinalTestSummary,
     compute_metrics_per_class,
@@ -23,7 +23,12 @@ from polyclinic.common.metrics.auroc import (
 )
 from polyclinic.common.metrics.bootstrap import bootstrap_auroc_intervals
 from polyclinic.common.metrics.calibration import choose_operating_points, compute_score_quality
-from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, LARGEST_ERROR, ValueWithError, format_value_with_error
+from polyclinic.common.metrics.measured import (
+    LARGE_ERROR_NOTE,
+    MAX_METRIC_ERROR,
+    ValueWithError,
+    format_value_with_error,
+)
 from polyclinic.common.metrics.multi_class import compute_multi_class_metrics
 from polyclinic.common.metrics.pooled import compute_pooled_metrics, sum_site_histograms
 from polyclinic.common.metrics.score_histograms import compute_score_histogram
@@ -88,7 +93,7 @@ def test_each_printed_figure_of_a_sum_lies_within_its_stated_error_of_scikit_lea
         for name, true in zip(FIGURES, exact(run), strict=True):
             shown = format_value_with_error(result.metric_with_error(name))
             if shown == "n/a":
-                assert result.errors[name] > LARGEST_ERROR
+                assert result.errors[name] > MAX_METRIC_ERROR
                 continue
             value, error = printed(shown)
             assert abs(value - true) <= error + 1e-9, (run, name, shown, true)
@@ -112,7 +117,7 @@ def test_no_pair_of_printed_figures_is_impossible_and_no_verdict_is_unfounded(tm
             assert shown is None or abs(shown.value - true) <= shown.error + 1e-9
         perfect = [round(value, 9) == 1 for value in (result.auroc or 0, result.average_precision or 0)]
         assert perfect in ([True, True], [False, False])
-        test = asdict(summarise_test_results({"mass": result}, {"mass"}, set(), SUMS))
+        test = asdict(summarise_test_results({"mass": result}, {"mass"}, set(), SUMMED_HISTOGRAMS_NOTE))
         sites = {site: {"classes": ["mass"]} for site in SITES}
         folder = write(tmp_path / str(run), test=test, classes=["mass"], sites=sites, per_site={})
         limits = list_prominent_limitations(read_run(folder))
@@ -127,7 +132,7 @@ def test_a_figure_that_its_bins_leave_open_is_in_no_mean_and_the_page_gives_the_
     result = by_sums(scores, labels)
     assert (result.auroc, result.errors["auroc"]) == (None, 0.5)
     good = ClassMetrics(0.9, 0.8, 0.7, 40, 50)
-    test = summarise_test_results({"mass": result, "edema": good}, set(), set(), SUMS)
+    test = summarise_test_results({"mass": result, "edema": good}, set(), set(), SUMMED_HISTOGRAMS_NOTE)
     assert format_value_with_error(test.compute_mean_with_error("auroc")) == "0.900"
     assert explain_missing_auroc(result) == LARGE_ERROR_NOTE
 
@@ -285,7 +290,7 @@ def test_counts_of_test_images_are_added_up_over_sites_only_where_the_score_is_a
     assert test.pooled
     edema = test.pooled.per_class["edema"]
     assert test.get_class_image_counts("edema") == (edema.positives, edema.negatives)
-    for other in (replace(test, note=GLOBAL_MODEL), replace(test, pooled=None)):
+    for other in (replace(test, note=GLOBAL_MODEL_NOTE), replace(test, pooled=None)):
         assert other.get_class_image_counts("edema") == (3, 4)
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from polyclinic.common.evaluation.figures import TOGETHER
+from polyclinic.common.evaluation.figures import ALL_DATA
 from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.data.images.reading import resize_images
@@ -141,10 +141,10 @@ def test_figures_by_hospital_and_class_are_those_of_scikit_learn_on_the_same_sco
             for name in by_class.keys() & labels.keys():
                 expected[site, model, name] = labels[name], by_class[name]
     rows = {(row["data"], row["model"], row["class"]): row for row in evaluated["figures"]}
-    assert expected.keys() == {key for key in rows if key[0] != TOGETHER}
+    assert expected.keys() == {key for key in rows if key[0] != ALL_DATA}
     for key, (of_site, scores) in expected.items():
         check_figures(rows[key], of_site, scores)
-    together = {key[1:]: row for key, row in rows.items() if key[0] == TOGETHER}
+    together = {key[1:]: row for key, row in rows.items() if key[0] == ALL_DATA}
     assert {name for _, name in together} == {"0", "1", "2", "4", "5"}  # one hospital alone annotates each other one
     for (model, name), row in together.items():
         parts = [expected[site, model, name] for site in LISTS if name in LISTS[site]]

@@ -36,7 +36,7 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     if request.param is not None:
         facts = f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n"
         (tmp_path / "cpuinfo").write_text(facts, encoding="ascii")
-    monkeypatch.setattr(networks, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(networks, "CPU_INFO_FILE", tmp_path / "cpuinfo")
     read_cpu_info.cache_clear()
     yield "bf16" in (request.param or "")
     read_cpu_info.cache_clear()

@@ -8,7 +8,7 @@ from polyclinic.client.check.findings import CheckResult, make_narrow_console, p
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.site_file import make_site_toml
 from polyclinic.common.config import Experiment
-from polyclinic.common.contract_points import POINTS, WIDTH
+from polyclinic.common.contract_points import POINT_NAMES, TABLE_WIDTH
 from tests.client.check.sites import CLASSES, Hospital
 
 FIRST, SECOND = CLASSES
@@ -31,12 +31,12 @@ def printed(result: CheckResult) -> list[str]:
 
 def test_a_hospital_that_agrees_sees_its_values_beside_the_runs(hospital: Hospital) -> None:
     result = checked(hospital, vocabulary={FIRST: {"synonyms": ["x"]}, SECOND: {}})
-    assert [point.name for point in result.contract] == list(POINTS)
+    assert [point.name for point in result.contract] == list(POINT_NAMES)
     assert not any(point.faults for point in result.contract)
     points = {point.name: point for point in result.contract}
     assert (points["words"].here, points["words"].run) == (f"{FIRST}, {SECOND}", f"{FIRST}, {SECOND}")
     assert (points["level"].here, points["level"].run) == ("trusted", "neither masks nor noise")
-    assert all(len(line) <= WIDTH for line in printed(result) if line[:1] in "┏┃┡│└")
+    assert all(len(line) <= TABLE_WIDTH for line in printed(result) if line[:1] in "┏┃┡│└")
 
 
 def test_a_synonym_is_taken_and_its_definition_is_shown(hospital: Hospital) -> None:

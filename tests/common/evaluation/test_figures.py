@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.evaluation.evaluation import DataToScore, Evaluation, evaluate_models, split_by_source
-from polyclinic.common.evaluation.figures import TOGETHER, ScoredImages, compute_evaluation_figures
+from polyclinic.common.evaluation.figures import ALL_DATA, ScoredImages, compute_evaluation_figures
 from polyclinic.common.evaluation.groups import Grouping, parse_grouping
 from polyclinic.common.evaluation.models import ModelToScore
 from polyclinic.common.evaluation.page import write_evaluation_folder
@@ -95,7 +95,7 @@ def test_patients_of_two_hospitals_with_one_name_are_two_patients() -> None:
         for name in ("a", "b")
     ]
     figures = compute_evaluation_figures(scored, ("Mass",), {"m": {"Mass": FIXED}})
-    (together,) = [row.figures for row in figures.rows if row.data == TOGETHER]
+    (together,) = [row.figures for row in figures.rows if row.data == ALL_DATA]
     assert together.positive_patients == 2 * int(images.labels[:, 0].sum())
 
 

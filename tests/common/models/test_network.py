@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import (
-    EVALUATION_BATCH,
+    EVALUATION_BATCH_SIZE,
     SplitNetwork,
     build_network,
     compute_features_and_logits,
@@ -231,7 +231,7 @@ def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_a
     assert int(last.get_buffer("num_batches_tracked")) == 1
 
 
-@pytest.mark.parametrize("images", [1, EVALUATION_BATCH + 1])
+@pytest.mark.parametrize("images", [1, EVALUATION_BATCH_SIZE + 1])
 def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_of_one(images: int) -> None:
     """Its number modulo the batch would else show in which sites fail."""
 

@@ -1,4 +1,4 @@
-"""A caller's own network, loss, data set and other parts of a run from Python, as objects of this process."""
+"""Custom networks, losses, data sets and other parts of a run that a Python caller passes as objects."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
 """``optimizer(parameters, lr=..., weight_decay=...)`` returns a ``torch.optim.Optimizer``."""
 RateSchedule = Callable[[int, int], float]
 """``schedule(server_round, rounds)`` returns a factor of 0 or more; rounds count from 1."""
-OwnImages = LabelledImages | MapStyleDataset
-"""Images of your own with their labels."""
+CustomImages = LabelledImages | MapStyleDataset
+"""Custom images with their labels."""
 ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
-"""``metric(scores, labels)`` returns the value of one class."""
-OwnDataset = OwnImages | Mapping[str, OwnImages] | DatasetPlugin
-"""Images of your own, or the images of each part by its name, or the function of a data set plug-in."""
+"""``metric(scores, labels)`` returns the value of one class; both arguments have the shape ``(images,)``."""
+CustomDataset = CustomImages | Mapping[str, CustomImages] | DatasetPlugin
+"""Custom images, a dictionary part name -> images, or the function of a data set plug-in."""
 
 
 @dataclass(frozen=True)
-class OwnParts:
-    """The objects that a caller gives to ``simulate`` or ``compare`` in place of settings; None for those not given.
+class CustomParts:
+    """The custom objects that a caller passes to ``simulate`` or ``compare``; an attribute is None if it is not passed.
 
-    They exist only in this process, so a run with any of them stays in it.
+    The objects exist only in this process, so a run with any of them trains all sites in this process.
     """
 
     model: nn.Module | Network | None = None
     head: str | None = None
-    dataset: OwnDataset | None = None
+    dataset: CustomDataset | None = None
     loss: TrainingLoss | None = None
     transform: ImageTransform | None = None
     optimizer: OptimizerFactory | None = None
@@ -68,11 +68,11 @@ class OwnParts:
     metrics: Sequence[ClassMetric] = ()
 
     def __bool__(self) -> bool:
-        """Return True if the caller gives at least one object; the name of a head alone does not count."""
+        """Return True if the caller passes at least one object; the name of a head alone does not count."""
         return bool(self.metrics) or self.dataset is not None or bool(self._list_replaced_settings())
 
     def _list_replaced_settings(self) -> dict[str, tuple[str, Any]]:
-        """Return setting -> entry-point group and object, for each object except data set and metrics."""
+        """Return setting -> (entry-point group, object), for each object except data set and metrics."""
         parts = {
             "model.architecture": (MODELS, self.model),
             "training.loss": (LOSSES, self.loss),
@@ -83,26 +83,29 @@ class OwnParts:
         return {key: group_and_part for key, group_and_part in parts.items() if group_and_part[1] is not None}
 
     def make_overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Register the objects in this process, and return settings and objects as overrides of an experiment.
+        """Register the objects in this process as local plug-ins; return the overrides of an experiment that use them.
+
+        Args:
+            settings: Further settings of the caller, which become overrides too.
 
         Raises:
-            BadInput: If an object is no function where one is needed.
+            BadInput: If an object is not a function where one is needed.
         """
         self._refuse_wrong_parts()
-        added = dict(settings)
+        all_settings = dict(settings)
         for key, (group, part) in self._list_replaced_settings().items():
             # MONAI's transforms store their last draw: the caller's own object would have another hash in the next run.
             registered = _copy_if_possible(part) if group == TRANSFORMS else part
-            added[key] = PLUGIN + register_local_plugin(group, registered)
+            all_settings[key] = PLUGIN + register_local_plugin(group, registered)
         if self.head is not None:
-            added["model.head"] = self.head
+            all_settings["model.head"] = self.head
         if self.metrics:
             names = [PLUGIN + register_local_plugin(METRICS, metric) for metric in self.metrics]
-            added["evaluation.metrics"] = names
-        named = [value for value in settings.values() if isinstance(value, str) and value.startswith(PLUGIN)]
-        if self or any(map(is_local_plugin_name, named)):
-            added.setdefault("simulation.backend", "inline")
-        overrides = convert_settings_to_overrides(added)
+            all_settings["evaluation.metrics"] = names
+        plugin_values = [value for value in settings.values() if isinstance(value, str) and value.startswith(PLUGIN)]
+        if self or any(map(is_local_plugin_name, plugin_values)):
+            all_settings.setdefault("simulation.backend", "inline")
+        overrides = convert_settings_to_overrides(all_settings)
         if self.dataset is not None:
             name = register_local_plugin(DATASETS, wrap_as_dataset_plugin(self.dataset))
             # Keys such as data.keep may be among the settings.
@@ -129,7 +132,7 @@ class OwnParts:
         raise_faults(faults)
 
     def refuse_other_processes(self, file: ExperimentFile) -> None:
-        """Refuse an experiment on Ray, whose workers do not know the objects.
+        """Refuse an experiment that runs on Ray, because Ray's workers are other processes without these objects.
 
         Raises:
             BadInput: If there is an object, and the experiment chooses Ray.
@@ -142,7 +145,7 @@ class OwnParts:
 def _copy_if_possible(part: Any) -> Any:
     try:
         return copy.deepcopy(part)
-    except Exception:  # somebody else's code: it may raise anything
+    except Exception:  # the copy runs code of the caller, which may raise anything
         return part
 
 
@@ -165,12 +168,12 @@ def read_python_experiment(
 
 
 def copy_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of an experiment's tables, which may be changed."""
+    """Return a deep copy of an experiment's tables; the caller may change the copy."""
     return dict(json.loads(json.dumps(dict(tables))))
 
 
-def wrap_as_dataset_plugin(images: OwnDataset) -> DatasetPlugin:
-    """Wrap images as a data set plug-in with a name derived from the images; return a function unchanged."""
+def wrap_as_dataset_plugin(images: CustomDataset) -> DatasetPlugin:
+    """Wrap images as a data set plug-in, named after the type of the images; return a function unchanged."""
     are_images = isinstance(images, Mapping | LabelledImages) or hasattr(images, "__getitem__")
     if callable(images) and not are_images:
         return images
