@@ -1,9 +1,10 @@
-"""A network's modules and parameters, listed once: walking through a small network takes longer than using it.
+"""Cached lists of a network's modules and parameters, because walking through a small network takes longer than using
+it.
 
-Each request of a site switches a network between training and evaluation, resets which parameters are trained, and
-reads and writes its values. The lists hold where a tensor is stored, not the tensor, so that a tensor that is replaced
-is found. The modules of our own networks are never replaced after the network is built. Networks of others may do so,
-and their lists are made anew each time.
+For each request, a site switches the network between training and evaluation, resets which parameters are trained, and
+reads and writes its values. The lists contain the place where a tensor is stored, not the tensor itself, so that they
+stay valid if a tensor is replaced. The modules of our networks are never replaced after the network is built. Networks
+of other packages may replace modules, so their lists are made anew each time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,18 +16,18 @@ from torch import Tensor, nn
 from polyclinic.common.models.zoo.spec import is_external_network
 
 TensorSlot = tuple[dict[str, Tensor | None], str]
-"""The dictionary of a module's parameters or buffers, and the tensor's key in it."""
+"""The place of a tensor: the dictionary of a module's parameters or buffers, and the tensor's key in it."""
 
 
 @dataclass(frozen=True)
 class NetworkParts:
-    """Where a network keeps its modules and parameters.
+    """The modules of a network, and the places where its tensors are stored.
 
     Attributes:
-        modules: All modules below the network; not the network itself, which would then never be freed.
-        parameters: Where each parameter is stored, each once, in the order of ``network.parameters()``.
-        buffers: Where each buffer is stored, by its name as in ``network.named_buffers()``.
-        switches_plainly: True if ``train()`` only sets the flag of each module.
+        modules: All modules below the network. The network itself is left out, because it could then never be freed.
+        parameters: The place of each parameter, once each, in the order of ``network.parameters()``.
+        buffers: Name as in ``network.named_buffers()`` -> place of the buffer.
+        switches_plainly: True if ``train()`` of each module only sets the module's flag.
     """
 
     modules: tuple[nn.Module, ...]
@@ -35,21 +36,21 @@ class NetworkParts:
     switches_plainly: bool
 
 
-_PARTS: WeakKeyDictionary[nn.Module, NetworkParts] = WeakKeyDictionary()
+_PARTS_BY_NETWORK: WeakKeyDictionary[nn.Module, NetworkParts] = WeakKeyDictionary()
 
 
 def list_parts(network: nn.Module, *, fixed: bool | None = None) -> NetworkParts:
-    """Return where a network keeps its modules and parameters.
+    """Return the modules of a network and the places of its tensors, from the cache if possible.
 
     Args:
         network: A network, or a part of one such as its backbone.
         fixed: True if the modules are never replaced; None to find out, see :func:`has_fixed_modules`.
     """
-    parts = _PARTS.get(network)
+    parts = _PARTS_BY_NETWORK.get(network)
     if parts is None:
         parts = _make_parts(network)
         if has_fixed_modules(network) if fixed is None else fixed:
-            _PARTS[network] = parts
+            _PARTS_BY_NETWORK[network] = parts
     return parts
 
 
@@ -75,7 +76,7 @@ def _make_parts(network: nn.Module) -> NetworkParts:
 
 
 def find_tensor_slots(network: nn.Module) -> dict[str, TensorSlot]:
-    """Return where each tensor of the network's ``state_dict`` is stored, by its name."""
+    """Return name -> place of each tensor of the network's ``state_dict``."""
     slots = dict[str, TensorSlot]()
     for path, module in network.named_modules(remove_duplicate=False):
         for tensors in (module._parameters, module._buffers):
@@ -85,7 +86,7 @@ def find_tensor_slots(network: nn.Module) -> dict[str, TensorSlot]:
 
 
 def get_tensor(slot: TensorSlot) -> Tensor:
-    """Return the tensor that is stored there now."""
+    """Return the tensor that is currently stored at a place."""
     owner, key = slot
     tensor = owner[key]
     assert tensor is not None, key
@@ -93,9 +94,10 @@ def get_tensor(slot: TensorSlot) -> Tensor:
 
 
 def iterate_parameters(network: nn.Module, *, fixed: bool | None = None) -> Iterator[Tensor]:
-    """Iterate over the network's parameters, each once, in the order of ``network.parameters()``.
+    """Iterate over the network's parameters, once each, in the order of ``network.parameters()``.
 
     Args:
+        network: A network or a part of one.
         fixed: As in :func:`list_parts`.
     """
     return map(get_tensor, list_parts(network, fixed=fixed).parameters)
@@ -109,13 +111,14 @@ def set_training_flag(network: nn.Module, *, training: bool) -> None:
         return
     network.training = training
     for module in parts.modules:
-        module.__dict__["training"] = training  # nn.Module's own setter looks for parameters and buffers first
+        module.__dict__["training"] = training  # faster than nn.Module's setter, which checks for parameters first
 
 
 def require_gradients(network: nn.Module, *, fixed: bool | None = None) -> None:
-    """Have all parameters trained, like ``network.requires_grad_(True)``.
+    """Make all parameters trained, like ``network.requires_grad_(True)``.
 
     Args:
+        network: A network or a part of one.
         fixed: As in :func:`list_parts`.
     """
     for parameter in iterate_parameters(network, fixed=fixed):

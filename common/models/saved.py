@@ -1,4 +1,4 @@
-"""Saving and loading of a model as two files: ``model.safetensors`` (tensors) and ``model.json`` (description)."""
+"""Save and load a model as two files: ``model.safetensors`` (tensors) and ``model.json`` (description)."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from polyclinic.common.models.state import (
     read_model_state,
     write_model_state,
 )
-from polyclinic.common.models.weights import ABOUT_KEY, CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, UNLEARNED_KEY
+from polyclinic.common.models.weights import CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, RUN_METADATA_KEY, UNLEARNED_KEY
 from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
 from polyclinic.common.plugins import PLUGIN, is_local_plugin_name
 from polyclinic.common.system.files import (
@@ -40,10 +40,12 @@ from polyclinic.common.system.toml import describe_validation_error
 from polyclinic.common.vocabulary import Vocabulary, VocabularyTable
 from polyclinic.data.base.pixel_form import PixelForm
 
-MOST_TIMES, SPARE_BYTES = 4, 256 * 2**20
-"""Largest memory of a network while it is built: this multiple of its file, because a layer may be replaced or get
-low-rank factors, plus :data:`SPARE_BYTES` for tensors that are not saved, such as a classifier that is taken off."""
-_WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
+MAX_MEMORY_FACTOR = 4
+"""Limit on a network's memory while it is built, as a multiple of its file, because a layer may be replaced or get
+low-rank factors."""
+EXTRA_MEMORY_BYTES = 256 * 2**20
+"""Further memory for tensors that are not saved, such as a classifier that is removed."""
+_COPY_BOTH_FILES_REMEDY = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
 
 
 class SavedModelDescription(BaseModel):
@@ -59,9 +61,9 @@ class SavedModelDescription(BaseModel):
         initial_weights_sha256: Hash of the pretrained weights file, if the experiment named the hash.
         safetensors_sha256: Hash of the file ``model.safetensors``.
         model_sha256: Hash of the tensors' values, see :func:`polyclinic.common.models.state.hash_model_state`.
-        pixels: How the images of the training became pixels; None if that is not known.
-        unlearned: Class -> why the model has not learned it; None if that is not known.
-        maybe_unlearned: Classes of which it is not known whether the model has learned them.
+        pixels: Pixel form of the training images; None if unknown.
+        unlearned: Class that the model has not learned -> reason; None if unknown.
+        maybe_unlearned: Classes that the model may not have learned.
         vocabulary: Synonyms and definitions of the classes, if the study had a vocabulary.
     """
 
@@ -102,22 +104,28 @@ def save_model(
 ) -> SavedModelDescription:
     """Save a network as two files, each written atomically, tensors first; return the content of ``model.json``.
 
-    Each saved model needs its own folder: a crash between the two files leaves files that :func:`load_model` rejects.
+    Each saved model needs its own folder, because a crash between the two files leaves files that :func:`load_model`
+    rejects.
 
     Args:
-        pixels: How the images of the training became pixels; None if that is not known.
-        unlearned: Class -> why the model has not learned it; None if that is not known.
-        maybe_unlearned: Classes of which it is not known whether the model has learned them.
-        vocabulary: The study's vocabulary, of which the entries of the network's classes are saved.
-        private: Let only the owner read the files, because the model is one hospital's.
+        folder: Destination folder.
+        network: The network.
+        label_contract_sha256: Hash of the run's label contract.
+        pixels: Pixel form of the training images; None if unknown.
+        unlearned: Class that the model has not learned -> reason; None if unknown.
+        maybe_unlearned: Classes that the model may not have learned.
+        vocabulary: The study's vocabulary; only the entries of the network's classes are saved.
+        private: True if only the owner may read the files, because the model belongs to one hospital.
     """
     layout = make_model_layout(network)
     model_sha256 = hash_model_state(read_model_state(network), layout)
     normal = network.spec.normalisation
     spec = network.spec
-    axes, resize = "height x width", "bilinear antialiased"
+    axes = "height x width"
+    resize = "bilinear antialiased"
     if spec.takes_volumes:
-        axes, resize = "depth x height x width", "trilinear"
+        axes = "depth x height x width"
+        resize = "trilinear"
     steps = f"{resize} resize to {' x '.join(map(str, spec.sides))}"
     if spec.patch_size is not None:
         steps = f"{describe_sliding_window(spec)}, without a resize"
@@ -128,8 +136,8 @@ def save_model(
     about: dict[str, Any] = {MODEL_KEY: model.model_dump(mode="json"), CLASS_NAMES_KEY: network.class_names}
     about |= {PIXELS_KEY: pixels.model_dump(mode="json")} if pixels else {}
     about |= {UNLEARNED_KEY: list(unlearned)} if unlearned else {}
-    # One entry, for safetensors writes several in any order: the same model would be other bytes.
-    metadata = {ABOUT_KEY: json.dumps(about, sort_keys=True)}
+    # Use a single entry, because safetensors writes several entries in random order, which would change the bytes.
+    metadata = {RUN_METADATA_KEY: json.dumps(about, sort_keys=True)}
     content = safetensors.numpy.save(_list_saved_arrays(network, layout), metadata)
     saved = SavedModelDescription(
         model=model,
@@ -153,9 +161,10 @@ def save_model(
 
 
 def _list_saved_arrays(network: SplitNetwork, layout: ModelStateLayout) -> dict[str, Array]:
-    """Return name -> values of all trained and frozen tensors, without a copy where they are float32 on the CPU.
+    """Return name -> values of all trained and frozen tensors; float32 tensors on the CPU are not copied.
 
-    Trained tensors are saved as float32, as they are averaged. A tensor of one number keeps its shape ``()``.
+    Trained tensors are saved as float32, the type in which they are averaged. A tensor of one number keeps its shape
+    ``()``.
     """
     trained = {tensor.name for tensor in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
     saved = dict[str, Array]()
@@ -171,29 +180,34 @@ def load_model(folder: Path) -> SplitNetwork:
     """Load the network that :func:`save_model` wrote to a folder, in evaluation mode.
 
     Raises:
-        BadInput: If a file is missing or damaged, or the two files are of different models.
+        BadInput: If a file is missing or damaged, or the two files belong to different models.
     """
     saved = read_model_description(folder)
     content = _read_model_file(folder / TENSORS)
-    place = str(folder / TENSORS)
+    where = str(folder / TENSORS)
     if (actual := hashlib.sha256(content).hexdigest()) != saved.safetensors_sha256:
         problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {saved.safetensors_sha256}."
-        raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)])
+        raise BadInput([Fault(where, problem, _COPY_BOTH_FILES_REMEDY)])
     try:
         tensors = dict[str, Array](safetensors.numpy.load(content))
-    except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
-        raise BadInput([Fault(place, f"is no safetensors file of float32 numbers: {error}.")]) from None
-    network = _build_network_of_size(saved, sum(values.nbytes for values in tensors.values()), place)
+    # Number types that numpy lacks raise one of the last three.
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise BadInput([Fault(where, f"is no safetensors file of float32 numbers: {error}.")]) from None
+    network = _build_network_of_size(saved, sum(values.nbytes for values in tensors.values()), where)
     layout = make_model_layout(network)
-    live = list_frozen_tensors(network)
-    frozen = {name: tensors.pop(name) for name in live if name in tensors}
+    network_tensors = list_frozen_tensors(network)
+    frozen = {name: tensors.pop(name) for name in network_tensors if name in tensors}
     try:
-        wrong = [name for name in live if name not in frozen or frozen[name].shape != tuple(live[name].shape)]
+        wrong = [
+            name
+            for name in network_tensors
+            if name not in frozen or frozen[name].shape != tuple(network_tensors[name].shape)
+        ]
         if wrong:
             raise ValueError(f"{len(wrong)} frozen tensors are missing or of another shape, the first is {wrong[0]}")
-        if live:
+        if network_tensors:
             expected = network.spec.frozen_sha256
-            part = FrozenPart(np.concatenate([frozen[name].reshape(-1) for name in live]))
+            part = FrozenPart(np.concatenate([frozen[name].reshape(-1) for name in network_tensors]))
             if part.sha256 != expected:
                 raise ValueError(f"its frozen part has SHA-256 {part.sha256}, the model names {expected}")
             part.write_to_network(network)
@@ -201,37 +215,38 @@ def load_model(folder: Path) -> SplitNetwork:
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
         is_given = is_local_plugin_name(layout.architecture.removeprefix(PLUGIN))
-        remedy = "Give model= with the arguments that it was trained with." if is_given else _WRITTEN_TOGETHER
-        raise BadInput([Fault(place, problem, remedy)]) from None
+        remedy = "Give model= with the arguments that it was trained with." if is_given else _COPY_BOTH_FILES_REMEDY
+        raise BadInput([Fault(where, problem, remedy)]) from None
     write_model_state(network, state.trunk, state.norm)
     head = make_dense_layer(torch.from_numpy(state.head.weight), torch.from_numpy(state.head.bias))
     return network.with_head(saved.class_names, head).eval()
 
 
-def _build_network_of_size(saved: SavedModelDescription, size: int, place: str) -> SplitNetwork:
-    """Build the network of a description with the head's first row alone, because the file has all rows.
+def _build_network_of_size(saved: SavedModelDescription, size: int, where: str) -> SplitNetwork:
+    """Build the network of a description with only one head row, because the file contains all rows.
 
     Args:
-        size: Bytes of the tensors in the file.
-        place: Path of the file, for the fault.
+        saved: The description.
+        size: Size of the tensors in the file, in bytes.
+        where: Path of the file, for the fault.
 
     Raises:
         BadInput: If the network cannot be built, or takes far more memory than the tensors in the file.
     """
-    # A plug-in is a package that this machine's owner installed: its author decides what it builds.
+    # The owner of this machine installed a plug-in and trusts it, so its network has no limit.
     is_plugin = saved.model.architecture.startswith(PLUGIN)
-    most = MOST_TIMES * size + SPARE_BYTES
+    limit = MAX_MEMORY_FACTOR * size + EXTRA_MEMORY_BYTES
     try:
-        with nullcontext() if is_plugin else limit_network_bytes(most):
+        with nullcontext() if is_plugin else limit_network_bytes(limit):
             return build_network(saved.model, saved.class_names[:1], seed=0)
     except NetworkTooLarge:
         problem = f"holds {format_bytes(size)}, and the network that {DESCRIPTION} names takes more than "
-        problem += f"{format_bytes(most)} of memory: it is another one."
-        raise BadInput([Fault(place, problem, _WRITTEN_TOGETHER)]) from None
+        problem += f"{format_bytes(limit)} of memory: it is another one."
+        raise BadInput([Fault(where, problem, _COPY_BOTH_FILES_REMEDY)]) from None
 
 
 def read_model_description(folder: Path) -> SavedModelDescription:
-    """Read and check the ``model.json`` of a folder.
+    """Read and validate the ``model.json`` of a folder.
 
     Raises:
         BadInput: If the file is missing or not valid in this release.
@@ -243,7 +258,7 @@ def read_model_description(folder: Path) -> SavedModelDescription:
         faults = list[Fault]()
         for fault in error.errors(include_url=False):
             where = ": ".join(filter(None, (str(path), ".".join(map(str, fault["loc"])))))
-            faults.append(Fault(where, describe_validation_error(dict(fault)), _WRITTEN_TOGETHER))
+            faults.append(Fault(where, describe_validation_error(dict(fault)), _COPY_BOTH_FILES_REMEDY))
         raise BadInput(faults) from None
 
 

@@ -1,4 +1,4 @@
-"""Probabilities of pictures by a network, on the GPU if there is one."""
+"""Compute a network's class probabilities of pictures, on the GPU if there is one."""
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ def compute_picture_probabilities(
     """Return probabilities ``(n, classes)`` of uint8 images.
 
     Args:
+        network: The network.
+        images: An array ``(n, height, width, 1 or 3)``, or a set of images.
         device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
     """
     if not len(images):

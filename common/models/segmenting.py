@@ -1,4 +1,4 @@
-"""Run a segmentation network over a part of the data, and compare what it predicts with the outlines."""
+"""Run a segmentation network over images, and compare the predicted areas with the outlines."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -19,20 +19,20 @@ from polyclinic.common.models.network import (
 from polyclinic.common.models.parts import set_training_flag
 from polyclinic.data.images.pixels import ImageTensors, MaskTensors
 
-PIXELS_AT_A_TIME = 2**19
-"""Pixels of the images of one batch, at least one image; a feature of all of them takes 2 MB."""
+PIXELS_PER_BATCH = 2**19
+"""Number of pixels in a batch, which has at least one image; one feature of all pixels takes 2 MB."""
 BatchLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Logits and pixel labels of a batch -> its loss, and the weight of the batch in the mean."""
+"""A function that maps logits and pixel labels of a batch to its loss, and to the batch's weight in the mean."""
 
 
 @torch.no_grad()
 def iterate_logits(
     network: SplitNetwork, images: ImageTensors, precision: Precision = "auto"
 ) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
-    """Yield the logits of all images in order, with the images' indices, in batches that fit into memory."""
+    """Yield the indices and the logits of all images, in order, in batches that fit into memory."""
     set_training_flag(cast(nn.Module, network), training=False)
     pixels = int(np.prod(images.sides))
-    size = max(1, PIXELS_AT_A_TIME // pixels)
+    size = max(1, PIXELS_PER_BATCH // pixels)
     first = 0
     for batch in images.iterate_batches(size):
         if not len(batch):
@@ -40,7 +40,7 @@ def iterate_logits(
         with autocast(batch.device, precision):
             if network.spec.patch_size is None:
                 logits = apply_doubling_single_image(network, batch.float()).float()
-            else:  # the network doubles a single window, not the whole image
+            else:  # the sliding window doubles a batch of one window
                 logits = network(batch.float()).float()
         yield np.arange(first, first + len(batch)), logits
         first += len(batch)
@@ -57,33 +57,40 @@ def compare_with_masks(
     loss: BatchLoss | None = None,
     distances: bool = False,
 ) -> AreaComparison:
-    """Return predicted and outlined areas of all images, for the network's head rows.
+    """Compare predicted and outlined areas of all images, for each head row of the network.
 
     Args:
+        network: The network.
+        images: The images, ``n``.
+        masks: The outlined areas.
         labels: Labels ``(n, rows)`` of the images, NaN where a class is not annotated.
+        precision: Number format of the computation.
         loss: Computes the loss of a batch; None for no loss.
-        distances: Compute Hausdorff distances, which takes longer than the network.
+        distances: True to compute Hausdorff distances, which takes longer than the network.
     """
     shape = len(images), len(network.class_names)
     predicted, reference, common = (np.zeros(shape, np.int64) for _ in range(3))
-    measured = np.full(shape, np.nan) if distances else None
-    total, weights = 0.0, 0.0
+    distances_of_images = np.full(shape, np.nan) if distances else None
+    loss_sum = 0.0
+    weight_sum = 0.0
     for rows, logits in iterate_logits(network, images, precision):
         index = torch.from_numpy(rows)
         truth = masks.make_pixel_labels(index, labels[index.to(labels.device)])
         if loss is not None:
             value, weight = loss(logits, truth)
-            total = total + float(value) * float(weight)
-            weights = weights + float(weight)
+            loss_sum = loss_sum + float(value) * float(weight)
+            weight_sum = weight_sum + float(weight)
         areas = decide_class_areas(logits, network.spec.task)
         outlined = truth == 1
-        for counts, of_kind in ((predicted, areas), (reference, outlined), (common, areas & outlined)):
-            counts[rows] = of_kind.flatten(2).sum(2).cpu().numpy()
-        if measured is not None:
+        for counts, kind_areas in ((predicted, areas), (reference, outlined), (common, areas & outlined)):
+            counts[rows] = kind_areas.flatten(2).sum(2).cpu().numpy()
+        if distances_of_images is not None:
             spacing = None if masks.spacing is None else masks.spacing[rows]
-            measured[rows] = _measure_distances(areas.cpu().numpy(), outlined.cpu().numpy(), spacing)
+            distances_of_images[rows] = _measure_distances(areas.cpu().numpy(), outlined.cpu().numpy(), spacing)
     is_known = ~labels.isnan().cpu().numpy()
-    return AreaComparison(predicted, reference, common, is_known, measured, total / weights if weights else None)
+    return AreaComparison(
+        predicted, reference, common, is_known, distances_of_images, loss_sum / weight_sum if weight_sum else None
+    )
 
 
 def _measure_distances(

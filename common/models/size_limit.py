@@ -1,4 +1,4 @@
-"""A limit on the memory of a network while it is built, for a description that somebody else wrote."""
+"""A limit on the memory of a network while it is built from a description of another person."""
 
 import threading
 from collections.abc import Iterator
@@ -13,15 +13,18 @@ from torch.nn.parameter import is_lazy
 
 
 class NetworkTooLarge(Exception):
-    """Raised when a network that is being built takes more memory than it may."""
+    """Raised when a network that is being built exceeds its memory limit."""
 
 
 @contextmanager
-def limit_network_bytes(most: int) -> Iterator[None]:
-    """Context manager that limits the bytes of all tensors that modules of this thread get inside of it.
+def limit_network_bytes(limit: int) -> Iterator[None]:
+    """Limit the bytes of all tensors that modules of this thread register inside the ``with`` block.
 
-    A layer gets each of its tensors before it draws their values. Until then the tensor has addresses and no memory, so
-    a layer that is too large is stopped before it takes any.
+    A layer registers each tensor before it draws the values. Until then the tensor has addresses but no memory, so a
+    layer that is too large is stopped before it uses any.
+
+    Args:
+        limit: Maximum number of bytes.
 
     Raises:
         NetworkTooLarge: At the module that exceeds the limit.
@@ -34,7 +37,7 @@ def limit_network_bytes(most: int) -> Iterator[None]:
         if value is None or is_lazy(value) or value.is_meta or threading.get_ident() != thread:
             return
         registered += value.nbytes
-        if registered > most:
+        if registered > limit:
             raise NetworkTooLarge
 
     hooks = (
@@ -44,7 +47,7 @@ def limit_network_bytes(most: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # for one tensor that is larger than the machine
+        if "can't allocate memory" in str(error):  # a single tensor exceeds the machine's memory
             raise NetworkTooLarge from None
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Compute a whole image by a window that slides over it, with MONAI's ``sliding_window_inference``."""
+"""Apply a network of patches to a whole image by a sliding window, with MONAI's ``sliding_window_inference``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system.packages import refuse_missing_packages
 
-WINDOWS_AT_A_TIME = 2
-"""Windows of a batch, because some layers fail on one."""
+WINDOWS_PER_BATCH = 2
+"""Number of windows in a batch; two, because some layers fail on one."""
 PATCH_KEY = "model.patch_size"
 
 
@@ -17,18 +17,22 @@ def refuse_missing_sliding_window(spec: ModelSpec) -> None:
     """Check that MONAI is installed if a model reads its images in patches.
 
     Raises:
-        BadInput: If it is not.
+        BadInput: If MONAI is needed and not installed.
     """
     if spec.patch_size is not None:
         refuse_missing_packages(PATCH_KEY, "monai")
 
 
 def slide_over_images(compute: Callable[[Tensor], Tensor], images: Tensor, spec: ModelSpec) -> Tensor:
-    """Return what a function computes for whole images, as the weighted mean over the windows that cover each pixel.
+    """Apply a function to windows of images; return for each pixel the weighted mean over the windows that cover it.
 
     Args:
-        compute: From windows ``(windows, channels, *spec.sides)`` to maps ``(windows, rows, *spec.sides)``.
+        compute: Maps windows ``(windows, channels, *spec.sides)`` to maps ``(windows, rows, *spec.sides)``.
         images: Float pixels ``(batch, channels, *spatial)``; an axis smaller than a window is padded with black.
+        spec: The model, with patch size, overlap and blending.
+
+    Returns:
+        Maps ``(batch, rows, *spatial)``.
     """
     from monai.inferers import utils  # takes seconds to import
 
@@ -36,7 +40,7 @@ def slide_over_images(compute: Callable[[Tensor], Tensor], images: Tensor, spec:
     maps: Tensor = slide(
         images,
         spec.sides,
-        WINDOWS_AT_A_TIME,
+        WINDOWS_PER_BATCH,
         compute,
         overlap=spec.patch_overlap,
         mode=spec.patch_blending,
@@ -45,6 +49,6 @@ def slide_over_images(compute: Callable[[Tensor], Tensor], images: Tensor, spec:
 
 
 def describe_sliding_window(spec: ModelSpec) -> str:
-    """Describe the window of a model of patches: ``windows of 96 x 96 x 96, overlap 0.5, gaussian blending``."""
+    """Return the sliding window of a model as text: ``windows of 96 x 96 x 96, overlap 0.5, gaussian blending``."""
     sides = " x ".join(map(str, spec.sides))
     return f"windows of {sides}, overlap {spec.patch_overlap:g}, {spec.patch_blending} blending"

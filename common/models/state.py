@@ -2,7 +2,7 @@
 
 The groups are ``trunk`` (backbone and neck), ``norm`` (batch normalisation), both flat, and ``head``. A
 :class:`ModelStateLayout` lists the tensors of the flat groups. Integer buffers, such as BatchNorm's
-``num_batches_tracked``, are left out: they restart in each round. Values that are not trained form a
+``num_batches_tracked``, are left out, because they restart in each round. Values that are not trained form a
 :class:`FrozenPart`, which each site receives once.
 """
 
@@ -75,8 +75,8 @@ class ModelStateLayout:
     @property
     def running_variance_slices(self) -> tuple[slice, ...]:
         """Slices that contain running variances, in the flat array of batch normalisation (:attr:`ModelState.norm`)."""
-        places = self.tensor_slices()
-        return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
+        slices = self.tensor_slices()
+        return tuple(slices[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
 
     def tensor_slices(self) -> dict[str, slice]:
         """Return the slice of each tensor, by name, in the flat array that contains it (``trunk`` or ``norm``)."""
@@ -218,26 +218,28 @@ def _view_array_as_bytes(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-_SLOTS: WeakKeyDictionary[Model, tuple[dict[str, TensorSlot], dict[str, TensorSlot]]] = WeakKeyDictionary()
-"""Where the networks in use keep their trained tensors, which every request asks for."""
+_TENSOR_SLOTS_BY_NETWORK: WeakKeyDictionary[Model, tuple[dict[str, TensorSlot], dict[str, TensorSlot]]] = (
+    WeakKeyDictionary()
+)
+"""Network -> places of its trained tensors (trunk, norm), cached because every request needs them."""
 
 
 def _get_trunk_and_norm_tensors(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the network's trained float tensors by name: those of backbone and neck, and those of batch normalisation.
 
-    The tensors are the network's own, not copies.
+    The result contains the tensors of the network, not copies.
     """
-    slots = _SLOTS.get(network)
+    slots = _TENSOR_SLOTS_BY_NETWORK.get(network)
     if slots is None:
         slots = _find_trunk_and_norm_slots(network)
         if has_fixed_modules(cast(nn.Module, network)):
-            _SLOTS[network] = slots
+            _TENSOR_SLOTS_BY_NETWORK[network] = slots
     trunk, norm = ({name: get_tensor(slot) for name, slot in group.items()} for group in slots)
     return trunk, norm
 
 
 def _find_trunk_and_norm_slots(network: Model) -> tuple[dict[str, TensorSlot], dict[str, TensorSlot]]:
-    """Return where the trained float tensors are stored, by name, in the order of the network's ``state_dict``."""
+    """Return the places of the trained float tensors, by name, in the order of the network's ``state_dict``."""
     norms = {name for name, module in network.named_modules() if is_batch_norm(module)}
     stored = find_tensor_slots(cast(nn.Module, network))
     trunk = dict[str, TensorSlot]()
@@ -266,7 +268,7 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
     sizes = list(map(Tensor.numel, tensors.values()))
     device = next(iter(tensors.values())).device
     if device.type == "cpu":
-        joined = torch.from_numpy(np.empty(sum(sizes), np.float32))  # in large pages, which torch does not ask for
+        joined = torch.from_numpy(np.empty(sum(sizes), np.float32))  # numpy allocates large memory pages
     else:
         joined = torch.empty(sum(sizes), device=device)
     for part, tensor in zip(torch.split(joined, sizes), tensors.values(), strict=True):
@@ -276,8 +278,8 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
 
 
 @cache
-def _use_up_warning_about_read_only_arrays() -> None:
-    """Let torch give its warning about read-only arrays, once in a process, where nobody sees it."""
+def _consume_read_only_array_warning() -> None:
+    """Trigger torch's warning about read-only arrays silently; torch gives it only once in a process."""
     array = np.zeros(1, np.float32)
     array.flags.writeable = False
     with warnings.catch_warnings():
@@ -289,15 +291,15 @@ def _copy_flat_array_into_tensors(flat: Array | None, tensors: Mapping[str, Tens
     if flat is None or not tensors:
         return
     device = next(iter(tensors.values())).device
-    _use_up_warning_about_read_only_arrays()
-    values = torch.from_numpy(flat).to(device)  # arrays from the wire are read-only, and only read here
+    _consume_read_only_array_warning()
+    values = torch.from_numpy(flat).to(device)  # arrays from the wire are read-only; this function only reads them
     sizes = list(map(Tensor.numel, tensors.values()))
     for part, tensor in zip(torch.split(values, sizes), tensors.values(), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
 
 FROZEN_PART_MISSING = "the frozen part of the model is not on this site's disk"
-"""A site's error, for which the coordinator sends the frozen part again."""
+"""Error message of a site without the frozen part; the coordinator then sends the frozen part again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +307,7 @@ class FrozenPart:
     """The values of the tensors of a network that are not trained.
 
     Attributes:
-        values: float32 ``(n,)``, tensor after tensor in the order of the network's ``state_dict``.
+        values: float32 ``(n,)``: all tensors one after another, in the order of the network's ``state_dict``.
     """
 
     values: NDArray[np.float32]
@@ -317,7 +319,9 @@ class FrozenPart:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the values as little-endian bytes, without names and shapes, which the plan determines."""
+        """SHA-256 of the values as little-endian bytes; names and shapes are not hashed, because the plan determines
+        them.
+        """
         return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()
 
     def write_to_network(self, network: SplitNetwork) -> None:
@@ -336,7 +340,7 @@ class FrozenPart:
 
 
 def list_frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
-    """Return the network's own (uncopied) frozen tensors by name, in the order of its ``state_dict``."""
+    """Return name -> frozen tensor of the network (not a copy), in the order of its ``state_dict``."""
     return {name: tensor for name, tensor in network.state_dict().items() if name in network.frozen}
 
 

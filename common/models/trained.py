@@ -19,8 +19,8 @@ from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.plugins import PLUGIN
 
-PREFIX = "lora:"
-_ORIGINAL = ".parametrizations.weight.original"
+LORA_PREFIX = "lora:"
+_ORIGINAL_WEIGHT_SUFFIX = ".parametrizations.weight.original"
 
 
 class LowRankParametrization(nn.Module):
@@ -57,9 +57,9 @@ def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
     Raises:
         BadInput: If no layer is large enough.
     """
-    if not train.startswith(PREFIX):
+    if not train.startswith(LORA_PREFIX):
         return
-    rank = int(train.removeprefix(PREFIX))
+    rank = int(train.removeprefix(LORA_PREFIX))
     layers = list[tuple[str, nn.Linear | nn.Conv2d | nn.Conv3d]]()
     for name, layer in backbone.named_modules():
         if not isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d):
@@ -76,7 +76,7 @@ def add_low_rank_factors(backbone: nn.Module, train: str) -> None:
 
 
 def iterate_low_rank_factor_names(backbone: nn.Module) -> Iterator[str]:
-    """Yield the names of the modules in a backbone that hold the trained low-rank (LoRA) factors ``up``.
+    """Yield the names of the modules in a backbone that contain the trained low-rank (LoRA) factors ``up``.
 
     The fixed factors ``down`` are buffers, and are left out.
     """
@@ -101,17 +101,17 @@ def merge_low_rank_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in tensors:
         stem = name.removesuffix("original")
         names = [name, f"{stem}0.down", f"{stem}0.up.weight"]
-        if name.endswith(_ORIGINAL) and all(part in tensors for part in names):
+        if name.endswith(_ORIGINAL_WEIGHT_SUFFIX) and all(part in tensors for part in names):
             original, down, up = (plain.pop(part) for part in names)
             product = up @ down if up.ndim == down.ndim == 2 and up.shape[1] == len(down) else None
             if product is None or product.numel() != original.numel():
                 return dict(tensors)
-            plain[name.removesuffix(_ORIGINAL) + ".weight"] = original + product.view(original.shape)
+            plain[name.removesuffix(_ORIGINAL_WEIGHT_SUFFIX) + ".weight"] = original + product.view(original.shape)
     return plain
 
 
 def list_trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
-    """Return the names of the backbone's layers (modules with parameters of their own) that are trained.
+    """Return the names of the backbone's trained layers; a layer is a module that directly contains parameters.
 
     Args:
         backbone: The backbone; for ``lora:RANK`` it must already have its low-rank factors.
@@ -122,19 +122,19 @@ def list_trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     """
     if train in ("head", "neck"):
         return frozenset()
-    if train.startswith(PREFIX):
+    if train.startswith(LORA_PREFIX):
         return frozenset(iterate_low_rank_factor_names(backbone))
     layers = [name for name, module in backbone.named_modules() if list(module.parameters(recurse=False))]
     if train == "all":
         return frozenset(layers)
     # A parametrized layer, with weight normalisation for instance, is one layer with the parts of its weight.
     owners = {name: name.partition(".parametrizations.")[0] for name in layers}
-    last = int(train.removeprefix("last:"))
+    layer_count = int(train.removeprefix("last:"))
     distinct = list(dict.fromkeys(owners.values()))
-    if last > len(distinct):
-        problem = f"asks for {last} layers, and the backbone has {len(distinct)} with parameters."
+    if layer_count > len(distinct):
+        problem = f"asks for {layer_count} layers, and the backbone has {len(distinct)} with parameters."
         raise BadInput([Fault("model.train", problem, 'Use "all", or a smaller number.')])
-    return frozenset(name for name, owner in owners.items() if owner in distinct[-last:])
+    return frozenset(name for name, owner in owners.items() if owner in distinct[-layer_count:])
 
 
 def list_frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
@@ -156,7 +156,7 @@ def list_frozen_tensor_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[
 def register_frozen_constants(backbone: nn.Module, spec: ModelSpec) -> None:
     """Turn a plug-in's frozen parameters into buffers, in place, if ``model.train`` is ``all``.
 
-    No method then trains such constants, for instance a gate or a position embedding. Frozen parameters of torch's own
+    No method then trains such constants, for instance a gate or a position embedding. Frozen parameters of torch's
     layers stay parameters; :func:`refuse_unfit_train_setting` rejects them.
     """
     if spec.train != "all" or not spec.architecture.startswith(PLUGIN):
@@ -172,7 +172,8 @@ def register_frozen_constants(backbone: nn.Module, spec: ModelSpec) -> None:
 def refuse_unfit_train_setting(backbone: nn.Module, spec: ModelSpec) -> None:
     """Raise :class:`BadInput` if ``model.train`` does not suit a backbone.
 
-    It does not if it asks for frozen layers but freezes nothing, or if it would train layers that a plug-in has frozen.
+    It does not suit if it asks for frozen layers but freezes nothing, or if it would train layers that a plug-in has
+    frozen.
     """
     if spec.train != "all" and not list_frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])

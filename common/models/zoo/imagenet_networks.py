@@ -1,9 +1,9 @@
-"""ResNet-18 and DenseNet-121 without their last dense layer, with the names and the initial weights of torchvision.
+"""ResNet-18 and DenseNet-121 without their last dense layer, with torchvision's tensor names and initial weights.
 
 ResNet: He, Zhang, Ren, Sun, CVPR 2016. DenseNet: Huang, Liu, van der Maaten, Weinberger, CVPR 2017. Both are built
-here, because importing torchvision takes 1.7 s of CPU time and 92 MB in each program of a federation: it brings torch's
-compiler and sympy. The tensors have torchvision's names, so that its weights fit. All random numbers are drawn as it
-draws them, also those of values that are overwritten, so that one seed gives the same model as torchvision.
+here, because importing torchvision also imports torch's compiler and sympy: 1.7 s of CPU time and 92 MB in each program
+of a federation. The tensors have torchvision's names, so that its weights fit. Random numbers are drawn in
+torchvision's order, even for values that are overwritten, so that equal seeds give equal models.
 """
 
 from typing import Literal
@@ -12,15 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-RGB, IMAGENET_CLASSES = 3, 1000
+RGB_CHANNELS = 3
+IMAGENET_CLASSES = 1000
 STEM_WIDTH = 64
-"""Feature maps of the first convolution of both networks."""
+"""Number of feature maps of the first convolution of both networks."""
 RESNET18_WIDTHS = (64, 128, 256, 512)
-"""Feature maps of each stage, of two blocks."""
+"""Number of feature maps of each stage; a stage has two blocks."""
 DENSENET121_LAYERS = (6, 12, 24, 16)
-"""Layers of each dense block."""
-GROWTH, BOTTLENECK = 32, 128
-"""Feature maps that each layer of a dense block adds, and those inside of it."""
+"""Number of layers in each dense block."""
+GROWTH_RATE = 32
+"""Number of feature maps that each layer of a dense block adds."""
+BOTTLENECK_WIDTH = 128
+"""Number of feature maps inside a layer of a dense block."""
 
 
 def _make_stem_convolution(channels: int) -> nn.Conv2d:
@@ -38,12 +41,12 @@ def _initialise_convolutions(network: nn.Module, mode: Literal["fan_in", "fan_ou
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions, whose result is added to the block's input; a 1x1 convolution fits the input to it."""
+    """A residual block of two 3x3 convolutions; a 1x1 convolution adapts the shortcut if the shape changes."""
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
         super().__init__()
         downsample: nn.Sequential | None = None
-        if stride != 1 or narrow != wide:  # drawn before the block's own convolutions
+        if stride != 1 or narrow != wide:  # torchvision also draws its weights before those of the block
             downsample = nn.Sequential(nn.Conv2d(narrow, wide, 1, stride=stride, bias=False), nn.BatchNorm2d(wide))
         self.conv1 = nn.Conv2d(narrow, wide, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(wide)
@@ -65,7 +68,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1 = _make_stem_convolution(RGB)
+        self.conv1 = _make_stem_convolution(RGB_CHANNELS)
         self.bn1 = nn.BatchNorm2d(STEM_WIDTH)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
@@ -75,10 +78,10 @@ class ResNet18(nn.Module):
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
             narrow = wide
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        nn.Linear(narrow, IMAGENET_CLASSES)  # draws the numbers of torchvision's last layer
+        nn.Linear(narrow, IMAGENET_CLASSES)  # draws random numbers for torchvision's last layer, too
         self.fc = nn.Identity()
         _initialise_convolutions(self, "fan_out")
-        if channels != RGB:
+        if channels != RGB_CHANNELS:
             self.conv1 = _make_stem_convolution(channels)
             _initialise_convolutions(self.conv1, "fan_out")
 
@@ -94,16 +97,16 @@ class ResNet18(nn.Module):
 
 
 class _DenseLayer(nn.Module):
-    """Makes a few feature maps of all feature maps of its block so far."""
+    """Computes new feature maps from all feature maps before it in its dense block."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU(inplace=True)
-        self.conv1 = nn.Conv2d(width, BOTTLENECK, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(BOTTLENECK)
+        self.conv1 = nn.Conv2d(width, BOTTLENECK_WIDTH, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(BOTTLENECK_WIDTH)
         self.relu2 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(BOTTLENECK, GROWTH, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(BOTTLENECK_WIDTH, GROWTH_RATE, 3, padding=1, bias=False)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """Return ``(batch, 32, size, size)``."""
@@ -112,19 +115,21 @@ class _DenseLayer(nn.Module):
 
 
 class _DenseBlock(nn.ModuleDict):
-    """Layers of which each reads the feature maps of all before it."""
+    """A block of layers in which each layer reads the feature maps of all layers before it."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
         for index in range(layers):
-            self.add_module(f"denselayer{index + 1}", _DenseLayer(width + index * GROWTH))
+            self.add_module(f"denselayer{index + 1}", _DenseLayer(width + index * GROWTH_RATE))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return the block's input and the feature maps of all its layers, ``(batch, wide, size, size)``."""
-        every = [maps]
+        """Return the block's input and the feature maps of all its layers, concatenated: ``(batch, wide, size,
+        size)``.
+        """
+        all_maps = [maps]
         for layer in self.values():
-            every.append(layer(every))
-        return torch.cat(every, 1)
+            all_maps.append(layer(all_maps))
+        return torch.cat(all_maps, 1)
 
 
 class _Transition(nn.Sequential):
@@ -144,22 +149,22 @@ class DenseNet121(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.features = nn.Sequential()
-        self.features.add_module("conv0", _make_stem_convolution(RGB))
+        self.features.add_module("conv0", _make_stem_convolution(RGB_CHANNELS))
         self.features.add_module("norm0", nn.BatchNorm2d(STEM_WIDTH))
         self.features.add_module("relu0", nn.ReLU(inplace=True))
         self.features.add_module("pool0", nn.MaxPool2d(3, stride=2, padding=1))
         width = STEM_WIDTH
         for number, layers in enumerate(DENSENET121_LAYERS, start=1):
             self.features.add_module(f"denseblock{number}", _DenseBlock(layers, width))
-            width += layers * GROWTH
+            width += layers * GROWTH_RATE
             if number < len(DENSENET121_LAYERS):
                 self.features.add_module(f"transition{number}", _Transition(width))
                 width //= 2
         self.features.add_module("norm5", nn.BatchNorm2d(width))
-        nn.Linear(width, IMAGENET_CLASSES)  # draws the numbers of torchvision's last layer
+        nn.Linear(width, IMAGENET_CLASSES)  # draws random numbers for torchvision's last layer, too
         self.classifier = nn.Identity()
         _initialise_convolutions(self, "fan_in")
-        if channels != RGB:
+        if channels != RGB_CHANNELS:
             self.features.conv0 = _make_stem_convolution(channels)
             _initialise_convolutions(self.features.conv0, "fan_in")
 

@@ -2,14 +2,14 @@
 
 The ResNet-18 is that of Hassani and Rekik, "UniFed", 2024 (12,563,095 parameters with 23 classes and one channel). It
 differs from He et al.: every convolution has a bias, the shortcut of a striding block is a 3x3 convolution with stride
-2 instead of a 1x1, and weights start from PyTorch's default. VGG-11 has batch normalisation (Simonyan and Zisserman,
-2015), in torchvision's and in UniFed's form.
+2 instead of a 1x1, and weights start from PyTorch's default. VGG-11 (Simonyan and Zisserman, 2015) has batch
+normalisation; there are two variants, torchvision's and UniFed's.
 
 EfficientNet-Lite0 (Google, 2020; after Tan and Le, "EfficientNet", 2019) is EfficientNet-B0 without
-squeeze-and-excitation, with ReLU6, and with stem and last convolution of fixed width. Convolutions pad as TensorFlow
-does ("SAME": the odd pixel goes right and below), as the public ImageNet weights expect. Departures: BatchNorm momentum
-is PyTorch's 0.1 (the original's 0.01 lags behind in short local epochs), and there is no drop-connect. Names of layers
-are those of the public PyTorch weights without their leading underscores.
+squeeze-and-excitation, with ReLU6, and with stem and last convolution of fixed width. Convolutions use TensorFlow's
+"SAME" padding (the odd pixel goes right and below), which the public ImageNet weights expect. Departures: BatchNorm
+momentum is PyTorch's 0.1, because the original 0.01 lags behind in short local epochs, and there is no drop-connect.
+Layers have the names of the public PyTorch weights without leading underscores.
 """
 
 import copy
@@ -39,12 +39,12 @@ class SingleValueSafeBatchNorm(nn.Module):
     def forward(self, maps: Tensor, *more: Any, **options: Any) -> Tensor:
         """Normalise feature maps ``(batch, channels, ...)``; further arguments are passed on to the base class."""
         has_variance = maps.numel() != maps.shape[1]
-        # Two equal images have no variance either, and are accepted.
+        # PyTorch accepts two equal images, although these have no variance either.
         if not has_variance and getattr(self, "running_mean", maps) is None:
             return super().forward(torch.cat([maps, maps]), *more, **options)[:1]  # type: ignore[no-any-return]
         if has_variance or not self.training:
             return super().forward(maps, *more, **options)  # type: ignore[no-any-return]
-        self.training = False  # of this layer alone: timm's BatchNormAct2d has layers inside
+        self.training = False  # not eval(), which would also switch the layers inside timm's BatchNormAct2d
         try:
             return super().forward(maps, *more, **options)  # type: ignore[no-any-return]
         finally:
@@ -63,38 +63,43 @@ def _make_safe_norm_subclass(kind: type[nn.Module]) -> type[nn.Module]:
     return _SINGLE_VALUE_SAFE_CLASSES[kind]
 
 
-_KEEPS_STATISTICS = WeakKeyDictionary[nn.Module, bool]()
-_STACKED = 4
-"""Most rows of a parameter that stacks several numbers a channel; one with more is the weight of another layer."""
+_HAS_STATISTICS_CACHE = WeakKeyDictionary[nn.Module, bool]()
+_MAX_NUMBERS_PER_CHANNEL = 4
+"""Maximum number of values per channel in a parameter of a normalisation layer; a larger one is a layer's weight
+matrix.
+"""
 
 
 def is_batch_norm(layer: nn.Module) -> bool:
     """Return True if a layer is a batch normalisation, of any class and library; its buffers decide.
 
-    A layer is one if it has a buffer ``running_var``. It is also one if its float buffers are statistics that training
-    computes from the inputs and evaluation uses, and its parameters have at most a few numbers for each channel.
+    A layer with a buffer ``running_var`` is one. So is a layer whose float buffers are statistics that training
+    computes from its inputs and evaluation uses, if its parameters have at most a few values per channel.
     """
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return True
-    if type(layer).__module__ == "torch.nn.utils.parametrizations":  # spectral norm has two vectors, of weights
+    # The two buffers of spectral norm belong to weights, not to images.
+    if type(layer).__module__ == "torch.nn.utils.parametrizations":
         return False
     buffers = {name: value for name, value in layer.named_buffers(recurse=False) if value.is_floating_point()}
     if "running_var" in buffers:
         return True
     # The second largest side of each parameter, which is 1 for a vector or a number.
-    if not buffers or any(sorted([1, 1, *value.shape])[-2] > _STACKED for value in layer.parameters()):
+    if not buffers or any(sorted([1, 1, *value.shape])[-2] > _MAX_NUMBERS_PER_CHANNEL for value in layer.parameters()):
         return False
-    if layer not in _KEEPS_STATISTICS:
-        _KEEPS_STATISTICS[layer] = _has_running_statistics(layer, list(buffers))
-    return _KEEPS_STATISTICS[layer]
+    if layer not in _HAS_STATISTICS_CACHE:
+        _HAS_STATISTICS_CACHE[layer] = _has_running_statistics(layer, list(buffers))
+    return _HAS_STATISTICS_CACHE[layer]
 
 
 def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
-    """Return True if training changes buffers of a layer by its inputs, and evaluation uses the changed buffers.
+    """Return True if training changes a layer's buffers depending on its inputs, and evaluation uses the changed
+    buffers.
 
     The check passes inputs of several shapes through copies of the layer.
 
     Args:
+        layer: The layer.
         buffers: Names of the layer's float buffers.
     """
 
@@ -124,7 +129,7 @@ def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
                     outputs.append(probe.eval()(maps))
             if changed and not torch.equal(*outputs):
                 return True
-        except Exception:  # the layer takes no input of this shape: somebody else's code may raise anything
+        except Exception:  # the layer does not accept this shape; code of another package may raise anything
             continue
     return False
 
@@ -132,10 +137,11 @@ def _has_running_statistics(layer: nn.Module, buffers: list[str]) -> bool:
 def find_statistics_beside_batch_norm(network: nn.Module, size: tuple[int, ...]) -> list[str]:
     """Return the names of float buffers outside batch normalisation layers whose values depend on training images.
 
-    Such a layer may, for instance, be a batch normalisation and a convolution in one. The check passes two batches of
-    noise through copies of the network.
+    Such a buffer may, for instance, belong to a layer that combines batch normalisation and a convolution. The check
+    passes two batches of noise through copies of the network.
 
     Args:
+        network: The network.
         size: Shape of a batch of images, ``(batch, channels, height, width)``.
     """
     norms = {name for name, layer in network.named_modules() if is_batch_norm(layer)}
@@ -167,16 +173,16 @@ def make_batch_norms_single_value_safe(module: nn.Module) -> None:
             layer.__class__ = _make_safe_norm_subclass(type(layer))
 
 
-MOST_GROUPS = 32
-_PLAIN: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_PLAIN += tuple(map(_make_safe_norm_subclass, _PLAIN))
+MAX_NORM_GROUPS = 32
+_PLAIN_BATCH_NORMS: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_PLAIN_BATCH_NORMS += tuple(map(_make_safe_norm_subclass, _PLAIN_BATCH_NORMS))
 
 
 def replace_with_group_norm(module: nn.Module) -> None:
-    """Replace every batch normalisation inside ``module`` by group normalisation, in place; weight and bias stay.
+    """Replace every batch normalisation inside ``module`` by group normalisation, in place; weight and bias are kept.
 
-    The number of groups is the greatest common divisor of the channels and 32, the number in Wu and He, "Group
-    Normalization", ECCV 2018.
+    The number of groups is the greatest common divisor of the number of channels and 32, the number in Wu and He,
+    "Group Normalization", ECCV 2018.
 
     Raises:
         BadInput: If a batch normalisation also does something else, such as timm's with an activation.
@@ -184,12 +190,12 @@ def replace_with_group_norm(module: nn.Module) -> None:
     for name, child in module.named_children():
         if is_batch_norm(child):
             kind = type(child) if isinstance(child, SingleValueSafeBatchNorm) else _make_safe_norm_subclass(type(child))
-            if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
+            if kind not in _PLAIN_BATCH_NORMS:  # timm's BatchNormAct2d applies an activation, too
                 name = kind.__name__.removeprefix("Steady")
                 problem = f"group normalisation cannot take the place of {name}, which is not torch's or does more."
                 raise BadInput([Fault("model.norm", problem, 'Use "batch".')])
             assert isinstance(child, nn.modules.batchnorm._BatchNorm)
-            grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
+            grouped = nn.GroupNorm(math.gcd(MAX_NORM_GROUPS, child.num_features), child.num_features, eps=child.eps)
             grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})
             setattr(module, name, grouped)
         replace_with_group_norm(child)
@@ -227,12 +233,16 @@ def femnist_cnn(channels: int, image_size: int) -> nn.Sequential:
 
 
 def tiny_cnn(channels: int) -> nn.Sequential:
-    """Build a small network for the demo and tests: 96 features, about 53,000 parameters, images from 16 pixels."""
+    """Build a small network for the demo and tests: 96 features, about 53,000 parameters, images of at least
+    16 pixels.
+    """
     return _build_tiny_features((channels, 24, 48, 96), nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d)
 
 
 def tiny_cnn_3d(channels: int) -> nn.Sequential:
-    """Build a small network of volumes for demos and tests: 64 features, about 70,000 parameters, 8 voxels a side."""
+    """Build a small network of volumes for demos and tests: 64 features, about 70,000 parameters, at least 8 voxels a
+    side.
+    """
     return _build_tiny_features((channels, 16, 32, 64), nn.Conv3d, nn.BatchNorm3d, nn.MaxPool3d, nn.AdaptiveAvgPool3d)
 
 
@@ -243,7 +253,9 @@ def _build_tiny_features(
     pooling: Callable[[int], nn.Module],
     mean: Callable[[int], nn.Module],
 ) -> nn.Sequential:
-    """Build a block of convolution, norm and pooling for each pair of widths, and the mean over all positions."""
+    """Build a block of convolution, normalisation and pooling for each pair of widths, then the mean over all
+    positions.
+    """
     blocks = [
         nn.Sequential(convolution(narrow, wide, 3, padding=1, bias=False), norm(wide), pooling(2), nn.ReLU())
         for narrow, wide in pairwise(widths)
@@ -330,7 +342,8 @@ def unifed_resnet18(channels: int) -> nn.Sequential:
     return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-WIDTH = 1280
+EFFICIENTNET_WIDTH = 1280
+"""Number of features of EfficientNet-Lite0."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +356,7 @@ class _EfficientNetStage:
     wide: int
 
 
-_STAGES = (
+_EFFICIENTNET_STAGES = (
     _EfficientNetStage(1, 3, 1, 1, 32, 16),
     _EfficientNetStage(2, 3, 2, 6, 16, 24),
     _EfficientNetStage(2, 5, 2, 6, 24, 40),
@@ -411,12 +424,12 @@ class EfficientNetLite0(nn.Module):
         self.conv_stem = _SamePaddingConv2d(channels, 32, 3, stride=2)
         self.bn0 = _make_efficientnet_batch_norm(32)
         blocks = list[_InvertedResidualBlock]()
-        for stage in _STAGES:  # only the first block of a stage strides and changes the width
+        for stage in _EFFICIENTNET_STAGES:  # only the first block of a stage strides and changes the width
             blocks.append(_InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage))
             blocks += [_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1)]
         self.blocks = nn.Sequential(*blocks)
-        self.conv_head = _SamePaddingConv2d(320, WIDTH, 1)
-        self.bn1 = _make_efficientnet_batch_norm(WIDTH)
+        self.conv_head = _SamePaddingConv2d(320, EFFICIENTNET_WIDTH, 1)
+        self.bn1 = _make_efficientnet_batch_norm(EFFICIENTNET_WIDTH)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))

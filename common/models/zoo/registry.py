@@ -1,7 +1,7 @@
-"""Builds backbones by name; a backbone maps images ``(batch, channels, size, size)`` to feature vectors.
+"""Build backbones by name; a backbone maps images ``(batch, channels, size, size)`` to feature vectors.
 
-External backbones come from timm, torchvision, MONAI, TorchXRayVision and plug-ins (a site's own packages). They are
-built without their classifier and with random weights; no weights are downloaded.
+External backbones come from timm, torchvision, MONAI, TorchXRayVision and plug-ins (packages that a site installed).
+They are built without their classifier and with random weights; no weights are downloaded.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from polyclinic.common.errors import BadInput, Fault, quote_names, suggest_nearest_name
 from polyclinic.common.models.zoo.imagenet_networks import DenseNet121, ResNet18
 from polyclinic.common.models.zoo.networks import (
-    WIDTH,
+    EFFICIENTNET_WIDTH,
     EfficientNetLite0,
     fedsld_cnn,
     femnist_cnn,
@@ -53,30 +53,30 @@ from polyclinic.common.plugins import (
 from polyclinic.common.system.packages import import_torchvision, refuse_missing_packages
 from polyclinic.data.base.spec import VolumeSize, describe_sides
 
-ARCHITECTURE = "model.architecture"
+ARCHITECTURE_KEY = "model.architecture"
 """The key of an experiment that names the network, for faults."""
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
-_VOLUME_SIZES = 3
-"""Number of these that are tried for volumes, which take more memory."""
-CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
+_TRIED_VOLUME_SIZES = 3
+"""Number of the usual sizes that are tried for volumes, which take more memory."""
+CLASSIFIER_NAMES = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
 """Names of the last layers of torchvision's and MONAI's classifiers."""
 _TRAINING_CALLS = 3
-"""Calls in training after which a network may have changed state outside its ``state_dict``."""
+"""Number of training calls after which a check looks for changed state outside a network's ``state_dict``."""
 _MODULE_ATTRIBUTES = frozenset((*vars(nn.Module()), "forward"))
 """Attributes that every torch module has."""
 SWIN_UNETR = "SwinUNETR"
-"""MONAI's network for segmentation, of which the encoder makes features of volumes."""
+"""MONAI's network for segmentation; only its encoder is used, as a backbone for volumes."""
 _SWIN_FEATURES = 48
-"""Its size in the public weights."""
+"""Feature size of SwinUNETR in the public weights."""
 _UNET_FEATURES = (32, 64, 128, 256)
-"""Features of the levels of MONAI's DynUNet; its UNet has all but the last."""
+"""Number of features at each level of MONAI's DynUNet; its UNet has all levels but the last."""
 MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
-"""Pattern of MONAI's networks that are supported beside its EfficientNets."""
+"""Regular expression of MONAI's supported classifiers, besides its EfficientNets."""
 
 
 def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
-    """Build an external backbone with random weights; return it with the width of its feature vectors.
+    """Build an external backbone with random weights; return it with its number of features.
 
     Raises:
         BadInput: If the network does not exist, does not accept the image size, or lacks the layer ``model.head``.
@@ -85,17 +85,17 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     if spec.strides is not None:
         module = _build_planned_unet(spec)
     else:
-        module = _SOURCES[source](inner, spec.channels, spec.input_size)
-    features = _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
+        module = _BUILDERS_BY_SOURCE[source](inner, spec.channels, spec.input_size)
+    features = _probe_with_noise_image(module, spec)  # the call also initialises lazy layers
     if spec.plugin_head is not None:
         logits = features
         head = _detach_network_head(module, spec, spec.plugin_head)
         try:
             features = _probe_with_noise_image(module, spec)
-        except BadInput as bad:  # its forward looks at the layer, or reshapes the logits
+        except BadInput as bad:  # the network reads the layer's attributes, or reshapes the logits
             problem = f'{format_network_name(spec)} fails without "{spec.head}": {bad.faults[0].problem}'
             raise BadInput([Fault("model.head", problem, "Return the output of that layer as it is.")]) from None
-        # Of several patches, say.
+        # The features may belong to several patches, for example.
         if features.shape[1] != head.in_features or not _is_same_output(
             functional.linear(features, head.weight, head.bias), logits
         ):
@@ -104,7 +104,7 @@ def build_external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
 
 
 def _build_timm_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
-    import_torchvision(ARCHITECTURE)  # timm imports it, and fails with a traceback
+    import_torchvision(ARCHITECTURE_KEY)  # timm imports it, and fails with a traceback
     import timm  # takes seconds to import
 
     if not timm.is_model(name):
@@ -117,7 +117,7 @@ def _build_timm_backbone(name: str, channels: int, image_size: int | VolumeSize)
 
 
 def _build_torchvision(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
-    import_torchvision(ARCHITECTURE)
+    import_torchvision(ARCHITECTURE_KEY)
     from torchvision import models
 
     names = models.list_models(module=models)
@@ -131,7 +131,7 @@ def _build_torchvision(name: str, channels: int, image_size: int | VolumeSize) -
         options["init_weights"] = options["aux_logits"] = False  # type: ignore[assignment]
     try:
         network = cast(nn.Module, builder(**options))
-    except AssertionError as error:  # a transformer cuts an image into whole patches
+    except AssertionError as error:  # a transformer needs a multiple of its patch size
         problem = f"torchvision:{name} does not take images of {image_size} pixels: {str(error).rstrip('!')}."
         remedy = "Use 224, or another multiple of the size of its patches."
         raise BadInput([Fault("model.image_size", problem, remedy)]) from error
@@ -148,7 +148,7 @@ def _build_torchvision(name: str, channels: int, image_size: int | VolumeSize) -
 class _SwinEncoder(nn.Module):
     """The encoder of MONAI's SwinUNETR, with its features averaged over the volume.
 
-    Names of tensors are those of the public weights, which begin with ``swinViT``.
+    Its tensors have the names of the public weights, which begin with ``swinViT``.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -162,8 +162,8 @@ class _SwinEncoder(nn.Module):
 
 
 def _build_monai_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
-    """Build one of MONAI's classifiers without its last dense layer, for pictures or volumes as ``image_size`` says."""
-    refuse_missing_packages(ARCHITECTURE, "monai")
+    """Build one of MONAI's networks without its last layer; a tuple as ``image_size`` means volumes."""
+    refuse_missing_packages(ARCHITECTURE_KEY, "monai")
     from monai.networks import nets
 
     takes_volumes = isinstance(image_size, tuple)
@@ -175,7 +175,7 @@ def _build_monai_backbone(name: str, channels: int, image_size: int | VolumeSize
     if name not in names:
         raise _make_unknown_network_error(f"monai:{name}", names)
     if name == SWIN_UNETR:
-        refuse_missing_packages(ARCHITECTURE, "einops")  # MONAI imports it for this network alone
+        refuse_missing_packages(ARCHITECTURE_KEY, "einops")  # MONAI imports it for this network alone
         whole: Any = getattr(nets, SWIN_UNETR)(channels, 1, feature_size=_SWIN_FEATURES)
         return _SwinEncoder(whole.swinViT)
     options: dict[str, Any] = {"spatial_dims": 3 if takes_volumes else 2}
@@ -201,8 +201,8 @@ def _build_monai_unet(nets: Any, name: str, channels: int, *, dimensions: int) -
 
 
 def _build_planned_unet(spec: ModelSpec) -> nn.Module:
-    """Build a DynUNet whose levels the model itself names."""
-    refuse_missing_packages(ARCHITECTURE, "monai")
+    """Build a DynUNet with the levels of the specification."""
+    refuse_missing_packages(ARCHITECTURE_KEY, "monai")
     assert spec.kernel_sizes is not None, "checked with the model"
     assert spec.strides is not None, "checked with the model"
     levels = UNetLevels(spec.kernel_sizes, spec.strides)
@@ -215,7 +215,9 @@ def _build_dyn_unet(
     """Build MONAI's DynUNet, which returns a feature map in place of class scores.
 
     Args:
-        kernel_sizes, strides, features: Of each level, from the whole image down.
+        dimensions: 2 for pictures, 3 for volumes.
+        channels: Number of input channels.
+        kernel_sizes, strides, features: One value per level, from the full resolution down.
     """
     from monai.networks.nets.dynunet import DynUNet
 
@@ -225,8 +227,8 @@ def _build_dyn_unet(
 
 
 def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
-    refuse_missing_packages(ARCHITECTURE, "torchxrayvision")
-    import_torchvision(ARCHITECTURE)  # torchxrayvision imports it
+    refuse_missing_packages(ARCHITECTURE_KEY, "torchxrayvision")
+    import_torchvision(ARCHITECTURE_KEY)  # torchxrayvision imports it
     from torchxrayvision import models
 
     if name != "densenet121":
@@ -238,60 +240,65 @@ def _build_torchxrayvision_backbone(name: str, channels: int, image_size: int | 
 
 def _build_plugin_network(name: str, channels: int, image_size: int | VolumeSize) -> nn.Module:
     """Build a plug-in's network by its factory function, or copy the module that was passed to ``pc.simulate``."""
-    made = load_plugin_entry_point(MODELS, name)
-    if not isinstance(made, nn.Module):
+    network = load_plugin_entry_point(MODELS, name)
+    if not isinstance(network, nn.Module):
         remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
-        if not callable(made):
+        if not callable(network):
             raise BadInput(
-                [Fault(format_plugin_user_name("model", name), f"is a {type(made).__name__}: {made!r}.", remedy)]
+                [Fault(format_plugin_user_name("model", name), f"is a {type(network).__name__}: {network!r}.", remedy)]
             )
         try:
-            made = made(channels, image_size) if _accepts_channels_and_size(made) else made()
-        except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+            network = network(channels, image_size) if _accepts_channels_and_size(network) else network()
+        except (Exception, SystemExit) as error:  # code of a plug-in may raise anything
             size = describe_image_size(image_size)
             problem = f"cannot be made for {channels} channels and {size}: {type(error).__name__}: {error}"
-            remedy = _suggest_network_function(made) if isinstance(made, type) else remedy
+            remedy = _suggest_network_function(network) if isinstance(network, type) else remedy
             raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)]) from error
-    made = getattr(made, "_orig_mod", made)  # of torch.compile, whose graph would keep the head
-    if not isinstance(made, nn.Module):
-        problem = f"made a {type(made).__name__}, not a torch.nn.Module."
+    network = getattr(network, "_orig_mod", network)  # the graph of torch.compile would keep the head
+    if not isinstance(network, nn.Module):
+        problem = f"made a {type(network).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(format_plugin_user_name("model", name), problem)])
-    for path, layer in made.named_modules():
+    for path, layer in network.named_modules():
         for hook in layer._forward_pre_hooks.values():
             if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
                 old = type(hook).__module__.rpartition(".")[2]
                 problem = f'uses torch.nn.utils.{old} in "{path}", which cannot be copied.'
                 remedy = f"Use torch.nn.utils.parametrizations.{old}, or torch.nn.utils.remove_{old}."
                 raise BadInput([Fault(format_plugin_user_name("model", name), problem, remedy)])
-    if is_local_plugin_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
+    # The caller may still use the module, so training must not change it; a change would also rename the plug-in.
+    if is_local_plugin_name(name):
         sides = image_size if isinstance(image_size, tuple) else (image_size, image_size)
-        made = _copy_network(made, format_plugin_user_name("model", name), torch.zeros(1, channels, *sides))
-    made.register_forward_hook(_take_logits)
-    return made.float()
+        network = _copy_network(network, format_plugin_user_name("model", name), torch.zeros(1, channels, *sides))
+    network.register_forward_hook(_take_logits)
+    return network.float()
 
 
 def _suggest_network_function(network: type) -> str:
-    """Return a remedy with a function that makes a network of this class; its arguments without a default are named."""
+    """Return a remedy with a function that makes a network of this class, with the arguments that have no default."""
     parameters = list(inspect.signature(network).parameters.values())
-    needed = [
-        each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    arguments = ", ".join(f"{name}=..." for name in needed)
+    arguments = ", ".join(f"{name}=..." for name in required)
     return f"Give a function that makes it: model=lambda channels, size: {network.__name__}({arguments})."
 
 
 def _copy_network(network: nn.Module, where: str, image: Tensor) -> nn.Module:
-    """Return a copy of a network; a lazy normalisation, which cannot be copied, first gets its sizes from ``image``.
+    """Return a copy of a network; lazy normalisation layers cannot be copied, and are first initialised with ``image``.
 
     Args:
+        network: The network.
         where: Name of the network in a fault.
+        image: A batch of one image, ``(1, channels, *sides)``.
 
     Raises:
         BadInput: If the network cannot be copied.
     """
     try:
         return copy.deepcopy(network)
-    except Exception:  # of torch's lazy buffers, or of somebody else's code
+    except Exception:  # raised by torch's lazy buffers, or by code of a plug-in
         was_training = network.training
         try:
             with torch.no_grad():
@@ -303,7 +310,9 @@ def _copy_network(network: nn.Module, where: str, image: Tensor) -> nn.Module:
 
 
 def _take_logits(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """Return the ``logits`` of an output that has them, as attribute (the transformers library) or as key."""
+    """Return ``logits`` of an output that has this attribute (as in the transformers library) or key; else the
+    output.
+    """
     if isinstance(output, Mapping) and "logits" in output:
         return output["logits"]
     return getattr(output, "logits", output)
@@ -317,14 +326,15 @@ def _accepts_channels_and_size(factory: Callable[..., Any]) -> bool:
             inspect.signature(factory).bind(*arguments)
         except TypeError:
             return False
-        except ValueError:  # a function of C has no signature
+        except ValueError:  # a C function has no signature
             return True
         return True
 
-    return accepts(0, 0) or not accepts()  # the call of one that takes neither names what is missing
+    # If it accepts neither, the call with both arguments raises an error that names the missing ones.
+    return accepts(0, 0) or not accepts()
 
 
-_SOURCES: Mapping[str, Callable[[str, int, int | VolumeSize], nn.Module]] = {
+_BUILDERS_BY_SOURCE: Mapping[str, Callable[[str, int, int | VolumeSize], nn.Module]] = {
     "timm": _build_timm_backbone,
     "torchvision": _build_torchvision,
     "monai": _build_monai_backbone,
@@ -340,10 +350,13 @@ def _make_unknown_network_error(name: str, names: list[str]) -> BadInput:
 
 
 def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
-    """Return a network's output ``(1, width)`` for one noise image in evaluation mode, to test that it works.
+    """Return a network's output for one noise image in evaluation mode, to test that the network works.
+
+    Returns:
+        Features ``(1, width)``; in segmentation a feature map ``(1, width, *spatial)``.
 
     Raises:
-        BadInput: If the network does not accept the image, or does not return a vector.
+        BadInput: If the network does not accept the image, or its output has another shape.
     """
     name = format_network_name(spec)
     channels = spec.channels
@@ -353,14 +366,14 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
     try:
         with torch.no_grad():
             features = module.eval()(image)
-    except Exception as error:  # somebody else's code: it may raise anything
+    except Exception as error:  # code of another package may raise anything
         reason = str(error).strip().rstrip(".")
         size = describe_image_size(spec.input_size)
         problem = f"{name} does not take images of {size} and {channels} channels: {reason}."
         if fault := _find_other_channels_fault(module, spec, name):
             raise BadInput([fault]) from error
         remedy = "Each network has sizes of its own."
-        for usual in USUAL_SIZES[:_VOLUME_SIZES] if spec.takes_volumes else USUAL_SIZES:
+        for usual in USUAL_SIZES[:_TRIED_VOLUME_SIZES] if spec.takes_volumes else USUAL_SIZES:
             with contextlib.suppress(Exception), torch.no_grad():  # it may raise anything
                 module(torch.zeros(1, channels, *[usual] * len(spec.sides), device=device))
                 sides = (usual, usual, usual) if spec.takes_volumes else usual
@@ -381,10 +394,12 @@ def _probe_with_noise_image(module: nn.Module, spec: ModelSpec) -> Tensor:
 
 
 def _find_other_channels_fault(module: nn.Module, spec: ModelSpec, name: str) -> Fault | None:
-    """Return a fault that names the number of channels that a network takes at this size; None if there is none."""
+    """Return a fault with the number of channels that a network accepts at this size; None if it accepts no other
+    number.
+    """
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
     for channels in {1, 3} - {spec.channels}:
-        with contextlib.suppress(Exception), torch.no_grad():  # somebody else's code: it may raise anything
+        with contextlib.suppress(Exception), torch.no_grad():  # code of another package may raise anything
             module(torch.zeros(1, channels, *spec.sides, device=device))
             problem = f"{name} does not take images of {spec.channels} channels; it takes {channels}."
             remedy = f'Set model.channels = {channels}, in Python settings={{"model.channels": {channels}}}.'
@@ -408,18 +423,23 @@ def _suggest_vector(output: Any) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- networks with a head of their own
+# ---------------------------------------------------------------------- networks that contain a head
 
 
 def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Linear:
-    """Remove a network's own head (a dense layer), in place, so that the network returns the head's input.
+    """Remove the head (last dense layer) of a network, in place, so that the network returns the head's input.
+
+    Args:
+        module: The network.
+        spec: The ``[model]`` table.
+        head: Name of the head in the network.
 
     Returns:
         The head.
 
     Raises:
-        BadInput: If no dense layer has this name, if it is no plain ``nn.Linear`` (own forward, hooks,
-            parametrization), or if the network's output is not the layer's output.
+        BadInput: If no dense layer has this name; if the layer is no plain ``nn.Linear``, because it has another
+            ``forward``, hooks or a parametrization; or if the network's output is not the layer's output.
     """
     name = format_network_name(spec)
     layers = _find_dense_layers(module)
@@ -446,9 +466,10 @@ def _detach_network_head(module: nn.Module, spec: ModelSpec, head: str) -> nn.Li
 
 
 def _computes_as_plain_layer(layer: nn.Linear) -> bool:
-    """Return True if a dense layer, maybe of a subclass, computes what torch's own does, in training as in evaluation.
+    """Return True if a dense layer, possibly of a subclass, computes the same as ``nn.Linear`` in training and
+    evaluation.
 
-    timm's dense layers have a forward of their own for TorchScript.
+    For example, timm's dense layers define ``forward`` anew for TorchScript.
     """
     if type(layer).forward is nn.Linear.forward and "forward" not in vars(layer):
         return True
@@ -458,14 +479,14 @@ def _computes_as_plain_layer(layer: nn.Linear) -> bool:
     try:
         with torch.no_grad():
             return all(_is_same_output(expected, layer.train(mode)(features)) for mode in (True, False))
-    except Exception:  # somebody else's code: it may raise anything
+    except Exception:  # code of another package may raise anything
         return False
     finally:
         layer.train(was_training)
 
 
 def _find_dense_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """Return a network's dense layers by name; a layer with several names is returned under each name."""
+    """Return name -> dense layer of a network; a layer with several names is returned under each name."""
     return {name: m for name, m in module.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
 
 
@@ -473,7 +494,9 @@ def _run_with_layer_output(module: nn.Module, layer: nn.Module, spec: ModelSpec,
     """Return a network's output for one image, with the output of one of its layers replaced by ``scores``.
 
     Args:
+        module: The network.
         layer: The dense layer or convolution whose output is replaced, in each call.
+        spec: The ``[model]`` table.
         scores: One number for each output of the layer; after a convolution, each pixel gets these numbers.
     """
 
@@ -498,16 +521,19 @@ def _is_same_output(logits: Tensor, output: Tensor) -> bool:
 def _outputs_scores_of_layer(module: nn.Module, name: str, layer: nn.Module, spec: ModelSpec) -> bool:
     """Return True if a network's output is that of ``layer``, or an increasing odd function of it (a scale, tanh).
 
-    The check replaces the layer's output by fixed numbers that are the same at each pixel, so that a mean or maximum
-    over pixels does not change them. After a convolution whose name contains one of :data:`CLASSIFIERS`, a function
+    The check replaces the layer's output by fixed numbers that are equal at all pixels, so that a mean or maximum over
+    pixels does not change them. After a convolution whose name contains one of :data:`CLASSIFIER_NAMES`, any function
     that never falls (ReLU) is accepted, too.
 
     Args:
+        module: The network.
         name: Name of the layer in the network.
+        layer: A dense layer or a 1x1 convolution.
+        spec: The ``[model]`` table.
     """
     scores = torch.linspace(-3, 3, int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels))  # type: ignore[arg-type]
     up, down = (_run_with_layer_output(module, layer, spec, sign * scores)[0].cpu() for sign in (1, -1))
-    if isinstance(layer, nn.Conv2d | nn.Conv3d) and set(CLASSIFIERS) & set(name.split(".")):
+    if isinstance(layer, nn.Conv2d | nn.Conv3d) and set(CLASSIFIER_NAMES) & set(name.split(".")):
         return bool((up.diff() >= 0).all() and up[-1] > up[0])
     return bool(up.any() and (up.diff() > 0).all() and torch.allclose(up, -down, rtol=1e-3, atol=1e-5))
 
@@ -523,23 +549,24 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
 
     A network is unfit if it fails in training mode, has a wrong ``model.head``, has state outside its ``state_dict``,
     or has batch normalisation that cannot be replaced or kept as configured. It is also unfit if it returns class
-    scores but ``model.head`` is not set: a second head would be trained after its own, and the rows of its own head
-    would be averaged over sites as a part of the backbone.
+    scores without ``model.head``. A second head would then be trained after its last layer, and the rows of its last
+    layer would be averaged over sites as a part of the backbone.
 
     Args:
+        spec: The ``[model]`` table.
         classes: Number of classes of the run.
-        keeps_norm: True if batch normalisation is to stay at the sites, so that the network must have some, and no
-            other running statistics.
+        keeps_norm: True if batch normalisation stays at the sites, so that the network must have some, and no other
+            running statistics.
     """
     if not spec.architecture.startswith(PLUGIN):
         return []
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # a network whose weights are drawn gets the same answer each time
+        torch.manual_seed(0)  # a network with random weights then has the same result in each check
         try:
             if spec.plugin_head is not None:
                 build_external_backbone(spec)
             module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.input_size)
-            _probe_with_noise_image(module, spec)  # a lazy layer becomes a dense one
+            _probe_with_noise_image(module, spec)  # initialises lazy layers
             if spec.norm == "group":
                 replace_with_group_norm(copy.deepcopy(module))
         except BadInput as bad:
@@ -556,12 +583,13 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
 def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -> list[Fault]:
     """Return a fault if a network's batch normalisation cannot be replaced, or kept at the sites, as configured.
 
-    For both, all running statistics must be in layers that are batch normalisation and nothing else. To keep batch
+    In both cases all running statistics must be in layers that do nothing but batch normalisation. To keep batch
     normalisation at the sites, the network must also have at least one such layer.
 
     Args:
+        module: The network.
         spec: With ``norm = "group"``, group normalisation replaces batch normalisation, unless it is frozen.
-        keeps_norm: True if batch normalisation is to stay at the sites (``fedbn``).
+        keeps_norm: True if batch normalisation stays at the sites (``fedbn``).
     """
     if not keeps_norm and (spec.norm != "group" or spec.norm_frozen):
         return []
@@ -570,7 +598,7 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
     remedy = 'Use "fedavg".' if keeps_norm else 'Use "batch".'
     try:
         statistics = find_statistics_beside_batch_norm(module, (4, *spec.input_shape))
-    except Exception:  # somebody else's code: it may raise anything, and the next check reports it
+    except Exception:  # code of another package may raise anything, and the next check reports it
         return []
     if statistics:
         problem = f"{name} has {quote_names(statistics, limit=4)}, which training images change and which "
@@ -585,8 +613,8 @@ def _find_norm_faults(module: nn.Module, spec: ModelSpec, *, keeps_norm: bool) -
 def describe_missing_batch_norm(spec: ModelSpec) -> str:
     """Return a warning for ``method.trunk = "fedbn"`` if a network has no batch normalisation, else an empty string.
 
-    With "fedbn" each site keeps batch normalisation to itself, so without such layers it keeps nothing. For a plug-in's
-    network this is an error, which :func:`find_plugin_network_faults` reports.
+    With "fedbn" each site keeps its batch normalisation layers, so without such layers it keeps nothing. For a
+    plug-in's network this is an error, which :func:`find_plugin_network_faults` reports.
     """
     is_replaced = spec.norm == "group" and not spec.norm_frozen
     if is_replaced or not any(map(is_batch_norm, build_meta_backbone(spec).module.modules())):
@@ -601,25 +629,25 @@ def _find_own_head_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
         return []
     probe = copy.deepcopy(module)
     head = probe.get_submodule(spec.plugin_head)
-    of_head = {id(value) for value in (*head.parameters(), *head.buffers())}
+    head_tensors = {id(value) for value in (*head.parameters(), *head.buffers())}
     with torch.no_grad():
         for value in (*probe.parameters(), *probe.buffers()):
-            if value.is_floating_point() and id(value) not in of_head:
+            if value.is_floating_point() and id(value) not in head_tensors:
                 value.add_(1)
     scores = torch.linspace(-3, 3, int(head.out_features))  # type: ignore[arg-type]
     try:
         output = _run_with_layer_output(probe, head, spec, scores)
-    except BadInput:  # with other numbers the network fails
+    except BadInput:  # the network fails with the changed numbers
         return []
     same = _is_same_output(scores[None], output)
     return [] if same else [_make_head_position_fault(format_network_name(spec), spec.plugin_head)]
 
 
 def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault]:
-    """Return a fault if training changes state that affects a network's output but does not travel with the model.
+    """Return a fault if training changes state that affects a network's output but is not saved with the model.
 
-    Floats of the ``state_dict`` travel. Other state, for example running statistics in plain attributes or a counter of
-    whole numbers, would neither be averaged nor saved with the model.
+    Only the floats of the ``state_dict`` are averaged and saved. Running statistics in plain attributes, or an integer
+    counter, are not.
     """
     size = (4, *spec.input_shape)
     try:
@@ -635,7 +663,7 @@ def _find_unsaved_state_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
         for network in (loaded, loaded, trained):
             torch.default_generator.manual_seed(0)
             outputs.append(_probe_with_noise_image(network, spec))
-    except Exception:  # somebody else's code: it may raise anything, and the next check reports it
+    except Exception:  # code of another package may raise anything, and the next check reports it
         return []
     repeatable = torch.equal(outputs[0], outputs[1])
     if not repeatable or torch.allclose(outputs[0], outputs[2], rtol=1e-4, atol=1e-6, equal_nan=True):
@@ -677,7 +705,7 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
     try:
         with torch.no_grad():
             output = module.train()(images)
-    except Exception as error:  # somebody else's code: it may raise anything
+    except Exception as error:  # code of another package may raise anything
         problem = f"{name} fails in training: {type(error).__name__}: {error}".rstrip(".") + "."
         return [Fault(format_plugin_user_name("model", spec.architecture), problem)]
     finally:
@@ -695,8 +723,8 @@ def _find_training_mode_faults(module: nn.Module, spec: ModelSpec) -> list[Fault
 def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: int) -> list[Fault]:
     """Return a fault if a network seems to return class scores although ``model.head`` is not set.
 
-    It seems so if the output is that of a dense layer or a 1x1 convolution, if all its numbers are probabilities, or if
-    it has as many numbers as the run has classes.
+    This is so if its output is the output of a dense layer or a 1x1 convolution, if all numbers are probabilities, or
+    if there are as many numbers as classes.
     """
     if spec.head is not None:
         return []
@@ -710,21 +738,23 @@ def _find_undeclared_head_faults(module: nn.Module, spec: ModelSpec, classes: in
         for name, layer in module.named_modules(remove_duplicate=False)
         if isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.out_channels == width and set(layer.kernel_size) == {1}
     }
-    last = [name for name, layer in (heads | dense).items() if _outputs_scores_of_layer(module, name, layer, spec)]
-    is_probability = bool(((output > 0) & (output < 1)).all())  # of sigmoid or softmax
-    is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # of log_softmax
-    if not last and not is_probability and width != classes:
+    last_layers = [
+        name for name, layer in (heads | dense).items() if _outputs_scores_of_layer(module, name, layer, spec)
+    ]
+    is_probability = bool(((output > 0) & (output < 1)).all())  # sigmoid or softmax
+    is_probability |= width > 1 and abs(float(output.exp().sum()) - 1) < 1e-4  # log_softmax
+    if not last_layers and not is_probability and width != classes:
         return []
     problem = (
         f"{format_network_name(spec)} returns {width} numbers for an image, as a classifier with its own head does."
     )
     line = 'head="{}"' if is_local_plugin_name(spec.architecture) else '[model] head = "{}"'
     remedy = "Return the features before its last layer, or end in a torch.nn.Linear."
-    if named := [name for name in last or dense if name in dense]:
+    if dense_names := [name for name in last_layers or dense if name in dense]:
         scores = torch.linspace(-1e4, 1e4, width)
-        is_last = _is_same_output(scores[None], _run_with_layer_output(module, dense[named[-1]], spec, scores))
-        write = "Write" if is_last else f'Return the output of "{named[-1]}" as it is, and write'
-        remedy = f"{write} {line.format(named[-1])}: the run's head, with a row a class, takes its place."
+        is_last = _is_same_output(scores[None], _run_with_layer_output(module, dense[dense_names[-1]], spec, scores))
+        write = "Write" if is_last else f'Return the output of "{dense_names[-1]}" as it is, and write'
+        remedy = f"{write} {line.format(dense_names[-1])}: the run's head, with a row a class, takes its place."
     return [Fault("model.head", problem, f"{remedy} If these are features, write {line.format(NEW_HEAD)}.")]
 
 
@@ -736,7 +766,7 @@ def _make_class_map_fault(spec: ModelSpec, width: int) -> Fault:
 
 
 def describe_image_size(size: int | VolumeSize) -> str:
-    """Return ``64 pixels`` or ``48 × 64 × 64 voxels``."""
+    """Return an image size as text: ``64 pixels`` or ``48 × 64 × 64 voxels``."""
     return describe_sides(size) if isinstance(size, tuple) else f"{size} pixels"
 
 
@@ -748,8 +778,8 @@ def format_network_name(spec: ModelSpec) -> str:
 
 def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
     """Replace a network's last dense layer by the identity, in place; earlier layers of the classifier stay."""
-    place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
-    layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
+    classifier = next((part for part in CLASSIFIER_NAMES if hasattr(network, part)), "")
+    layers = [n for n, m in network.named_modules() if n.split(".")[0] == classifier and isinstance(m, nn.Linear)]
     if not layers:
         problem = f"{name} has no dense layer at its end that could be taken off."
         remedy = 'Take one that has, such as "torchvision:mobilenet_v3_small".'
@@ -758,7 +788,9 @@ def _remove_last_dense_layer(network: nn.Module, name: str) -> None:
 
 
 class Backbone(NamedTuple):
-    """A network from images ``(batch, *spec.input_shape)`` to feature vectors ``(batch, width)``, and the width."""
+    """A network from images ``(batch, *spec.input_shape)`` to features ``(batch, width)``, and its number of
+    features.
+    """
 
     module: nn.Module
     width: int
@@ -768,7 +800,7 @@ _BACKBONES: dict[Architecture, Callable[[int, Any], Backbone]] = {
     "densenet121": lambda channels, size: Backbone(DenseNet121(channels), 1024),
     "resnet18": lambda channels, size: Backbone(ResNet18(channels), 512),
     "vgg11": lambda channels, size: Backbone(vgg11(channels), 512),
-    "efficientnet_lite0": lambda channels, size: Backbone(EfficientNetLite0(channels), WIDTH),
+    "efficientnet_lite0": lambda channels, size: Backbone(EfficientNetLite0(channels), EFFICIENTNET_WIDTH),
     "fedsld_cnn": lambda channels, size: Backbone(fedsld_cnn(channels, size), 500),
     "femnist_cnn": lambda channels, size: Backbone(femnist_cnn(channels, size), 2048),
     "unifed_vgg11": lambda channels, size: Backbone(unifed_vgg11(channels), 4096),
