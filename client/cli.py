@@ -485,9 +485,9 @@ def evaluate_models_at_site(
 
 def _may_segment(path: Path) -> bool:
     """Return True if the description of a model names a task of segmentation; torch is not imported."""
-    from polyclinic.common.models.zoo.spec import DESCRIPTION
+    from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE
 
-    description = path / DESCRIPTION
+    description = path / DESCRIPTION_FILE
     return description.is_file() and b"segmentation" in description.read_bytes()
 
 

@@ -26,13 +26,20 @@ from polyclinic.common import plugins
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.examples import find_experiment_file
 from polyclinic.common.models.zoo.spec import (
-    FEWEST_LEVELS,
+    MIN_UNET_LEVELS,
     SEGMENTATION_METRICS,
     ModelSpec,
     Sha256,
     is_segmentation,
 )
-from polyclinic.common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginIdentity, PluginName, identify_plugin
+from polyclinic.common.plugins import (
+    MAX_PLUGIN_METRICS,
+    PLUGIN_PREFIX,
+    OrPlugin,
+    PluginIdentity,
+    PluginName,
+    identify_plugin,
+)
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.packages import is_package_installed
 from polyclinic.common.system.plain_text import PLAIN_NAME, is_plain_text
@@ -195,7 +202,7 @@ class EvaluationSection(TomlSection):
     criterion: Literal["method", "auroc", "loss"] = "method"
     patience: int | None = Field(None, ge=1)
     sites: int | None = Field(None, ge=0)
-    metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
+    metrics: Annotated[tuple[PluginName, ...], Field(max_length=MAX_PLUGIN_METRICS)] = ()
     sample_grid: bool | None = None
     compare_local: bool = False
 
@@ -465,7 +472,7 @@ class Experiment(TomlSection):
         axes = len(self.model.sides)
         level = (1,) * axes
         small = tuple(min(side, PATCH_SIDE_BEFORE_PLANNING) for side in self.model.sides)
-        levels = {"kernel_sizes": (level,) * FEWEST_LEVELS, "strides": (level,) * FEWEST_LEVELS}
+        levels = {"kernel_sizes": (level,) * MIN_UNET_LEVELS, "strides": (level,) * MIN_UNET_LEVELS}
         return self.model.model_copy(update={"patch_size": small, **levels})
 
 
@@ -568,7 +575,11 @@ def list_plugin_identities(experiment: Experiment) -> tuple[PluginIdentity, ...]
     names += [(plugins.SCHEDULES, experiment.training.schedule)]
     names += [(plugins.TRANSFORMS, experiment.augmentation.transform or "")]
     names += [(plugins.METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
-    return tuple(identify_plugin(group, name.removeprefix(PLUGIN)) for group, name in names if name.startswith(PLUGIN))
+    return tuple(
+        identify_plugin(group, name.removeprefix(PLUGIN_PREFIX))
+        for group, name in names
+        if name.startswith(PLUGIN_PREFIX)
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What a hospital sends about its training volumes for the planning of a network: sums over volumes, as JSON.
+"""The fingerprint of a hospital's training volumes, with which a network is planned: sums over volumes, as JSON.
 
-A group of volumes has at least as many patients as the policy's ``smallest_count``. Of each group the hospital sends
-the number of volumes and the mean of their values, so that no value of one patient leaves.
+Volumes are grouped, and a group has at least as many patients as the policy's ``smallest_count``. For each group the
+hospital sends the number of volumes and the mean of their values, so that no value of one patient leaves.
 """
 
 import json
@@ -14,26 +14,27 @@ from pydantic import BaseModel, ConfigDict, Field
 
 GREY_VALUES = 256
 MOST_GROUPS = 40
-"""Groups of volumes along one axis at most."""
+"""Maximum number of groups of volumes along one axis."""
 SIGNIFICANT_DIGITS = 6
 LONGEST_FINGERPRINT = 20_000
-"""Characters of a fingerprint as JSON."""
+"""Maximum length of a fingerprint as JSON."""
 
 Group = tuple[Annotated[float, Field(gt=0, le=1e6)], Annotated[int, Field(ge=1, le=10**9)]]
-"""Mean value of some volumes, and their number."""
+"""Mean value of a group of volumes, and the number of volumes."""
 Axis = Annotated[tuple[Group, ...], Field(min_length=1, max_length=MOST_GROUPS)]
 Axes = Annotated[tuple[Axis, Axis, Axis], Field()]
 
 
 class VolumeFingerprint(BaseModel):
-    """Sizes of the voxels of one or several hospitals' training volumes, and the values of what is outlined.
+    """Voxel sizes and extents of the training volumes of one or several hospitals, and the grey values of outlined
+    voxels.
 
     Attributes:
         spacing: Distance of neighbouring voxels in mm as in the files, by groups of volumes, along depth, height and
             width; 1 where it is unknown.
-        extent: Length of the volumes in mm along each axis, in the same way.
-        grey: Number of outlined voxels with each stored value, 0 to 255; empty if the values of one volume do not mean
-            the same as those of another.
+        extent: Length of the volumes in mm, by groups of volumes, along depth, height and width.
+        grey: Number of outlined voxels with each stored value, 0 to 255; empty if stored values of two volumes have
+            different meanings.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -62,9 +63,15 @@ class VolumeFingerprint(BaseModel):
 
 
 def group_volumes(values: Sequence[float], patients: Sequence[str], smallest: int) -> tuple[Group, ...]:
-    """Return groups of volumes of similar values, each of at least ``smallest`` patients, as mean and number.
+    """Return groups of volumes with similar values, each of at least ``smallest`` patients, as (mean, number of
+    volumes).
 
-    Volumes of equal values are in one group. Without enough patients for one group the result is empty.
+    Volumes with equal values are in one group. The result is empty if there are not enough patients for one group.
+
+    Args:
+        values: Value of each volume.
+        patients: Patient of each volume.
+        smallest: Minimum number of patients in a group.
     """
     order = np.argsort(np.asarray(values, np.float64), kind="stable")
     least = max(smallest, 1)
@@ -84,9 +91,9 @@ def group_volumes(values: Sequence[float], patients: Sequence[str], smallest: in
 
 
 def compute_percentile(axis: Sequence[Group], percentile: float) -> float:
-    """Return a percentile of the values of all volumes, as ``np.percentile``; those of a group have the group's mean.
+    """Return a percentile of the values of all volumes, like ``np.percentile``; each volume has the mean of its group.
 
-    Its memory does not depend on the numbers of volumes, which a hospital states.
+    The memory does not depend on the numbers of volumes, which a hospital states.
     """
     order = sorted(axis)
     ends = np.cumsum([count for _, count in order])

@@ -20,7 +20,7 @@ from polyclinic.common.plugins import (
     METRICS,
     MODELS,
     OPTIMIZERS,
-    PLUGIN,
+    PLUGIN_PREFIX,
     SCHEDULES,
     TRANSFORMS,
     is_local_plugin_name,
@@ -96,13 +96,15 @@ class CustomParts:
         for key, (group, part) in self._list_replaced_settings().items():
             # MONAI's transforms store their last draw: the caller's own object would have another hash in the next run.
             registered = _copy_if_possible(part) if group == TRANSFORMS else part
-            all_settings[key] = PLUGIN + register_local_plugin(group, registered)
+            all_settings[key] = PLUGIN_PREFIX + register_local_plugin(group, registered)
         if self.head is not None:
             all_settings["model.head"] = self.head
         if self.metrics:
-            names = [PLUGIN + register_local_plugin(METRICS, metric) for metric in self.metrics]
+            names = [PLUGIN_PREFIX + register_local_plugin(METRICS, metric) for metric in self.metrics]
             all_settings["evaluation.metrics"] = names
-        plugin_values = [value for value in settings.values() if isinstance(value, str) and value.startswith(PLUGIN)]
+        plugin_values = [
+            value for value in settings.values() if isinstance(value, str) and value.startswith(PLUGIN_PREFIX)
+        ]
         if self or any(map(is_local_plugin_name, plugin_values)):
             all_settings.setdefault("simulation.backend", "inline")
         overrides = convert_settings_to_overrides(all_settings)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.plugins import (
     MODELS,
-    PLUGIN,
+    PLUGIN_PREFIX,
     format_plugin_user_name,
     is_local_plugin_name,
     make_local_plugin_name,
-    offer_local_plugin_as,
+    register_local_plugin_as,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def load_given_network(folder: Path, given: GivenNetwork) -> SplitNetwork:
     if given.model is None:
         return load_model(folder)
     model_spec = read_model_description(folder).model
-    name = model_spec.architecture.removeprefix(PLUGIN)
+    name = model_spec.architecture.removeprefix(PLUGIN_PREFIX)
     if not is_local_plugin_name(name):
         raise BadInput(
             [Fault("model", f"is not needed: the network of {folder} is {model_spec.architecture}.", "Leave it out.")]
@@ -59,7 +59,7 @@ def load_given_network(folder: Path, given: GivenNetwork) -> SplitNetwork:
     if given.head is not None and given.head != model_spec.head:
         problem = f"is {given.head!r}; {folder} was trained with {model_spec.head!r}."
         raise BadInput([Fault("head", problem, "Leave it out: the run knows it.")])
-    with offer_local_plugin_as(MODELS, name, given.model):
+    with register_local_plugin_as(MODELS, name, given.model):
         network = load_model(folder)
     if make_local_plugin_name(given.model) != name:
         name_for_user = format_plugin_user_name("model", name)

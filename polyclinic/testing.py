@@ -33,7 +33,7 @@ from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_m
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import hash_model_state, make_model_layout, read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.common.plugins import LOSSES, PLUGIN, load_plugin_entry_point
+from polyclinic.common.plugins import LOSSES, PLUGIN_PREFIX, load_plugin_entry_point
 from polyclinic.data.base.spec import AugmentationSpec, PluginDatasetSpec
 from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.data.load import load_dataset
@@ -53,7 +53,7 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or does not take such images.
     """
-    table = {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
+    table = {"architecture": PLUGIN_PREFIX + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
     spec = ModelSpec.model_validate(table)
     first, second, other = (build_network(spec, TEST_CLASSES, seed) for seed in (1, 1, 2))
     same = _hash_network(first) == _hash_network(second)
@@ -141,7 +141,7 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, or does not return images of that shape and dtype.
     """
-    spec = AugmentationSpec(transform=PLUGIN + name)
+    spec = AugmentationSpec(transform=PLUGIN_PREFIX + name)
     generator = torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
     before = images.clone()
@@ -164,7 +164,7 @@ def check_optimizer(name: str) -> None:
     for rate in (0.01, 0.01, 0.001):
         network = build_network(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), TEST_CLASSES, 1)
         before = [parameter.detach().clone() for parameter in network.parameters()]
-        optimizer = make_optimizer(network, TrainingSection(optimizer=PLUGIN + name, weight_decay=0.01), rate)
+        optimizer = make_optimizer(network, TrainingSection(optimizer=PLUGIN_PREFIX + name, weight_decay=0.01), rate)
         for step in range(3):
             images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad(set_to_none=True)
@@ -186,7 +186,7 @@ def check_schedule(name: str, rounds: int = 20) -> None:
         AssertionError: If a factor differs when computed twice, or all factors are 0.
         BadInput: If the plug-in is not installed, or returns something else.
     """
-    spec = TrainingSection(schedule=PLUGIN + name)
+    spec = TrainingSection(schedule=PLUGIN_PREFIX + name)
     factors = list[float]()
     for server_round in range(1, rounds + 1):
         factors.append(compute_learning_rate_factor(spec, server_round, rounds))
@@ -236,7 +236,7 @@ def check_metric(name: str, images: int = 50) -> None:
         AssertionError: If a check fails, with the reason.
         BadInput: If the plug-in is not installed, raises an exception, or returns something else.
     """
-    key = PLUGIN + name
+    key = PLUGIN_PREFIX + name
     metric = load_plugin_metrics([key])[key]
     random = np.random.default_rng(1)
     labels = np.arange(images) % 2.0

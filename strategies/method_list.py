@@ -7,7 +7,7 @@ from typing import Any
 
 from polyclinic.common.config import ExperimentFile, read_experiment
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from polyclinic.common.plugins import PLUGIN, is_simulate_argument
+from polyclinic.common.plugins import PLUGIN_PREFIX, is_simulate_argument
 from polyclinic.common.system.files import find_missing_file_faults, find_missing_folder_faults, is_file
 from polyclinic.common.system.plain_text import quote_for_shell
 
@@ -128,4 +128,4 @@ def prefix_fault_with_file(file: ExperimentFile, fault: Fault) -> Fault:
 
 
 def _is_unknown_method(method: str) -> bool:
-    return method not in METHOD_CLASS_PATHS and not method.startswith(PLUGIN)
+    return method not in METHOD_CLASS_PATHS and not method.startswith(PLUGIN_PREFIX)

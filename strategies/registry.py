@@ -18,7 +18,7 @@ from polyclinic.common.config import (
 )
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.models.zoo.spec import Task, is_segmentation
-from polyclinic.common.plugins import METHODS, PLUGIN, load_plugin_entry_point
+from polyclinic.common.plugins import METHODS, PLUGIN_PREFIX, load_plugin_entry_point
 from polyclinic.common.system.toml import describe_validation_error, suggest_nearest_literal
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
@@ -41,8 +41,8 @@ def find_method_class(name: str) -> type[Method]:
     Raises:
         BadInput: If there is no such method, or the plug-in is not installed or is no method.
     """
-    if name.startswith(PLUGIN):
-        kind = load_plugin_entry_point(METHODS, name.removeprefix(PLUGIN))
+    if name.startswith(PLUGIN_PREFIX):
+        kind = load_plugin_entry_point(METHODS, name.removeprefix(PLUGIN_PREFIX))
         if not (isinstance(kind, type) and issubclass(kind, Method)):
             problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
             raise BadInput([Fault("run.method", problem)])
@@ -166,7 +166,7 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
     model, evaluation, faults = experiment.model, experiment.evaluation, method.find_training_faults(training)
     if method.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
-        trained = model.weights is not None or model.architecture.startswith(PLUGIN)
+        trained = model.weights is not None or model.architecture.startswith(PLUGIN_PREFIX)
         trained = trained or isinstance(experiment, HospitalPlan)
         if model.backbone_frozen:  # the layer that standardises features would never learn their mean and variance
             problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'

@@ -20,7 +20,7 @@ from polyclinic.common.metrics.auroc import (
 from polyclinic.common.metrics.bootstrap import AurocIntervals
 from polyclinic.common.metrics.holm import adjust_by_holm
 from polyclinic.common.metrics.segmentation import SegmentationSummary
-from polyclinic.common.models.zoo.spec import DICE
+from polyclinic.common.models.zoo.spec import DICE_METRIC
 from polyclinic.common.plugins import shorten_metric_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import (
@@ -320,7 +320,7 @@ def _show_dice_of_test(test: FinalTestSummary) -> FinalTestSummary:
         sd_auroc=everything.sd_auroc,
         shared_classes=average_group_auroc(per_class, test.shared_classes.classes),
         unique_classes=average_group_auroc(per_class, test.unique_classes.classes),
-        mean_more={name: mean for name, mean in test.mean_more.items() if name != DICE},
+        mean_more={name: mean for name, mean in test.mean_more.items() if name != DICE_METRIC},
         intervals=intervals,
         segmentation=overlap or SegmentationSummary(everything.mean_auroc),
     )
@@ -331,7 +331,7 @@ def _show_dice_of_classes(per_class: Mapping[str, ClassMetrics]) -> dict[str, Cl
         name: replace(
             metrics,
             auroc=metrics.main_figure,
-            more={key: value for key, value in metrics.more.items() if key != DICE},
+            more={key: value for key, value in metrics.more.items() if key != DICE_METRIC},
         )
         for name, metrics in per_class.items()
     }

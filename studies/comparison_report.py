@@ -8,7 +8,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 from rich.console import Group
 
-from polyclinic.common.reporting.figure import ROW, draw_figure, make_line_entry, make_marker_entry
+from polyclinic.common.reporting.figure import ROW_HEIGHT, draw_figure, make_line_entry, make_marker_entry
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.plot import Axis, Plot
 from polyclinic.common.reporting.svg import DOTTED, RULE, SeriesStyle, choose_series_styles
@@ -153,7 +153,7 @@ def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
     plot.add_vertical_rule(0)
     legend = [make_marker_entry(f"{subset} classes", style) for subset, style in styled]
     about = "Interval chart: mean differences with 95 % intervals."
-    return draw_figure([plot], "differences", about, height=2.3 * ROW * len(others), legend=legend)
+    return draw_figure([plot], "differences", about, height=2.3 * ROW_HEIGHT * len(others), legend=legend)
 
 
 def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment, ExperimentFile, read_experiment, validate_experiment
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN
+from polyclinic.common.models.zoo.spec import RUN_DETERMINED_KEYS
 from polyclinic.server.runs.tracking import TrackingService
 
 
@@ -87,7 +87,7 @@ class Trial:
         if (done := self._read_finished_experiment()) is None:
             return False
         experiment = complete_round_settings(self.experiment_file.experiment)
-        hashes = {key: getattr(experiment.model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
+        hashes = {key: getattr(experiment.model, key) or getattr(done.model, key) for key in RUN_DETERMINED_KEYS}
         return done == experiment.model_copy(update={"model": experiment.model.model_copy(update=hashes)})
 
 

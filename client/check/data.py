@@ -28,7 +28,7 @@ from polyclinic.client.site.site_file import FILE, SiteSettings
 from polyclinic.common.class_columns import list_annotated_columns
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.patients.opt_out import (
-    REMEDY_FOR_UNMATCHED,
+    UNMATCHED_REMEDY,
     OptOutSource,
     find_left_out_patients,
 )
@@ -148,7 +148,7 @@ def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settin
     images = format_count_with_noun(len(source) - len(remaining), "image")
     area.passed.append(f"{left_out.describe()}, with {images}; the numbers here are without them")
     if warning := left_out.warn_about_unmatched():
-        area.add_warning(ClientExitCode.OPT_OUT, warning, REMEDY_FOR_UNMATCHED)
+        area.add_warning(ClientExitCode.OPT_OUT, warning, UNMATCHED_REMEDY)
     return source.select_rows(remaining)
 
 

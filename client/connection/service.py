@@ -55,7 +55,7 @@ from polyclinic.client.site.statements import SiteRecordSigner
 from polyclinic.client.training.privacy import make_privacy_status
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, WireError, WireVersionError
-from polyclinic.common.patients.opt_out import REMEDY_FOR_UNMATCHED, Identifiers, LeftOutPatients
+from polyclinic.common.patients.opt_out import UNMATCHED_REMEDY, Identifiers, LeftOutPatients
 from polyclinic.common.security.call_signatures import PROCESS_VARIABLE
 from polyclinic.common.security.identity import SiteConnectionKit, format_public_key_line, read_private_key
 from polyclinic.common.system.files import (
@@ -544,7 +544,7 @@ class HospitalMessageLoop:
         """Report to the staff, and count in the audit, the patients left out and the opt-outs that fit no patient."""
         self.tell(left_out.describe())
         if warning := left_out.warn_about_unmatched():
-            self.tell(f"{warning} {REMEDY_FOR_UNMATCHED}")
+            self.tell(f"{warning} {UNMATCHED_REMEDY}")
         record_patients(self.site, opted_out=left_out.count, opted_out_unmatched=len(left_out.unmatched))
 
     # ------------------------------------------------------------------ words

@@ -17,7 +17,7 @@ from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.metrics.segmentation import SegmentationSummary, compute_patient_figures, summarise_patients
 from polyclinic.common.models.gpu import move_network_to_device
 from polyclinic.common.models.saved import load_model, read_model_description
-from polyclinic.common.models.zoo.spec import DESCRIPTION, is_segmentation
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, is_segmentation
 from polyclinic.common.prediction.outlined_images import (
     OutlinedImage,
     compare_test_images,
@@ -74,7 +74,7 @@ class SegmentationAtSite:
 
 def is_segmentation_model(folder: Path) -> bool:
     """Return True if a folder holds a model that segments."""
-    return (folder / DESCRIPTION).is_file() and is_segmentation(read_model_description(folder).model.task)
+    return (folder / DESCRIPTION_FILE).is_file() and is_segmentation(read_model_description(folder).model.task)
 
 
 def refuse_unfit_options(models: Sequence[Path], by: Sequence[str]) -> None:

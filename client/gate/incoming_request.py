@@ -46,7 +46,7 @@ from polyclinic.common.errors import BadInput, Fault, WireError
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, read_model_state
 from polyclinic.common.models.zoo.spec import is_external_network
-from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.plugins import PLUGIN_PREFIX
 from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.common.system.toml import translate_validation_errors
 from polyclinic.common.wire.canonical_bytes import read_small_fields
@@ -439,7 +439,7 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
     if not wrong:
         return ""
     libraries = ["torch", "torchvision"]
-    if is_external_network(spec.architecture) and not spec.architecture.startswith(PLUGIN):
+    if is_external_network(spec.architecture) and not spec.architecture.startswith(PLUGIN_PREFIX):
         libraries.append(spec.architecture.partition(":")[0])
     here = ", ".join(f"{name} {version(name)}" for name in dict.fromkeys(libraries))
     return (

@@ -26,7 +26,7 @@ from polyclinic.common.plugins import (
     METRICS,
     MODELS,
     OPTIMIZERS,
-    PLUGIN,
+    PLUGIN_PREFIX,
     SCHEDULES,
     TRANSFORMS,
     identify_plugin,
@@ -181,7 +181,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
             fault = f"it cannot be made here: {bad.faults[0]}"
     yield "policy.networks", fault
     for key, group, names_in in _PLUGIN_RULES:
-        plugins = (name for name in names_in(plan) if name.startswith(PLUGIN))
+        plugins = (name for name in names_in(plan) if name.startswith(PLUGIN_PREFIX))
         faults = (_find_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
     rounds, most = max(last, work.round), policy.maximum_rounds
@@ -215,8 +215,8 @@ def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
     after this check.
     """
     name = plan.run.method
-    if name.startswith(PLUGIN):
-        listed = tuple(method for method in policy.methods or () if method.startswith(PLUGIN))
+    if name.startswith(PLUGIN_PREFIX):
+        listed = tuple(method for method in policy.methods or () if method.startswith(PLUGIN_PREFIX))
         return _find_plugin_policy_fault(METHODS, name, listed, plan)
     return "" if policy.methods is None or {name, "*"} & set(policy.methods) else f'it does not have "{name}"'
 
@@ -232,10 +232,10 @@ def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], p
     """
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
-    inner = name.removeprefix(PLUGIN)
+    inner = name.removeprefix(PLUGIN_PREFIX)
     theirs = [stamp for stamp in plan.plugins if (stamp.group, stamp.name) == (group, inner)]
     try:
-        site_stamps = [identify_plugin(group, inner)] if name.startswith(PLUGIN) else []
+        site_stamps = [identify_plugin(group, inner)] if name.startswith(PLUGIN_PREFIX) else []
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
     if site_stamps == theirs:

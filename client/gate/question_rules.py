@@ -16,7 +16,7 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.counts import NOT_STATED, UNKNOWN, parse_count_question
 from polyclinic.common.errors import WireError
 from polyclinic.common.models.zoo.spec import is_external_network
-from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.plugins import PLUGIN_PREFIX
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.counts import CountReply, CountRequest
@@ -114,7 +114,7 @@ def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
     except ValueError as error:
         yield "question.form", str(error)
         return
-    foreign = [name for name in networks if is_external_network(name) or name.startswith(PLUGIN)]
+    foreign = [name for name in networks if is_external_network(name) or name.startswith(PLUGIN_PREFIX)]
     unlisted = [name for name in foreign if not any(fnmatchcase(name, pattern) for pattern in policy.networks)]
     yield "policy.networks", f'it does not have "{make_printable_line(unlisted[0])}"' if unlisted else ""
 

@@ -8,7 +8,7 @@ from polyclinic.client.prediction.received import find_delivery
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.saved import SavedModelDescription, read_model_description
-from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE
 from polyclinic.common.prediction.files import select_learned_classes
 
 
@@ -45,10 +45,10 @@ def find_model(settings: SiteSettings, name: str) -> UsableModel:
         BadInput: If there is no such model, or the package was changed.
     """
     folder = Path(name)
-    if (folder / DESCRIPTION).is_file():
+    if (folder / DESCRIPTION_FILE).is_file():
         return UsableModel(folder, read_model_description(folder), folder.resolve().name)
     stored = find_delivery(settings, name)
     if stored is None or stored.manifest is None:
-        problem = f"is neither a run of flwr-client delivered nor a folder with {DESCRIPTION}."
+        problem = f"is neither a run of flwr-client delivered nor a folder with {DESCRIPTION_FILE}."
         raise BadInput([Fault(name, problem, "flwr-client delivered lists the runs that this hospital has received.")])
     return UsableModel(stored.folder, read_model_description(stored.folder), stored.manifest.title, stored.manifest.run)

@@ -14,7 +14,13 @@ from pydicom.errors import InvalidDicomError
 
 from polyclinic.client.prediction.predict import SitePredictions
 from polyclinic.common import __version__
-from polyclinic.common.prediction.dicom_text import PRODUCT, SCHEME, UTF_8, make_model_uid, shorten_to_dicom_text
+from polyclinic.common.prediction.dicom_text import (
+    MANUFACTURER,
+    PRIVATE_CODING_SCHEME,
+    UTF_8_CHARACTER_SET,
+    make_model_uid,
+    shorten_to_dicom_text,
+)
 from polyclinic.common.system.files import make_private_folder, write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
@@ -81,8 +87,8 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
         observer_type=codes.DCM.Device,
         observer_identifying_attributes=sr.DeviceObserverIdentifyingAttributes(
             uid=make_model_uid(model.description.model_sha256),
-            name=PRODUCT,
-            manufacturer_name=PRODUCT,
+            name=MANUFACTURER,
+            manufacturer_name=MANUFACTURER,
             model_name=shorten_to_dicom_text(model.title),
         ),
     )
@@ -115,14 +121,14 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
         series_number=SERIES_NUMBER,
         sop_instance_uid=highdicom.UID(),
         instance_number=row + 1,
-        manufacturer=PRODUCT,
+        manufacturer=MANUFACTURER,
         is_complete=True,
         is_final=False,
         is_verified=False,
     )
     report.SeriesDescription = shorten_to_dicom_text(f"Probabilities by {model.title}")
     # Names of classes and patients may have any letters; the default is ASCII.
-    report.SpecificCharacterSet = UTF_8
+    report.SpecificCharacterSet = UTF_8_CHARACTER_SET
     return report
 
 
@@ -131,4 +137,4 @@ def make_class_code(name: str) -> Any:
     from highdicom import sr
 
     value = f"P{hashlib.sha256(name.encode()).hexdigest()[:12].upper()}"
-    return sr.CodedConcept(value, SCHEME, shorten_to_dicom_text(f"Probability of {name}"))
+    return sr.CodedConcept(value, PRIVATE_CODING_SCHEME, shorten_to_dicom_text(f"Probability of {name}"))

@@ -15,7 +15,7 @@ from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_v
 from polyclinic.common.counts import COUNT_TABLES, check_table_names
 from polyclinic.common.errors import quote_names, suggest_nearest_name
 from polyclinic.common.models.zoo.spec import Sha256
-from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.plugins import PLUGIN_PREFIX
 from polyclinic.common.system.toml import TomlSection
 from polyclinic.strategies.method_list import METHOD_CLASS_PATHS
 
@@ -214,14 +214,14 @@ class SitePolicy(TomlSection):
     @field_validator("methods")
     @classmethod
     def _check_known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        built_in = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
+        built_in = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN_PREFIX))
         _refuse_unknown_names(built_in, METHOD_CLASS_PATHS, "methods")
         return names
 
     @field_validator("statistics")
     @classmethod
     def _check_known_statistics(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
+        plugins = any(name.startswith(PLUGIN_PREFIX) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
         from polyclinic.strategies.registry import list_statistic_meanings  # imports torch, so only if needed

@@ -17,7 +17,7 @@ from polyclinic.common.evaluation.results import (
     make_figures_csv,
     make_json,
 )
-from polyclinic.common.reporting.figure import ROW, draw_figure, make_marker_entry
+from polyclinic.common.reporting.figure import ROW_HEIGHT, draw_figure, make_marker_entry
 from polyclinic.common.reporting.page import write_html_page
 from polyclinic.common.reporting.plot import Axis, Plot
 from polyclinic.common.reporting.svg import DOTTED, RULE, choose_series_styles
@@ -108,7 +108,7 @@ def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None
         if interval is not None:
             plot.add_interval(*interval, y, style.color, 1.4)
         plot.add_markers([auroc], [y], style.marker, style.color, 7)
-    height = ROW * max(1.0, 0.6 * len(models)) * len(classes) + 6
+    height = ROW_HEIGHT * max(1.0, 0.6 * len(models)) * len(classes) + 6
     legend = [make_marker_entry(name, style) for name, style in styles.items()]
     description = f"AUROC of each class with 95 % intervals: {data}"
     return draw_figure([plot], f"auroc-{number}", description, height=height, legend=legend)

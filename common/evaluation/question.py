@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from polyclinic.common.evaluation.foreign import TORCH_EXPORT_RISK, ForeignModel, ModelFormat
 from polyclinic.common.evaluation.groups import Grouping
 from polyclinic.common.evaluation.thresholds import SUMMARY_FILE
-from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, Sha256
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, TENSORS_FILE, Sha256
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.system.toml import TomlSection, parse_json_section
@@ -20,7 +20,7 @@ from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
 
 MAX_MODELS = 20
 MAX_MODEL_NAME_CHARACTERS = 200
-RUN_FILES = (DESCRIPTION, TENSORS, SUMMARY_FILE)
+RUN_FILES = (DESCRIPTION_FILE, TENSORS_FILE, SUMMARY_FILE)
 """Files of a run's model. The summary is reduced to the thresholds that the run chose."""
 
 GroupColumn = Literal["sex", "age"]
@@ -89,7 +89,7 @@ class SentModel(TomlSection):
     @property
     def sha256(self) -> str:
         """Hash of the file with the model's numbers; a hospital's policy lists models by this hash."""
-        return self.files[RUN_FILES.index(TENSORS)].sha256 if self.is_run else self.files[0].sha256
+        return self.files[RUN_FILES.index(TENSORS_FILE)].sha256 if self.is_run else self.files[0].sha256
 
 
 class EvaluationQuestion(TomlSection):
@@ -164,7 +164,7 @@ class EvaluationQuestion(TomlSection):
                 try:
                     names.append(str(json.loads(bytes(model_parts[0][1]))["model"]["architecture"]))
                 except (ValueError, KeyError, TypeError, RecursionError):
-                    raise ValueError(f"{DESCRIPTION} of {model.name} names no network") from None
+                    raise ValueError(f"{DESCRIPTION_FILE} of {model.name} names no network") from None
         return names
 
 

@@ -22,10 +22,10 @@ from polyclinic.common.metrics.multi_class import MultiClassMetrics
 from polyclinic.common.metrics.pooled import PooledMetrics, SiteSampleIntervals
 from polyclinic.common.metrics.score_histograms import DECISION_THRESHOLD
 from polyclinic.common.metrics.segmentation import ClassOverlap, PatientFigures, SegmentationSummary
-from polyclinic.common.models.zoo.spec import DICE, HAUSDORFF, SEGMENTATION_METRICS
+from polyclinic.common.models.zoo.spec import DICE_METRIC, HAUSDORFF_METRIC, SEGMENTATION_METRICS
 from polyclinic.common.plugins import (
     METRICS,
-    PLUGIN,
+    PLUGIN_PREFIX,
     is_local_plugin_name,
     load_plugin_entry_point,
     shorten_metric_names,
@@ -45,7 +45,9 @@ def load_plugin_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     Raises:
         BadInput: If a plug-in is not installed.
     """
-    return {name: adapt_plugin_metric(load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN))) for name in names}
+    return {
+        name: adapt_plugin_metric(load_plugin_entry_point(METRICS, name.removeprefix(PLUGIN_PREFIX))) for name in names
+    }
 
 
 def adapt_plugin_metric(metric: Callable[..., Any]) -> Metric:
@@ -194,14 +196,14 @@ class ClassMetrics:
     @property
     def main_figure(self) -> float | None:
         """The metric that tables compare: Dice in a segmentation, else AUROC; None if it is undefined."""
-        return self.more.get(DICE, self.auroc)
+        return self.more.get(DICE_METRIC, self.auroc)
 
     @property
     def main_figure_with_error(self) -> ValueWithError | None:
         """:attr:`main_figure` with its largest possible error."""
-        if DICE not in self.more:
+        if DICE_METRIC not in self.more:
             return self.metric_with_error("auroc")
-        value = self.more[DICE]
+        value = self.more[DICE_METRIC]
         return None if value is None else ValueWithError(value)
 
     def metric_with_error(self, name: Figure) -> ValueWithError | None:
@@ -298,12 +300,12 @@ class FinalTestSummary:
     @property
     def figure_name(self) -> str:
         """Name of the metric that tables compare: ``Dice`` in a segmentation, else ``AUROC``."""
-        return "Dice" if DICE in self.mean_more or self.segmentation is not None else "AUROC"
+        return "Dice" if DICE_METRIC in self.mean_more or self.segmentation is not None else "AUROC"
 
     @property
     def main_mean(self) -> float | None:
         """Mean over all classes of the metric that tables compare; None if no class has it."""
-        return self.mean_more.get(DICE) if self.figure_name == "Dice" else self.mean_auroc
+        return self.mean_more.get(DICE_METRIC) if self.figure_name == "Dice" else self.mean_auroc
 
     def compute_mean_with_error(self, name: Figure) -> ValueWithError | None:
         """Return the mean of a metric over all classes with its largest possible error; None if undefined.
@@ -407,8 +409,8 @@ def make_segmentation_metrics(figures: PatientFigures) -> ClassMetrics:
     """
     finite = figures.distances[np.isfinite(figures.distances)]
     more = {
-        DICE: float(figures.dice.mean()) if len(figures.dice) else None,
-        HAUSDORFF: float(finite.mean()) if len(finite) else None,
+        DICE_METRIC: float(figures.dice.mean()) if len(figures.dice) else None,
+        HAUSDORFF_METRIC: float(finite.mean()) if len(finite) else None,
     }
     patients = len(figures.dice)
     return ClassMetrics(None, None, None, patients, patients, more)
@@ -420,7 +422,7 @@ def make_metrics_of_overlap(overlap: ClassOverlap | None) -> ClassMetrics:
     """
     if overlap is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(SEGMENTATION_METRICS))
-    more = {DICE: overlap.dice, HAUSDORFF: overlap.hd95}
+    more = {DICE_METRIC: overlap.dice, HAUSDORFF_METRIC: overlap.hd95}
     return ClassMetrics(None, None, None, overlap.patients, overlap.patients, more)
 
 

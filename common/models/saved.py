@@ -29,8 +29,14 @@ from polyclinic.common.models.state import (
     write_model_state,
 )
 from polyclinic.common.models.weights import CLASS_NAMES_KEY, MODEL_KEY, PIXELS_KEY, RUN_METADATA_KEY, UNLEARNED_KEY
-from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, make_unreadable_model_fault
-from polyclinic.common.plugins import PLUGIN, is_local_plugin_name
+from polyclinic.common.models.zoo.spec import (
+    DESCRIPTION_FILE,
+    TENSORS_FILE,
+    ModelSpec,
+    Sha256,
+    make_unreadable_model_fault,
+)
+from polyclinic.common.plugins import PLUGIN_PREFIX, is_local_plugin_name
 from polyclinic.common.system.files import (
     open_input_file,
     write_atomically,
@@ -45,7 +51,7 @@ MAX_MEMORY_FACTOR = 4
 low-rank factors."""
 EXTRA_MEMORY_BYTES = 256 * 2**20
 """Further memory for tensors that are not saved, such as a classifier that is removed."""
-_COPY_BOTH_FILES_REMEDY = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
+_COPY_BOTH_FILES_REMEDY = f"Copy {DESCRIPTION_FILE} and {TENSORS_FILE} again, both from the run that wrote them."
 
 
 class SavedModelDescription(BaseModel):
@@ -155,8 +161,8 @@ def save_model(
         if vocabulary
         else None,
     )
-    write_atomically(folder / TENSORS, content, private=private)
-    write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)
+    write_atomically(folder / TENSORS_FILE, content, private=private)
+    write_atomically(folder / DESCRIPTION_FILE, (saved.model_dump_json(indent=2) + "\n").encode(), private=private)
     return saved
 
 
@@ -183,10 +189,10 @@ def load_model(folder: Path) -> SplitNetwork:
         BadInput: If a file is missing or damaged, or the two files belong to different models.
     """
     saved = read_model_description(folder)
-    content = _read_model_file(folder / TENSORS)
-    where = str(folder / TENSORS)
+    content = _read_model_file(folder / TENSORS_FILE)
+    where = str(folder / TENSORS_FILE)
     if (actual := hashlib.sha256(content).hexdigest()) != saved.safetensors_sha256:
-        problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {saved.safetensors_sha256}."
+        problem = f"has SHA-256 {actual}, but {DESCRIPTION_FILE} beside it names {saved.safetensors_sha256}."
         raise BadInput([Fault(where, problem, _COPY_BOTH_FILES_REMEDY)])
     try:
         tensors = dict[str, Array](safetensors.numpy.load(content))
@@ -213,8 +219,8 @@ def load_model(folder: Path) -> SplitNetwork:
             part.write_to_network(network)
         state = join_tensors_into_state(tensors, layout, saved.class_names)
     except ValueError as error:
-        problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
-        is_given = is_local_plugin_name(layout.architecture.removeprefix(PLUGIN))
+        problem = f"is not the {layout.architecture} of {DESCRIPTION_FILE}: {error}."
+        is_given = is_local_plugin_name(layout.architecture.removeprefix(PLUGIN_PREFIX))
         remedy = "Give model= with the arguments that it was trained with." if is_given else _COPY_BOTH_FILES_REMEDY
         raise BadInput([Fault(where, problem, remedy)]) from None
     write_model_state(network, state.trunk, state.norm)
@@ -234,13 +240,13 @@ def _build_network_of_size(saved: SavedModelDescription, size: int, where: str) 
         BadInput: If the network cannot be built, or takes far more memory than the tensors in the file.
     """
     # The owner of this machine installed a plug-in and trusts it, so its network has no limit.
-    is_plugin = saved.model.architecture.startswith(PLUGIN)
+    is_plugin = saved.model.architecture.startswith(PLUGIN_PREFIX)
     limit = MAX_MEMORY_FACTOR * size + EXTRA_MEMORY_BYTES
     try:
         with nullcontext() if is_plugin else limit_network_bytes(limit):
             return build_network(saved.model, saved.class_names[:1], seed=0)
     except NetworkTooLarge:
-        problem = f"holds {format_bytes(size)}, and the network that {DESCRIPTION} names takes more than "
+        problem = f"holds {format_bytes(size)}, and the network that {DESCRIPTION_FILE} names takes more than "
         problem += f"{format_bytes(limit)} of memory: it is another one."
         raise BadInput([Fault(where, problem, _COPY_BOTH_FILES_REMEDY)]) from None
 
@@ -251,7 +257,7 @@ def read_model_description(folder: Path) -> SavedModelDescription:
     Raises:
         BadInput: If the file is missing or not valid in this release.
     """
-    path = folder / DESCRIPTION
+    path = folder / DESCRIPTION_FILE
     try:
         return SavedModelDescription.model_validate_json(_read_model_file(path))
     except ValidationError as error:

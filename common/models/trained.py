@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.plugins import PLUGIN_PREFIX
 
 LORA_PREFIX = "lora:"
 _ORIGINAL_WEIGHT_SUFFIX = ".parametrizations.weight.original"
@@ -159,7 +159,7 @@ def register_frozen_constants(backbone: nn.Module, spec: ModelSpec) -> None:
     No method then trains such constants, for instance a gate or a position embedding. Frozen parameters of torch's
     layers stay parameters; :func:`refuse_unfit_train_setting` rejects them.
     """
-    if spec.train != "all" or not spec.architecture.startswith(PLUGIN):
+    if spec.train != "all" or not spec.architecture.startswith(PLUGIN_PREFIX):
         return
     for layer in list(backbone.modules()):
         if not type(layer).__module__.startswith("torch.nn."):
@@ -177,7 +177,7 @@ def refuse_unfit_train_setting(backbone: nn.Module, spec: ModelSpec) -> None:
     """
     if spec.train != "all" and not list_frozen_tensor_names(backbone, spec):
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
-    if not spec.architecture.startswith(PLUGIN):
+    if not spec.architecture.startswith(PLUGIN_PREFIX):
         return
     trained = list_trained_layers(backbone, spec.train)
     parameters = backbone.named_parameters()

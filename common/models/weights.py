@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.trained import merge_low_rank_tensors
 from polyclinic.common.models.zoo.registry import CLASSIFIER_NAMES, build_meta_backbone
-from polyclinic.common.models.zoo.spec import TENSORS, Architecture, ModelSpec, get_architecture_traits
+from polyclinic.common.models.zoo.spec import TENSORS_FILE, Architecture, ModelSpec, get_architecture_traits
 from polyclinic.common.system.files import (
     open_input_file,
     write_atomically,
@@ -188,7 +188,7 @@ def find_weights_path(base: Path, weights: str) -> Path:
         weights: The name in the experiment.
     """
     path = base / weights
-    return path / TENSORS if path.is_dir() else path
+    return path / TENSORS_FILE if path.is_dir() else path
 
 
 def read_weights_file(backbone: nn.Module, path: Path, sha256: str | None, spec: ModelSpec) -> WeightsFile:

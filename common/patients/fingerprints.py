@@ -1,4 +1,4 @@
-"""Keyed fingerprints of patients' names and pictures: without the key nobody can test who is meant."""
+"""Keyed fingerprints of patients' names and pictures; without the key nobody can test who is meant."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,19 @@ from numpy.typing import NDArray
 from polyclinic.data.base.names import make_name_similarity_key
 
 FINGERPRINT_BYTES = 8
-"""Of 200,000 patients two have the same fingerprint with a probability of one in a billion, and then share a budget."""
+"""Length of a fingerprint.
+
+Among 200,000 patients, the probability that two have the same fingerprint is one in a billion; these would share a
+privacy budget.
+"""
 
 
 def fingerprint_patient_names(names: Iterable[str], key: bytes) -> NDArray[np.uint64]:
-    """Return a fingerprint of each patient's name, ``(n,)``; names that are alike have the same one.
+    """Return a fingerprint of each patient's name, ``(n,)``; names that differ only in spelling have the same
+    fingerprint.
 
     Args:
+        names: The names.
         key: 32 secret bytes.
     """
     return compute_fingerprints("patient", (make_name_similarity_key(name).encode() for name in names), key)
@@ -25,7 +31,8 @@ def compute_fingerprints(kind: str, contents: Iterable[bytes], key: bytes) -> ND
     """Return a keyed fingerprint of each content, ``(n,)``.
 
     Args:
-        kind: What the contents are, such as ``"patient"``; another kind gives another fingerprint.
+        kind: Kind of the contents, such as ``"patient"``; another kind gives another fingerprint.
+        contents: The bytes to hash.
         key: 32 secret bytes.
     """
     prefix = f"{kind}\0".encode()

@@ -1,9 +1,9 @@
-"""The part of each patient (training, validation, test), as a hospital's site remembers it from start to start.
+"""The part of each patient (training, validation, test), which a hospital's site stores between starts.
 
-A test patient must never be trained on, or the figures of every later run and of a resumed one are too good. A change
-of the label table, of ``split_seed`` or of the release could move patients. So the site stores the part of every
-patient that it ever had, in the file ``state/patient-parts``, and a patient keeps that part. The file holds keyed
-fingerprints of the patients' names, and no name. A patient without a name is known by the picture.
+A test patient must never be trained on, because the results of later and resumed runs would be too good. A change of
+the label table, of ``split_seed`` or of the release could move patients. So the site stores the part of every patient
+in the file ``state/patient-parts``, and a patient stays in this part. The file contains keyed fingerprints of the
+patients' names, but no name. A patient without a name is identified by the picture.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet
 from polyclinic.data.base.splits import Names, divide_splits_again, name_unknown_patients
 
 PATIENT_PARTS_FILE = "patient-parts"
-TEST = PARTS.index("test")
+TEST_PART_INDEX = PARTS.index("test")
 
 
 @dataclass(frozen=True)
 class PatientChanges:
-    """How the patients of a site differ from those of its last start.
+    """Differences between the patients of a site and those of its last start.
 
     Attributes:
-        new: Number of patients that the site never had.
-        gone: Number of patients that it had before and does not have now.
-        kept: Number of patients whom the data put into another part now, and who keep their own.
+        new: Number of patients that the site never had before.
+        gone: Number of patients that the site had before and does not have now.
+        kept: Number of patients whom the data now puts into another part, and who stay in the stored part.
     """
 
     new: int = 0
@@ -57,11 +57,11 @@ class PatientChanges:
 
 
 @dataclass(frozen=True)
-class _KnownParts:
-    """The content of the file.
+class _StoredParts:
+    """The content of the file ``patient-parts``.
 
     Attributes:
-        key: Secret of the fingerprints, 32 bytes.
+        key: Secret key of the fingerprints, 32 bytes.
         fingerprints: uint64 ``(patients,)``, sorted.
         parts: uint8 ``(patients,)``, index into :data:`PARTS`.
         present: bool ``(patients,)``, False for a patient whom the site did not have at its last start.
@@ -78,8 +78,8 @@ class PatientPartMemory:
     """Stores the part of each patient (training, validation, test) in the file ``patient-parts`` of a site.
 
     Attributes:
-        state: The folder ``state`` of the site, which holds the file.
-        durable: Flush the file to disk.
+        state: The folder ``state`` of the site, which contains the file.
+        durable: True to flush the file to disk.
     """
 
     state: Path
@@ -92,50 +92,52 @@ class PatientPartMemory:
     def keep_known_parts(
         self, splits: DatasetSplits, *, given_by: str = "", store: bool = False
     ) -> tuple[DatasetSplits, PatientChanges]:
-        """Return the data with every known patient in the part of earlier starts, and count what changed.
+        """Return the data with each patient in the stored part, if there is one, and count the changes.
 
         Args:
-            given_by: The key by which the hospital itself names the parts, such as ``data.split_column``; empty if the
-                program draws them. Of the hospital's own parts, a patient may move from training to validation and
-                back, but not into the test part or out of it.
-            store: Remember the patients; False for commands that only look.
+            splits: The data.
+            given_by: The key of the hospital's parts, such as ``data.split_column``; empty if the program draws the
+                parts.
+                In the hospital's parts a patient may move between training and validation, but not into the test part
+                or
+                out of it.
+            store: True to store the parts; False for commands that only check.
 
         Raises:
-            BadInput: If the hospital's own parts move a patient into the test part or out of it, or if the file is
-                damaged.
+            BadInput: If the hospital's parts move a patient into the test part or out of it, or the file is damaged.
         """
         stored = self._read_file()
         names_by_part = name_patients_of_splits(splits)
         names, drawn = _list_patients_with_parts(names_by_part)
         fingerprints = fingerprint_patient_names(names, stored.key)  # (patients,)
-        place = np.searchsorted(stored.fingerprints, fingerprints)
-        place[place == len(stored.fingerprints)] = 0
+        index = np.searchsorted(stored.fingerprints, fingerprints)
+        index[index == len(stored.fingerprints)] = 0
         is_known = (
-            stored.fingerprints[place] == fingerprints
+            stored.fingerprints[index] == fingerprints
             if len(stored.fingerprints)
             else np.zeros(len(names), dtype=np.bool_)
         )
-        remembered = drawn.copy()
-        remembered[is_known] = stored.parts[place[is_known]]
-        has_moved = remembered != drawn
+        kept_parts = drawn.copy()
+        kept_parts[is_known] = stored.parts[index[is_known]]
+        has_moved = kept_parts != drawn
         if given_by:
-            self._refuse_moved_test_patients(given_by, remembered, drawn)
-            remembered = drawn
+            self._refuse_moved_test_patients(given_by, kept_parts, drawn)
+            kept_parts = drawn
             has_moved = np.zeros(len(names), dtype=np.bool_)
         is_present = np.zeros(len(stored.fingerprints), dtype=np.bool_)
-        is_present[place[is_known]] = True
+        is_present[index[is_known]] = True
         changes = PatientChanges(
             new=int((~is_known).sum()) if len(stored.fingerprints) else 0,
             gone=int((stored.present & ~is_present).sum()),
             kept=int(has_moved.sum()),
         )
         if store:
-            self._write_file(_merge_known_parts(stored, fingerprints, remembered))
+            self._write_file(_merge_stored_parts(stored, fingerprints, kept_parts))
         if has_moved.any():
-            part_of_patient = dict(zip(names, (PARTS[part] for part in remembered.tolist()), strict=True))
+            part_of_patient = dict(zip(names, (PARTS[part] for part in kept_parts.tolist()), strict=True))
             parts = [
-                np.array([part_of_patient[name] for name in of_part.tolist()], dtype=np.str_)
-                for of_part in names_by_part
+                np.array([part_of_patient[name] for name in part_names.tolist()], dtype=np.str_)
+                for part_names in names_by_part
             ]
             splits = divide_splits_again(splits, parts)
         return splits, changes
@@ -143,8 +145,8 @@ class PatientPartMemory:
     def _refuse_moved_test_patients(
         self, given_by: str, remembered: NDArray[np.uint8], given: NDArray[np.uint8]
     ) -> None:
-        into_training = int(((remembered == TEST) & (given != TEST)).sum())
-        into_test = int(((remembered != TEST) & (given == TEST)).sum())
+        into_training = int(((remembered == TEST_PART_INDEX) & (given != TEST_PART_INDEX)).sum())
+        into_test = int(((remembered != TEST_PART_INDEX) & (given == TEST_PART_INDEX)).sum())
         if not into_training and not into_test:
             return
         counts = []
@@ -161,11 +163,11 @@ class PatientPartMemory:
         )
         raise BadInput([Fault(given_by, problem, remedy)])
 
-    def _read_file(self) -> _KnownParts:
-        """Return what is stored, or nothing with a new key if there is no file."""
+    def _read_file(self) -> _StoredParts:
+        """Return the stored parts; without a file, no patients and a new key."""
         if not self.path.exists():
             none = np.zeros(0, dtype=np.uint64)
-            return _KnownParts(secrets.token_bytes(32), none, none.astype(np.uint8), none.astype(np.bool_))
+            return _StoredParts(secrets.token_bytes(32), none, none.astype(np.uint8), none.astype(np.bool_))
         try:
             with safe_open(self.path, framework="numpy") as file:
                 key = bytes.fromhex(file.metadata()["key"])
@@ -173,7 +175,7 @@ class PatientPartMemory:
             fingerprints, parts, present = arrays
             if not len(key) == 32 or not fingerprints.shape == parts.shape == present.shape:
                 raise ValueError("its arrays do not fit")
-            return _KnownParts(key, fingerprints.astype(np.uint64), parts.astype(np.uint8), present.astype(np.bool_))
+            return _StoredParts(key, fingerprints.astype(np.uint64), parts.astype(np.uint8), present.astype(np.bool_))
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             problem = f"cannot be read ({error})."
             remedy = (
@@ -181,13 +183,13 @@ class PatientPartMemory:
             )
             raise BadInput([Fault(str(self.path), problem, remedy)]) from None
 
-    def _write_file(self, known: _KnownParts) -> None:
+    def _write_file(self, stored: _StoredParts) -> None:
         arrays: dict[str, NDArray[Any]] = {
-            "fingerprints": known.fingerprints,
-            "parts": known.parts,
-            "present": known.present,
+            "fingerprints": stored.fingerprints,
+            "parts": stored.parts,
+            "present": stored.present,
         }
-        content = save(arrays, {"key": known.key.hex()})
+        content = save(arrays, {"key": stored.key.hex()})
         with contextlib.suppress(FileNotFoundError):
             if self.path.read_bytes() == content:
                 return
@@ -195,7 +197,7 @@ class PatientPartMemory:
 
 
 def name_patients_of_splits(splits: DatasetSplits) -> tuple[Names, ...]:
-    """Return a name for the patient of each image of each part, ``(n,)``; an unknown one is named by the picture."""
+    """Return a name for the patient of each image, ``(n,)`` for each part; a digest of the picture if unknown."""
     return tuple(
         name_unknown_patients(images.patients, partial(_read_picture_names, images)) for images in splits.parts
     )
@@ -206,20 +208,22 @@ def _read_picture_names(images: ImageSet) -> Names:
 
 
 def _list_patients_with_parts(names_by_part: Sequence[Names]) -> tuple[list[str], NDArray[np.uint8]]:
-    """Return each patient once with the part, ``(patients,)``, as an index into :data:`PARTS`."""
+    """Return the patients, once each, and the part of each as an index into :data:`PARTS`, ``(patients,)``."""
     parts = dict[str, int]()
-    # The test part last: of two equal pictures without a patient, the one in the test part counts.
-    for place, names in enumerate(names_by_part):
-        parts |= dict.fromkeys(names.tolist(), place)
+    # The test part comes last and overrides the others, if two equal pictures have no patient.
+    for part, names in enumerate(names_by_part):
+        parts |= dict.fromkeys(names.tolist(), part)
     return list(parts), np.array(list(parts.values()), dtype=np.uint8)
 
 
-def _merge_known_parts(stored: _KnownParts, fingerprints: NDArray[np.uint64], parts: NDArray[np.uint8]) -> _KnownParts:
-    """Return the known patients and those that the site has now, whose parts count."""
+def _merge_stored_parts(
+    stored: _StoredParts, fingerprints: NDArray[np.uint64], parts: NDArray[np.uint8]
+) -> _StoredParts:
+    """Return the stored patients together with the present ones; the parts of present patients replace stored parts."""
     joined = dict(zip(stored.fingerprints.tolist(), stored.parts.tolist(), strict=True))
     joined |= dict(zip(fingerprints.tolist(), parts.tolist(), strict=True))
     ordered = np.array(sorted(joined), dtype=np.uint64)
-    return _KnownParts(
+    return _StoredParts(
         stored.key,
         ordered,
         np.array([joined[value] for value in ordered.tolist()], dtype=np.uint8),

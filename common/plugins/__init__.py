@@ -24,14 +24,18 @@ from polyclinic.common.plugins.files import read_plugin_files
 from polyclinic.common.system.hashing import hash_python_object
 from polyclinic.common.system.toml import TomlSection
 
-MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
-DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
+MODELS = "polyclinic.models"
+LOSSES = "polyclinic.losses"
+DATASETS = "polyclinic.datasets"
+METRICS = "polyclinic.metrics"
 METHODS = "polyclinic.methods"
-TRANSFORMS, OPTIMIZERS, SCHEDULES = "polyclinic.transforms", "polyclinic.optimizers", "polyclinic.schedules"
+TRANSFORMS = "polyclinic.transforms"
+OPTIMIZERS = "polyclinic.optimizers"
+SCHEDULES = "polyclinic.schedules"
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
-"""Pattern of the names of entry points, and of external networks."""
-MOST_METRICS = 20
-"""Most metrics of plug-ins in one run."""
+"""Regular expression for names of entry points and of external networks."""
+MAX_PLUGIN_METRICS = 20
+"""Maximum number of plug-in metrics in one run."""
 TABLE_COLUMNS = frozenset(
     {
         *("class", "owners", "auroc", "average_precision", "positives", "negatives", "low", "high", "error", "note"),
@@ -39,27 +43,27 @@ TABLE_COLUMNS = frozenset(
         *("method", "seeds", "sd", "balanced_accuracy", "difference", "p", "verdict"),
     }
 )
-"""Columns of the tables of classes, runs and methods in Python, which no metric of a plug-in replaces."""
-PLUGIN = "plugin:"
-"""Prefix by which an experiment names a plug-in in the place of a part of ours."""
-PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
+"""Columns of the tables of classes, runs and methods in Python; a metric of a plug-in cannot have these names."""
+PLUGIN_PREFIX = "plugin:"
+"""Prefix with which an experiment names a plug-in in place of a built-in part."""
+PluginName = Annotated[str, Field(pattern=f"^{PLUGIN_PREFIX}{NAME_PATTERN}$")]
 
 
 def accept_names_matching(pattern: str) -> WrapValidator:
-    """Return a pydantic validator that accepts strings of a pattern in addition to the field's ``Literal`` values."""
+    """Return a pydantic validator that accepts strings matching a pattern besides the field's ``Literal`` values."""
 
-    def accept_matching_name(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
-        return value if isinstance(value, str) and re.fullmatch(pattern, value) else ours(value)
+    def accept_matching_name(value: Any, validate_literal: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, str) and re.fullmatch(pattern, value) else validate_literal(value)
 
     return WrapValidator(accept_matching_name)
 
 
-OrPlugin = accept_names_matching(PLUGIN + NAME_PATTERN)
-"""Accepts a plug-in beside our own choices; a plan checks that it is installed."""
+OrPlugin = accept_names_matching(PLUGIN_PREFIX + NAME_PATTERN)
+"""Validator that accepts ``plugin:NAME`` besides the field's values; a plan checks that the plug-in is installed."""
 
 
 class PluginIdentity(TomlSection):
-    """The exact version of a plug-in's code, as a plan pins it.
+    """Identifies the exact code of a plug-in; plans contain it.
 
     Attributes:
         group: Group of the entry point.
@@ -83,7 +87,7 @@ def find_plugin_entry_point(group: str, name: str) -> EntryPoint:
     """Return the installed entry point of this group and name.
 
     Raises:
-        BadInput: If no package or more than one package declares it.
+        BadInput: If no package, or more than one package, declares it.
     """
     if is_local_plugin_name(name):
         problem = "was given to polyclinic.simulate in another process."
@@ -110,15 +114,15 @@ def find_plugin_entry_point(group: str, name: str) -> EntryPoint:
 def register_local_plugin(group: str, part: Any) -> str:
     """Register a Python object as a plug-in without a package, for simulations only; return the plug-in's name.
 
-    The name contains a hash of the object's code and values, so the same object has the same name in every process.
-    The registration is limited to this process; other processes, such as Ray's workers, must register it again.
+    The name contains a hash of the object's code and values, so the same object has the same name in every process. The
+    registration is limited to this process; other processes, such as Ray's workers, must register it again.
 
     Args:
         group: Entry-point group of the plug-in, such as :data:`MODELS`.
         part: The object to register.
     """
     name = make_local_plugin_name(part)
-    _offered[group, name] = part
+    _registered_parts[group, name] = part
     return name
 
 
@@ -129,50 +133,50 @@ def make_local_plugin_name(part: Any) -> str:
 
 
 @contextlib.contextmanager
-def offer_local_plugin_as(group: str, name: str, part: Any) -> Iterator[None]:
-    """Let an object stand for the part that another process registered under this name, inside the ``with`` block.
+def register_local_plugin_as(group: str, name: str, part: Any) -> Iterator[None]:
+    """Register an object under the name that another process gave to its plug-in, inside the ``with`` block.
 
     Args:
         group: Entry-point group of the plug-in, such as :data:`MODELS`.
-        name: The name that :func:`register_local_plugin` returned there.
+        name: The name that :func:`register_local_plugin` returned in the other process.
         part: The object.
     """
-    before = _offered.get((group, name))
-    _offered[group, name] = part
+    before = _registered_parts.get((group, name))
+    _registered_parts[group, name] = part
     try:
         yield
     finally:
         if before is None:
-            del _offered[group, name]
+            del _registered_parts[group, name]
         else:
-            _offered[group, name] = before
+            _registered_parts[group, name] = before
 
 
 def is_local_plugin_name(name: str) -> bool:
     """Return True if a plug-in's name has the form that :func:`register_local_plugin` gives."""
-    return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
+    return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN_PREFIX)) is not None
 
 
 def format_plugin_user_name(argument: str, name: str) -> str:
-    """Return a plug-in as the user named it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``.
+    """Return a plug-in's name as the user wrote it: ``plugin:NAME``, or ``argument=OBJECT`` of ``polyclinic.simulate``.
 
     Args:
         argument: Argument of ``polyclinic.simulate`` for this kind of plug-in, such as ``model``.
         name: The plug-in's name in the experiment.
     """
-    name = name.removeprefix(PLUGIN)
-    return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN + name
+    name = name.removeprefix(PLUGIN_PREFIX)
+    return f"{argument}={name.split('-')[1]}" if is_local_plugin_name(name) else PLUGIN_PREFIX + name
 
 
 def shorten_metric_names(names: Iterable[str]) -> dict[str, str]:
-    """Return metric of a plug-in -> its short name for tables: that of the entry point or of the user's function.
+    """Return metric of a plug-in -> short name for tables: the name of the entry point or of the user's function.
 
-    A name that is short for two metrics, or that is one of :data:`TABLE_COLUMNS`, stays as it is.
+    A name that would be short for two metrics, or equal to one of :data:`TABLE_COLUMNS`, stays unchanged.
 
     Args:
         names: Names of metrics, ``plugin:NAME``.
     """
-    plain = {name: name.removeprefix(PLUGIN) for name in names}
+    plain = {name: name.removeprefix(PLUGIN_PREFIX) for name in names}
     short = {name: text.split("-")[1] if is_local_plugin_name(name) else text for name, text in plain.items()}
     counts = Counter(short.values())
     return {name: text if counts[text] == 1 and text not in TABLE_COLUMNS else name for name, text in short.items()}
@@ -189,21 +193,21 @@ def load_plugin_entry_point(group: str, name: str) -> Any:
     Raises:
         BadInput: If the plug-in is not installed or cannot be imported, or its files have changed.
     """
-    if (group, name) in _offered:
-        return _offered[group, name]
-    if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
-        return _loaded[group, name].part
+    if (group, name) in _registered_parts:
+        return _registered_parts[group, name]
+    if (group, name) in _loaded_plugins:  # searching the entry points would take milliseconds
+        return _loaded_plugins[group, name].part
     point = find_plugin_entry_point(group, name)
-    stamp = _identify_plugin_package(point)
-    if _latest.get((group, name), stamp) != stamp:
+    identity = _identify_plugin_package(point)
+    if _latest_identities.get((group, name), identity) != identity:
         problem = "its files were changed after their hash was taken."
         raise BadInput([Fault(f"plugin:{name}", problem, "Start the program anew.")])
     try:
         part = point.load()
-    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+    except (Exception, SystemExit) as error:  # code of a plug-in may raise anything
         problem = f"cannot be imported: {type(error).__name__}: {error}"
         raise BadInput([Fault(f"plugin:{name}", problem, "Its package has to be repaired.")]) from error
-    _loaded[group, name] = _LoadedPlugin(stamp, part)
+    _loaded_plugins[group, name] = _LoadedPlugin(identity, part)
     return part
 
 
@@ -215,18 +219,18 @@ def identify_plugin(group: str, name: str) -> PluginIdentity:
     Raises:
         BadInput: If the plug-in is not installed, or its files cannot be read.
     """
-    if (group, name) in _offered:
+    if (group, name) in _registered_parts:
         sha256 = hashlib.sha256(name.encode()).hexdigest()
         return PluginIdentity(group=group, name=name, package="this program", version="0", sha256=sha256)
-    if (group, name) in _loaded:  # files that changed since are not what runs
-        return _loaded[group, name].stamp
-    stamp = _identify_plugin_package(find_plugin_entry_point(group, name))
-    _latest[group, name] = stamp
-    return stamp
+    if (group, name) in _loaded_plugins:  # the imported code runs, even if its files have changed since
+        return _loaded_plugins[group, name].identity
+    identity = _identify_plugin_package(find_plugin_entry_point(group, name))
+    _latest_identities[group, name] = identity
+    return identity
 
 
 def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
-    """Return package, version and hash of an entry point, from the package's files as they are now.
+    """Return package, version and hash of an entry point, from the present files of the package.
 
     Raises:
         BadInput: If the files cannot be read.
@@ -257,13 +261,13 @@ def _identify_plugin_package(point: EntryPoint) -> PluginIdentity:
 
 
 class _LoadedPlugin(NamedTuple):
-    stamp: PluginIdentity
+    identity: PluginIdentity
     part: Any
 
 
-_loaded: dict[tuple[str, str], _LoadedPlugin] = {}
-"""Plug-ins that this process has imported, by group and name."""
-_offered: dict[tuple[str, str], Any] = {}
-"""Parts that this process registered itself."""
-_latest: dict[tuple[str, str], PluginIdentity] = {}
-"""The last stamp of each entry point that is not imported yet."""
+_loaded_plugins: dict[tuple[str, str], _LoadedPlugin] = {}
+"""(group, name) -> plug-in that this process has imported."""
+_registered_parts: dict[tuple[str, str], Any] = {}
+"""(group, name) -> object that this process registered as a plug-in."""
+_latest_identities: dict[tuple[str, str], PluginIdentity] = {}
+"""(group, name) -> last computed identity of a plug-in that is not imported yet."""

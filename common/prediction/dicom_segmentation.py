@@ -1,9 +1,9 @@
 """Write predicted masks as DICOM segmentations: one object (SEG) for each DICOM series, volume or picture.
 
-A segmentation of part 3 of DICOM, A.51, has a binary segment for each class, on the frames of its source: same rows,
-columns and places in the patient. Patient, study and references come from the source's header; what the header leaves
-out stays empty. No person has checked a segment, so each says that its algorithm is automatic. highdicom writes the
-object (Bridge et al., Journal of Digital Imaging 2022).
+A segmentation (DICOM part 3, A.51) has a binary segment for each class, on the frames of its source image: same rows,
+columns and positions in the patient. Patient, study and references are copied from the source's header; missing
+elements stay empty. Each segment states that an algorithm made it, because no person has checked it. highdicom writes
+the object (Bridge et al., Journal of Digital Imaging 2022).
 """
 
 import hashlib
@@ -19,24 +19,31 @@ from numpy.typing import NDArray
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
-from polyclinic.common.prediction.dicom_text import PRODUCT, SCHEME, UTF_8, make_model_uid, shorten_to_dicom_text
+from polyclinic.common.prediction.dicom_text import (
+    MANUFACTURER,
+    PRIVATE_CODING_SCHEME,
+    UTF_8_CHARACTER_SET,
+    make_model_uid,
+    shorten_to_dicom_text,
+)
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.data.base.decoded_size import LARGEST_MB
 from polyclinic.data.images.masks import Grid, PictureGrid
 from polyclinic.data.images.reading import is_dicom_file, read_first_bytes
 
-OPTION, CODE_OPTION = "--dicom-seg", "--code"
-SUFFIX = ".seg.dcm"
+SEGMENTATION_OPTION = "--dicom-seg"
+CODE_OPTION = "--code"
+SEGMENTATION_SUFFIX = ".seg.dcm"
 SERIES_NUMBER = 9901
-INSTEAD = "Take its mask in NIfTI or PNG, which is written all the same."
-_EMPTY_IF_ABSENT = (
+MASK_REMEDY = "Take its mask in NIfTI or PNG, which is written all the same."
+_TYPE_2_ELEMENTS = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex"),
     *("AccessionNumber", "StudyID", "StudyDate", "StudyTime"),
 )
-"""Elements that a segmentation has to have, and that may be empty (type 2)."""
-_CATEGORY = ("CLASS", "Class of a study")
-"""Our private category of a class, of which nobody said whether it is an organ or a finding."""
+"""Elements that a segmentation must contain but that may be empty (type 2)."""
+_PRIVATE_CATEGORY = ("CLASS", "Class of a study")
+"""Private category of all classes, because it is unknown if a class is an organ or a finding."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,9 @@ class SegmentCode:
     """A coded concept, such as ``SCT 10200004 "Liver"``.
 
     Attributes:
-        scheme: Designator of the coding scheme: SCT is SNOMED CT.
+        scheme: Designator of the coding scheme, such as SCT for SNOMED CT.
+        value: Code within the scheme.
+        meaning: Words for people.
     """
 
     scheme: str
@@ -53,13 +62,14 @@ class SegmentCode:
 
 
 def parse_segment_codes(texts: Iterable[str], class_names: Sequence[str]) -> dict[str, SegmentCode]:
-    """Return class -> code, of options such as ``Liver=SCT:10200004:Liver``.
+    """Return class -> code, from options such as ``Liver=SCT:10200004:Liver``.
 
     Args:
+        texts: The values of the option.
         class_names: The classes of the model.
 
     Raises:
-        BadInput: With each text that is no code, or is that of another class.
+        BadInput: With each text that is not a code, or has an unknown class.
     """
     codes = dict[str, SegmentCode]()
     faults = list[Fault]()
@@ -80,14 +90,14 @@ def parse_segment_codes(texts: Iterable[str], class_names: Sequence[str]) -> dic
 
 @dataclass(frozen=True)
 class SegmentationWriter:
-    """Writes the segmentations of a model's masks beside them.
+    """Writes a DICOM segmentation for each image whose masks a model predicts.
 
     Attributes:
         title: Name of the model.
         model_sha256: Hash of the model.
         class_names: The classes, in the order of the masks.
-        codes: Class -> its code; a class without one gets a private code, made of its name.
-        largest_mb: The largest decoded volume, in MB.
+        codes: Class -> its code; a class without an entry gets a private code, made from its name.
+        largest_mb: Size limit of a decoded volume, in MB.
         refusals: Name of each image without a segmentation -> reason.
     """
 
@@ -99,27 +109,27 @@ class SegmentationWriter:
     refusals: dict[str, str] = field(default_factory=dict)
 
     def write(self, place: Path, name: str, source: Path, areas: NDArray[np.bool_], grid: Grid) -> None:
-        """Write the segmentation of one image; where it cannot be written, note why.
+        """Write the segmentation of one image, or add the reason to ``refusals`` if this is impossible.
 
         Args:
             place: Path of the image's masks without their suffixes.
             name: Name of the image.
             source: The image: a file, or the folder of a series.
             areas: ``(classes, *spatial)``, on the grid of the image.
-            grid: That grid.
+            grid: The grid of the image.
         """
         if not source.is_dir() and not is_dicom_file(read_first_bytes(source)):
-            self.refusals[name] = f"no segmentation: it is no DICOM file. {INSTEAD}"
+            self.refusals[name] = f"no segmentation: it is no DICOM file. {MASK_REMEDY}"
             return
         try:
             headers, frames = _arrange_as_frames(areas, source, grid, self.largest_mb)
             segmentation = self._make_segmentation(headers, frames)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            self.refusals[name] = f"no segmentation: its DICOM header lacks what one needs ({error}). {INSTEAD}"
+            self.refusals[name] = f"no segmentation: its DICOM header lacks what one needs ({error}). {MASK_REMEDY}"
             return
         content = BytesIO()
         segmentation.save_as(content)
-        write_atomically(place.with_name(f"{place.name}{SUFFIX}"), content.getvalue(), private=True)
+        write_atomically(place.with_name(f"{place.name}{SEGMENTATION_SUFFIX}"), content.getvalue(), private=True)
 
     def _make_segmentation(self, headers: Sequence[pydicom.Dataset], frames: NDArray[np.bool_]) -> Any:
         """Return the segmentation of the frames of one image, ``(frames, rows, columns, classes)``."""
@@ -131,14 +141,14 @@ class SegmentationWriter:
             name=shorten_to_dicom_text(self.title),
             family=codes.DCM.ArtificialIntelligence,
             version=__version__,
-            source=PRODUCT,
+            source=MANUFACTURER,
             parameters={"model SHA-256": self.model_sha256},
         )
         segments = [
             seg.SegmentDescription(
                 segment_number=number,
                 segment_label=shorten_to_dicom_text(name),
-                segmented_property_category=_make_code(SegmentCode(SCHEME, *_CATEGORY)),
+                segmented_property_category=_make_code(SegmentCode(PRIVATE_CODING_SCHEME, *_PRIVATE_CATEGORY)),
                 segmented_property_type=_make_code(self.codes.get(name) or make_private_code(name)),
                 algorithm_type=seg.SegmentAlgorithmTypeValues.AUTOMATIC,
                 algorithm_identification=algorithm,
@@ -154,39 +164,43 @@ class SegmentationWriter:
             series_number=SERIES_NUMBER,
             sop_instance_uid=highdicom.UID(),
             instance_number=1,
-            manufacturer=PRODUCT,
+            manufacturer=MANUFACTURER,
             manufacturer_model_name=shorten_to_dicom_text(self.title),
             software_versions=__version__,
             device_serial_number=make_model_uid(self.model_sha256),
             content_label="PREDICTION",
             series_description=shorten_to_dicom_text(f"Segmentation by {self.title}"),
         )
-        # Names of classes and patients may have any letters; the default is ASCII.
-        segmentation.SpecificCharacterSet = UTF_8
+        # DICOM's default is ASCII, but names of classes and patients may have any letters.
+        segmentation.SpecificCharacterSet = UTF_8_CHARACTER_SET
         return segmentation
 
 
 def make_segmentation_writer(
     title: str, model_sha256: str, class_names: Sequence[str], codes: Iterable[str], largest_mb: int
 ) -> SegmentationWriter:
-    """Return the writer of a model's segmentations.
+    """Return a writer of segmentations for a model.
 
     Args:
+        title: Name of the model.
+        model_sha256: Hash of the model.
+        class_names: The classes, in the order of the masks.
         codes: Codes of classes as in :func:`parse_segment_codes`.
+        largest_mb: Size limit of a decoded volume, in MB.
 
     Raises:
-        BadInput: If highdicom is not installed, with the command that installs it; or a code is wrong.
+        BadInput: If highdicom is not installed, or a code is wrong.
     """
-    otherwise = f"Leave {OPTION} out: masks are PNG or NIfTI files"
-    refuse_missing_packages(OPTION, "highdicom", otherwise=otherwise)
+    otherwise = f"Leave {SEGMENTATION_OPTION} out: masks are PNG or NIfTI files"
+    refuse_missing_packages(SEGMENTATION_OPTION, "highdicom", otherwise=otherwise)
     parsed = parse_segment_codes(codes, class_names)
     return SegmentationWriter(title, model_sha256, class_names, parsed, largest_mb)
 
 
 def make_private_code(class_name: str) -> SegmentCode:
-    """Return our private code of a class, which is the same in every segmentation."""
+    """Return a private code for a class; it depends only on the class's name."""
     value = f"C{hashlib.sha256(class_name.encode()).hexdigest()[:12].upper()}"
-    return SegmentCode(SCHEME, value, shorten_to_dicom_text(class_name))
+    return SegmentCode(PRIVATE_CODING_SCHEME, value, shorten_to_dicom_text(class_name))
 
 
 def _make_code(code: SegmentCode) -> Any:
@@ -201,11 +215,11 @@ def _arrange_as_frames(
     """Return the headers of an image, and the areas in the order of its files or frames.
 
     Returns:
-        A header for each file of a series, or the one of a single file; and the areas, bool
+        A header for each file of a series, or of the single file; and the areas, bool
         ``(frames, rows, columns, classes)``.
 
     Raises:
-        ValueError: If the area of one frame cannot be told from that of another.
+        ValueError: If the frame of an area is ambiguous.
     """
     if isinstance(grid, PictureGrid):
         header = _read_header(source)
@@ -221,7 +235,8 @@ def _arrange_as_frames(
     if slices[0].file is not None:
         headers = [_read_header(each.file) for each in slices if each.file is not None]
         for header in headers:
-            if not header.get("SliceThickness"):  # converters leave it out, and a segmentation of slices must state one
+            # Converters leave the thickness out, but a segmentation of slices must have it.
+            if not header.get("SliceThickness"):
                 header.SliceThickness = float(np.linalg.norm(series.affine[:3, 0]))
         return headers, frames
     file = list_series_files(source)[0] if source.is_dir() else source
@@ -231,9 +246,9 @@ def _arrange_as_frames(
 
 
 def _read_header(file: Path) -> pydicom.Dataset:
-    """Return the header of a file; elements that a segmentation must have are empty where the file lacks them."""
+    """Return the header of a file, with empty values for missing elements that a segmentation must contain."""
     header = pydicom.dcmread(file, stop_before_pixels=True)
-    for keyword in _EMPTY_IF_ABSENT:
+    for keyword in _TYPE_2_ELEMENTS:
         if keyword not in header:
             setattr(header, keyword, "")
     return header

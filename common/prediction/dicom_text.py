@@ -1,22 +1,22 @@
-"""Texts, codes and UIDs of the DICOM objects that are written of a model's predictions."""
+"""Texts, codes and UIDs for DICOM objects that contain a model's predictions."""
 
 from polyclinic.common.system.plain_text import make_printable_line
 
-PRODUCT = "Polyclinic"
-SCHEME = "99POLYCLINIC"
-"""Our private coding scheme, for classes, which each study names itself."""
-LONGEST_TEXT_BYTES = 64
-"""DICOM allows 64 characters of the kind LO; some readers count bytes."""
-UTF_8 = "ISO_IR 192"
-"""DICOM's name of UTF-8."""
+MANUFACTURER = "Polyclinic"
+PRIVATE_CODING_SCHEME = "99POLYCLINIC"
+"""Private coding scheme for classes, because each study has its own class names."""
+MAX_TEXT_BYTES = 64
+"""Maximum length of a text: DICOM allows 64 characters in an LO value, and some readers count bytes."""
+UTF_8_CHARACTER_SET = "ISO_IR 192"
+"""DICOM's name for UTF-8."""
 
 
 def shorten_to_dicom_text(text: str) -> str:
-    """Return a text as one value of DICOM's kind LO: on one line, of 64 bytes at most, without the separator."""
+    """Return a text as one DICOM value of type LO: one line, at most 64 bytes, without backslashes."""
     line = make_printable_line(text).replace("\\", "/")
-    return line.encode()[:LONGEST_TEXT_BYTES].decode(errors="ignore")
+    return line.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
 def make_model_uid(sha256: str) -> str:
-    """Return the UID of a model: a UUID of 128 bits of its hash, in the root 2.25 of ISO 9834-8."""
+    """Return the UID of a model: the first 128 bits of its hash as a UUID under the root 2.25 (ISO 9834-8)."""
     return f"2.25.{int(sha256[:32], 16)}"

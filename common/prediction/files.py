@@ -1,4 +1,4 @@
-"""Read pictures as those of a model's training were read, and compute their probabilities."""
+"""Read pictures in the pixel form of a model's training images, and compute their probabilities."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -24,11 +24,12 @@ from polyclinic.data.images.reading import DecodedImageFormat
 def make_trained_image_format(
     form: PixelForm, rendering: PictureRenderingOptions | None = None, largest_mb: int = LARGEST_MB
 ) -> DecodedImageFormat:
-    """Return the format of the images that a model was trained on.
+    """Return the image format in which files are decoded for a model.
 
     Args:
-        rendering: Rendering by command-line options, which replaces that of the training; None for no such option.
-        largest_mb: The largest decoded image, in MB.
+        form: Pixel form of the model's training images.
+        rendering: Command-line options that replace rendering settings of the training; None for no option.
+        largest_mb: Size limit of a decoded image, in MB.
     """
     options = form.rendering_options
     for key in RENDERING_KEYS:
@@ -36,14 +37,14 @@ def make_trained_image_format(
         if value != getattr(DEFAULT_RENDERING, key):
             options = replace(options, **{key: value})
     if rendering is not None and rendering.bit_depth is not None:
-        options = replace(options, value_range=None)  # each of the two says which value is white
-    # The images of a network's own shape alone may be of two sides; files are brought to a square.
+        options = replace(options, value_range=None)  # both options define the white value
+    # Files are resized to a square.
     size = form.volume_size or max(form.height, form.width)
     return DecodedImageFormat(size, form.color, form.resize or "pad", replace(options, largest_mb=largest_mb))
 
 
 def select_learned_classes(class_names: Sequence[str], unlearned: Collection[str]) -> list[str]:
-    """Return the classes that a model has learned, in its order.
+    """Return the classes that a model has learned, in the order of its outputs.
 
     Raises:
         BadInput: If it has learned none.
@@ -55,17 +56,20 @@ def select_learned_classes(class_names: Sequence[str], unlearned: Collection[str
 
 
 def predict_from_files(
-    network: SplitNetwork, data: Path, form: DecodedImageFormat, device: str = ""
+    network: SplitNetwork, data: Path, image_format: DecodedImageFormat, device: str = ""
 ) -> tuple[UnlabelledPictures, NDArray[np.float32]]:
     """Read images from files; return the images and their probabilities, ``(n, classes)``.
 
     Args:
+        network: The model.
+        data: An npz file, a picture, or a folder of pictures.
+        image_format: Format in which files are decoded.
         device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
 
     Raises:
-        BadInput: If the data holds no image, or all images are unreadable.
+        BadInput: If there is no image, or all images are unreadable.
     """
-    pictures = read_unlabelled_pictures(data, form)
+    pictures = read_unlabelled_pictures(data, image_format)
     if not pictures.names:
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
         raise_faults([make_unreadable_images_fault(data, name, reason)])

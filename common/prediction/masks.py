@@ -1,4 +1,4 @@
-"""Write what a segmentation model predicts: a mask for each picture, on the picture's own grid."""
+"""Write the masks that a segmentation model predicts, one for each picture, on the pixel grid of the picture's file."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -30,18 +30,19 @@ from polyclinic.data.images.masks import Grid, PictureGrid, read_grid, restore_m
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first
 from polyclinic.data.images.reading import DecodedImageFormat
 
-LEGEND = "classes.json"
-SHOWN = 255
+LEGEND_FILE = "classes.json"
+PRESENT_VALUE = 255
 
 
 def refuse_segmentation(network: SplitNetwork, purpose: str) -> None:
-    """Refuse a model with a label for each pixel where one for each image is needed.
+    """Refuse a segmentation model where a label for each image is needed.
 
     Args:
-        purpose: The command or figure that needs it, as the beginning of a sentence.
+        network: The model.
+        purpose: The command or metric that needs the label, as the beginning of a sentence.
 
     Raises:
-        BadInput: If the model segments.
+        BadInput: If it is a segmentation model.
     """
     if is_segmentation(network.spec.task):
         problem = f"segments. {purpose} needs a label for each image, and this model gives one for each pixel."
@@ -51,11 +52,11 @@ def refuse_segmentation(network: SplitNetwork, purpose: str) -> None:
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """How predicted masks are written.
+    """Options for writing predicted masks.
 
     Attributes:
         values: Class -> its value in label maps, as in ``data.mask_values``; see :func:`number_classes`.
-        segmentations: Writes a DICOM segmentation of each image, too; None for none.
+        segmentations: Writes a DICOM segmentation of each image, too; None for no segmentations.
         device: ``cpu`` or ``cuda``; empty for the GPU if there is one.
     """
 
@@ -65,9 +66,9 @@ class MaskOptions:
 
 
 def number_classes(class_names: Sequence[str], values: Mapping[str, int]) -> dict[str, int]:
-    """Return class -> its value in label maps: that of ``values``, else the next number above all of these.
+    """Return class -> its value in label maps: the value in ``values``, else the next number above all of these.
 
-    Masks that a person made and masks that a model made then mean the same by one number.
+    So a number has the same meaning in the masks of a person and in those of a model.
     """
     highest = max(values.values(), default=0)
     others = [name for name in class_names if name not in values]
@@ -79,16 +80,16 @@ def number_classes(class_names: Sequence[str], values: Mapping[str, int]) -> dic
 def map_values_to_classes(
     values: Mapping[str, int], vocabulary: Vocabulary, synonyms: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Return class of the study -> its value in somebody's masks; without classes that several of their words mean.
+    """Return class of the study -> its value in a hospital's masks, without classes that several words mean.
 
     Args:
         values: Word -> value, as in ``data.mask_values``.
         vocabulary: The study's vocabulary.
         synonyms: Word of a hospital -> the class or synonym that it means.
     """
-    own_by_word = {(synonyms or {}).get(own, own): own for own in values}
-    groups = group_words_by_class([(synonyms or {}).get(own, own) for own in values], vocabulary)
-    return {name: values[own_by_word[words[0]]] for name, words in groups.items() if len(words) == 1}
+    site_word_by_word = {(synonyms or {}).get(site_word, site_word): site_word for site_word in values}
+    groups = group_words_by_class([(synonyms or {}).get(site_word, site_word) for site_word in values], vocabulary)
+    return {name: values[site_word_by_word[words[0]]] for name, words in groups.items() if len(words) == 1}
 
 
 def predict_masks(
@@ -101,15 +102,17 @@ def predict_masks(
 ) -> UnlabelledPictures:
     """Write the masks of all pictures into a new folder; return the pictures.
 
-    Classes that exclude one another are one label map for each picture, NAME.png, with 0 for background and the values
-    of ``classes.json``. Classes that may overlap are a file for each class, NAME.CLASS.png, with 255 where it is. Masks
-    of volumes are NIfTI files, NAME.nii.gz, on the volume's own grid.
+    Exclusive classes are written as one label map per picture, NAME.png, with 0 for background and the values of
+    ``classes.json``. Classes that may overlap are written as a file per class, NAME.CLASS.png, with 255 inside the
+    class. Masks of volumes are NIfTI files, NAME.nii.gz, on the grid of the volume's file.
 
     Args:
-        class_names: The classes that the model has learned; others are not written.
+        network: The model.
+        class_names: The classes to write, without those that the model has not learned.
         data: A picture or a folder of pictures.
+        form: Format in which files are decoded.
         out: The new folder, which only this account can open.
-        options: How masks are written; None for the defaults.
+        options: Options for writing; None for the defaults.
 
     Raises:
         BadInput: If the folder exists, or no picture can be read.
@@ -134,14 +137,14 @@ def predict_masks(
     columns = [network.class_names.index(name) for name in class_names]
     make_private_folder(out)
     values = number_classes(class_names, options.values)
-    write_atomically(out / LEGEND, f"{format_as_json_text(values, indent=1)}\n".encode(), private=True)
+    write_atomically(out / LEGEND_FILE, f"{format_as_json_text(values, indent=1)}\n".encode(), private=True)
     for rows, logits in iterate_logits(move_network_to_device(network, device), pixels):
         areas = decide_class_areas(logits, network.spec.task)[:, columns].cpu().numpy()
-        for row, of_picture in zip(rows.tolist(), areas, strict=True):
+        for row, picture_areas in zip(rows.tolist(), areas, strict=True):
             name = pictures.names[row]
             if name in grids:
                 writing = MaskWriting(network.spec.task, values, form)
-                on_grid = _write_masks(out / name, of_picture, grids[name], writing)
+                on_grid = _write_masks(out / name, picture_areas, grids[name], writing)
                 if options.segmentations is not None:
                     options.segmentations.write(out / name, name, locate_picture(data, name), on_grid, grids[name])
     if options.segmentations is not None:
@@ -151,10 +154,12 @@ def predict_masks(
 
 @dataclass(frozen=True)
 class MaskWriting:
-    """What the masks of all pictures have in common.
+    """The settings that are the same for the masks of all pictures.
 
     Attributes:
+        task: Task of the model.
         values: Class -> its value in label maps, in the order of areas.
+        form: Format in which the files were decoded.
     """
 
     task: Task
@@ -163,15 +168,18 @@ class MaskWriting:
 
 
 def _write_masks(place: Path, areas: NDArray[np.bool_], grid: Grid, writing: MaskWriting) -> NDArray[np.bool_]:
-    """Write the masks of one picture or volume, whose name ``place`` ends in; return them on its own grid.
+    """Write the masks of one picture or volume; return them on the grid of its file, ``(classes, *spatial)``.
 
     Args:
-        areas: ``(classes, *spatial)``, on the grid of the data set.
+        place: Path of the masks without their suffixes.
+        areas: ``(classes, *spatial)``, on the grid of the network's input.
+        grid: Grid of the file.
+        writing: The common settings.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     on_grid = np.stack([_restore_to_grid(area, grid, writing.form) for area in areas])
     if writing.task == "exclusive_segmentation":
-        kind = np.uint8 if max(writing.values.values()) <= SHOWN else np.uint16
+        kind = np.uint8 if max(writing.values.values()) <= PRESENT_VALUE else np.uint16
         label_map = np.zeros(on_grid.shape[1:], kind)
         for value, area in zip(writing.values.values(), on_grid, strict=True):
             label_map[area] = value
@@ -179,12 +187,12 @@ def _write_masks(place: Path, areas: NDArray[np.bool_], grid: Grid, writing: Mas
         return on_grid
     for name, area in zip(writing.values, on_grid, strict=True):
         safe = "".join(sign if sign.isalnum() or sign in " -_." else "_" for sign in name)
-        _write_mask(place.with_name(f"{place.name}.{safe}"), area.astype(np.uint8) * SHOWN, grid)
+        _write_mask(place.with_name(f"{place.name}.{safe}"), area.astype(np.uint8) * PRESENT_VALUE, grid)
     return on_grid
 
 
 def _restore_to_grid(area: NDArray[np.bool_], grid: Grid, form: DecodedImageFormat) -> NDArray[np.bool_]:
-    """Bring the area of one class from the grid of the data set to that of its picture or volume."""
+    """Resample the area of one class from the grid of the network's input to the grid of the picture's file."""
     if isinstance(grid, PictureGrid):
         return restore_mask_to_grid(area, grid, form)
     from polyclinic.data.images.volume_masks import restore_volume_mask  # takes a second
@@ -193,7 +201,7 @@ def _restore_to_grid(area: NDArray[np.bool_], grid: Grid, form: DecodedImageForm
 
 
 def _write_mask(place: Path, values: NDArray[Any], grid: Grid) -> None:
-    """Write one mask file of values on the grid of its picture or volume."""
+    """Write one mask file on the grid of its picture or volume."""
     if not isinstance(grid, PictureGrid):
         from polyclinic.data.images.volume_masks import write_nifti_mask  # takes a second
 

@@ -1,4 +1,6 @@
-"""Choose test images of a segmentation for people to look at: of each class the best, a middle one and the worst."""
+"""Choose test images of a segmentation for people to look at: for each class, images from the best Dice to the
+worst.
+"""
 
 import base64
 from dataclasses import dataclass
@@ -22,12 +24,12 @@ from polyclinic.data.images.reading import encode_png_thumbnail
 
 @dataclass(frozen=True)
 class OutlinedImage:
-    """One image with the outlined and the predicted area of a class.
+    """One image with the outlines of the labelled and the predicted area of a class.
 
     Attributes:
         row: Index of the image.
         dice: Dice of this image alone.
-        png: A PNG file in base64.
+        png: The picture as a PNG file in base64.
     """
 
     row: int
@@ -38,7 +40,15 @@ class OutlinedImage:
 def compare_test_images(
     network: SplitNetwork, images: ImageSet, device: str, precision: Precision = "auto", *, distances: bool = False
 ) -> AreaComparison:
-    """Return predicted and outlined areas of all images, for the network's classes."""
+    """Compare predicted and outlined areas of all images, for each class of the network.
+
+    Args:
+        network: The network.
+        images: The images, with masks.
+        device: ``cpu`` or ``cuda``.
+        precision: Number format of the computation.
+        distances: True to compute Hausdorff distances.
+    """
     pixels = load_pixels_on_device(images, device)
     masks = make_mask_tensors(images, network.class_names, pixels.device)
     assert masks is not None, "checked when the data were loaded"
@@ -47,7 +57,7 @@ def compare_test_images(
 
 
 def rank_images(compared: AreaComparison, column: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the images in which a class is outlined by rising Dice, and the Dice of each of them."""
+    """Return the indices of the images in which a class is outlined, by rising Dice, and the Dice of each image."""
     rows = np.flatnonzero(compared.is_known[:, column] & (compared.reference[:, column] > 0))
     both = compared.common[rows, column]
     dice = 2 * both / (compared.predicted[rows, column] + compared.reference[rows, column])
@@ -55,9 +65,11 @@ def rank_images(compared: AreaComparison, column: int) -> tuple[NDArray[np.intp]
     return rows[order], dice[order]
 
 
-def spread_places(count: int, most: int) -> list[int]:
-    """Return at most ``most`` places of ``count``, the last first, evenly down to the first."""
-    return sorted({int(place) for place in np.linspace(0, count - 1, min(most, count)).round()}, reverse=True)
+def choose_spread_indices(count: int, limit: int) -> list[int]:
+    """Return at most ``limit`` of the indices below ``count``: the last, the first, and others evenly between,
+    descending.
+    """
+    return sorted({int(index) for index in np.linspace(0, count - 1, min(limit, count)).round()}, reverse=True)
 
 
 def draw_chosen_images(
@@ -67,16 +79,20 @@ def draw_chosen_images(
     device: str,
     precision: Precision = "auto",
 ) -> dict[str, list[OutlinedImage]]:
-    """Return chosen images of each class with their outlines drawn.
+    """Draw the outlines of chosen images of each class.
 
     Args:
+        network: The network.
+        images: The images, with masks.
         chosen: Class -> index and Dice of each of its images.
+        device: ``cpu`` or ``cuda``.
+        precision: Number format of the computation.
     """
-    rows = np.array(sorted({row for of_class in chosen.values() for row, _ in of_class}), np.intp)
+    rows = np.array(sorted({row for class_images in chosen.values() for row, _ in class_images}), np.intp)
     if not len(rows):
         return {name: [] for name in chosen}
     selected = images.select_rows(rows)
-    place = {int(row): index for index, row in enumerate(rows)}
+    index_of_row = {int(row): index for index, row in enumerate(rows)}
     assert selected.masks is not None, "checked when the data were loaded"
     names = list(chosen)
     columns = [network.class_names.index(name) for name in names]
@@ -87,11 +103,11 @@ def draw_chosen_images(
 
     pictures = selected.images
     drawn = dict[str, list[OutlinedImage]]()
-    for column, (name, of_class) in enumerate(chosen.items()):
+    for column, (name, class_images) in enumerate(chosen.items()):
         drawn[name] = list[OutlinedImage]()
-        for row, dice in of_class:
-            at = place[row]
-            picture = draw_outlines(pictures[at], outlined[at, column], predicted[at, column])
+        for row, dice in class_images:
+            index = index_of_row[row]
+            picture = draw_outlines(pictures[index], outlined[index, column], predicted[index, column])
             png = encode_png_thumbnail(picture, max(picture.shape))
             drawn[name].append(OutlinedImage(row, dice, base64.b64encode(png).decode()))
     return drawn

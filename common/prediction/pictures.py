@@ -25,22 +25,22 @@ from polyclinic.data.sources.npz import find_oversized_content_faults
 from polyclinic.data.sources.npz_file import open_npz_arrays, read_npz_headers
 from polyclinic.data.tables.files import PictureFileFinder
 
-NPZ_PARTS = ("test", "val", "train")
-_KINDS = "PNG, JPEG, DICOM, NIfTI"
-MOST_EXAMINED = 100
-"""No file of a folder with more files is examined before the model is read."""
+NPZ_PART_PREFIXES = ("test", "val", "train")
+_FILE_KINDS = "PNG, JPEG, DICOM, NIfTI"
+MAX_EXAMINED_FILES = 100
+"""Maximum number of files whose first bytes are read before the model is loaded; larger folders are not examined."""
 
 
 @dataclass(frozen=True)
 class UnlabelledPictures:
-    """Images without labels, with the names of files that could not be used.
+    """Images without labels, and the names of files that could not be used.
 
     Attributes:
         names: Name of each image in ``images``.
         images: uint8 ``(n, height, width[, 3])``.
         unreadable: Name of each unreadable image -> reason.
         others: Names of files in the folder that are not pictures.
-        without_segmentation: Name of each image without a DICOM segmentation, if these were asked for -> reason.
+        without_segmentation: Name of each image without a DICOM segmentation, if these were requested -> reason.
     """
 
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ class UnlabelledPictures:
 
 
 def refuse_data_without_pictures(data: Path) -> None:
-    """Check by file names, first bytes and headers that data may hold images, without decoding an image.
+    """Check that data may contain images, by file names, first bytes and headers, without decoding an image.
 
     Raises:
         BadInput: If :func:`read_unlabelled_pictures` would certainly find no image.
@@ -60,7 +60,7 @@ def refuse_data_without_pictures(data: Path) -> None:
         _find_npz_images_key(data)
         return
     files, _ = _list_picture_files(data)
-    if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
+    if len(files) <= MAX_EXAMINED_FILES and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         try:
             reason = explain_unsupported_file_type(read_first_bytes(files[0])) if files[0].stat().st_size else "empty"
@@ -77,18 +77,18 @@ def _may_be_picture(file: Path) -> bool:
 
 
 def make_unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
-    """Return the error for data whose images are all unreadable; it names one image and the reason."""
+    """Return the fault of data whose images are all unreadable, with one image and the reason."""
     problem = f"holds no image that can be read ({name}: {reason})."
-    return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
+    return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_FILE_KINDS}).")
 
 
 def read_unlabelled_pictures(data: Path, form: DecodedImageFormat) -> UnlabelledPictures:
     """Read the images of an npz file, the pictures in a folder, or one picture.
 
-    Of a model of volumes, the slices of one DICOM series in a folder are one image, with the name of the folder.
+    For a model of volumes, all slices of a DICOM series in a folder become one image with the name of the folder.
 
     Raises:
-        BadInput: If the data holds no image.
+        BadInput: If there is no image.
     """
     if _is_npz_file(data):
         key = _find_npz_images_key(data)
@@ -119,7 +119,8 @@ def locate_picture(data: Path, name: str) -> Path:
     """Return the path of a picture of :func:`read_unlabelled_pictures`: a file, or the folder of a DICOM series.
 
     Args:
-        data: The folder of the pictures, or the one picture; a folder may be the one picture itself, a series.
+        data: The folder of the pictures, or a single picture, which may also be a folder, of a series.
+        name: Name of the picture.
     """
     inside = data / name
     return inside if data.is_dir() and inside.exists() else data
@@ -130,9 +131,9 @@ def _is_npz_file(data: Path) -> bool:
 
 
 def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
-    """Return the picture files of a folder (or the one picture), sorted by name, and the names of the other files.
+    """Return the picture files of a folder (or the single picture), sorted by name, and the names of the other files.
 
-    Pictures in formats that cannot be read are included, so that they are reported as unreadable.
+    Pictures in unsupported formats are included, so that they are reported as unreadable.
     """
     pictures = [data] if is_file(data) else list[Path]()
     others = list[str]()
@@ -152,14 +153,16 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
                 others.append(str(file.relative_to(data)))
         raise_faults(listings.find_unlistable_folder_faults(str(data)))
     if not pictures:
-        raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
+        raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_FILE_KINDS}).")])
     return sorted(pictures), sorted(others)
 
 
 def _find_npz_images_key(data: Path) -> str:
-    """Return the key of an npz file's images: ``images``, else that of the first split, such as ``train_images``."""
+    """Return the key of an npz file's images: ``images``, or else the key of the first split, such as
+    ``train_images``.
+    """
     headers = read_npz_headers(data, str(data))
-    keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
+    keys = ["images", *(f"{part}_images" for part in NPZ_PART_PREFIXES)]
     key = next((key for key in keys if key in headers), None)
     if key is None:
         problem = f"has no images. Keys: {quote_names(headers)}."

@@ -1,4 +1,4 @@
-"""Options on DICOM segmentations that ``predict`` has in both programs."""
+"""Command-line options for DICOM segmentations, shared by ``predict`` of both programs."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -17,7 +17,7 @@ SegmentCodes = Annotated[
 
 
 def refuse_codes_without_segmentations(codes: Sequence[str] | None, *, segments: bool) -> None:
-    """Refuse codes of classes where no DICOM segmentation is written.
+    """Refuse codes of classes if no DICOM segmentation is written.
 
     Raises:
         BadInput: If there are codes.

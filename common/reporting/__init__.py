@@ -1,1 +1,1 @@
-"""Parts of HTML pages and of tables for people, which all our programs share."""
+"""Shared parts of HTML pages and of tables for people."""

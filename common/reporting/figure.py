@@ -1,4 +1,4 @@
-"""Figures: plots side by side and one below the other, with their margins, a legend above, and common labels."""
+"""Figures: plots side by side and below one another, with margins, a legend on top, and common axis labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +9,31 @@ from polyclinic.common.reporting import svg
 from polyclinic.common.reporting.plot import TICK_GAP, Axis, Frame, Plot, Tick, choose_ticks
 from polyclinic.common.reporting.svg import INK, SOLID, SeriesStyle, estimate_text_width, format_length
 
-WIDTH = 648.0
-"""Width of each figure in points; the page stretches it to its own width."""
-ROW = 20.5
-"""Height of one line of text in a plot with a row for each site or class."""
-EDGE, GAP = 4.0, 14.0
-"""Space at the edges of a figure, and between plots that stand side by side."""
+FIGURE_WIDTH = 648.0
+"""Width of each figure in points; the page scales it."""
+ROW_HEIGHT = 20.5
+"""Height of one row in a plot with a row for each site or class."""
+FIGURE_MARGIN = 4.0
+"""Space at the edges of a figure."""
+PLOT_GAP = 14.0
+"""Space between plots side by side."""
 ROW_GAP = 10.0
 """Space between two rows of plots."""
-MOST_LABEL_WIDTH = 0.4 * WIDTH
-"""Width beyond which the label of a row is cut; the tables have the whole name."""
-LEGEND_LINE, SYMBOL_WIDTH, LEGEND_GAP = 16.0, 24.0, 18.0
-"""Height of a line of a legend, width of a symbol with its margins, and space between two columns."""
+MAX_LABEL_WIDTH = 0.4 * FIGURE_WIDTH
+"""Maximum width of a row's label; longer labels are shortened, and the tables have the whole name."""
+LEGEND_LINE_HEIGHT = 16.0
+"""Height of a line of a legend."""
+SYMBOL_WIDTH = 24.0
+"""Width of a legend symbol with its margins."""
+LEGEND_GAP = 18.0
+"""Space between two columns of a legend."""
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A series in a legend, by its line, its marker, or both; with a hatch or without either, by a filled box."""
+    """A series in a legend, shown by its line, its marker or both; without either, by a filled box, possibly
+    hatched.
+    """
 
     label: str
     color: str
@@ -34,7 +42,7 @@ class LegendEntry:
     hatch: str = ""
 
     def draw(self, left: float, middle: float, width: float, figure: str) -> str:
-        """Draw the symbol from ``left`` on and the name beside it, within ``width``."""
+        """Draw the symbol, starting at ``left``, and the name beside it, within ``width``."""
         parts = list[str]()
         if self.dash is not None:
             parts.append(svg.draw_path([(left, middle), (left + 19, middle)], self.color, 1.5, self.dash))
@@ -55,7 +63,7 @@ def make_marker_entry(label: str, style: SeriesStyle) -> LegendEntry:
 
 
 def make_line_entry(label: str, color: str, marker: str = "", dash: str = SOLID) -> LegendEntry:
-    """Return the legend's entry of a series that is drawn as a line."""
+    """Return a legend entry with a line."""
     return LegendEntry(label, color, marker, dash)
 
 
@@ -82,19 +90,23 @@ def draw_figure(
         legend: Entries of the legend above the plots.
         common_labels: Labels of the horizontal and of the vertical axes of all plots.
     """
-    across = columns or len(plots)
-    rows = [plots[start : start + across] for start in range(0, len(plots), across)]
+    plots_per_row = columns or len(plots)
+    rows = [plots[start : start + plots_per_row] for start in range(0, len(plots), plots_per_row)]
     y_ticks = {id(plot): _make_ticks(plot.y, plot.y_limits, height / 24) for plot in plots}
 
-    top_of_plots = EDGE + _measure_legend_height(legend)
-    left_of_plots = EDGE + (15 if common_labels[1] else 0)
-    lefts = [max(_measure_left(row[place], y_ticks) for row in rows if place < len(row)) for place in range(across)]
-    rights = [4.0] * across
+    top_of_plots = FIGURE_MARGIN + _measure_legend_height(legend)
+    left_of_plots = FIGURE_MARGIN + (15 if common_labels[1] else 0)
+    lefts = [
+        max(_measure_left(row[place], y_ticks) for row in rows if place < len(row)) for place in range(plots_per_row)
+    ]
+    rights = [4.0] * plots_per_row
     frames: list[tuple[Plot, Frame]] = []
-    # Texts that reach beyond their plot make it narrower, which moves them: the second pass has their final place.
+    # Labels that extend beyond a plot make it narrower, which moves the labels; the second pass has the final sizes.
     for _ in range(2):
-        room = WIDTH - left_of_plots - EDGE - sum(lefts) - sum(rights) - GAP * (across - 1)
-        plot_width = min(room / across, width) if width else room / across
+        free_width = (
+            FIGURE_WIDTH - left_of_plots - FIGURE_MARGIN - sum(lefts) - sum(rights) - PLOT_GAP * (plots_per_row - 1)
+        )
+        plot_width = min(free_width / plots_per_row, width) if width else free_width / plots_per_row
         frames = []
         top = top_of_plots
         for row in rows:
@@ -103,31 +115,31 @@ def draw_figure(
             for place, plot in enumerate(row):
                 left += lefts[place]
                 frames.append((plot, Frame(left, top, plot_width, height, plot.x_limits, plot.y_limits, name)))
-                left += plot_width + rights[place] + GAP
+                left += plot_width + rights[place] + PLOT_GAP
             top += height + max(_measure_bottom(plot, plot_width) for plot in row)
             top += ROW_GAP if row is not rows[-1] else 0
         for index, (plot, frame) in enumerate(frames):
-            reach = max([label.reach_beyond(frame) for label in plot.labels], default=0.0)
-            reach = max(reach, _measure_last_tick(plot, frame))
-            rights[index % across] = max(rights[index % across], reach + 2)
+            overhang = max([label.reach_beyond(frame) for label in plot.labels], default=0.0)
+            overhang = max(overhang, _measure_last_tick(plot, frame))
+            rights[index % plots_per_row] = max(rights[index % plots_per_row], overhang + 2)
 
     body = [_draw_legend(legend, name)] if legend else []
     for plot, frame in frames:
         x_ticks = _make_ticks(plot.x, plot.x_limits, _count_most_x_ticks(plot.x, frame.width))
         body += [plot.draw(frame, x_ticks, y_ticks[id(plot)]), *_draw_axis_labels(plot, frame, y_ticks)]
     body += _draw_common_labels(common_labels, frames, top)
-    total = top + EDGE + (15 if common_labels[0] else 0)
+    total = top + FIGURE_MARGIN + (15 if common_labels[0] else 0)
     text = "\n".join(body)
     hatches = [svg.define_hatch(hatch, name) for hatch in svg.HATCHES if f"url(#{name}-{hatch})" in text]
     head = f'<svg role="img" aria-label="{escape(description)}" class="figure" fill="{INK}"'
-    size = f'viewBox="0 0 {format_length(WIDTH)} {format_length(total)}"'
+    size = f'viewBox="0 0 {format_length(FIGURE_WIDTH)} {format_length(total)}"'
     return Markup("\n".join([f"{head} {size}>", *hatches, text, "</svg>"]))
 
 
 def _make_ticks(axis: Axis, limits: tuple[float, float], most: float) -> list[Tick]:
     if axis.ticks is None:
         return choose_ticks(limits, max(2.0, min(most, 9.0)), whole_numbers=axis.whole_numbers)
-    return [(place, svg.shorten_to_width(text, MOST_LABEL_WIDTH, axis.text_size)) for place, text in axis.ticks]
+    return [(place, svg.shorten_to_width(text, MAX_LABEL_WIDTH, axis.text_size)) for place, text in axis.ticks]
 
 
 def _count_most_x_ticks(axis: Axis, width: float) -> float:
@@ -138,7 +150,7 @@ def _count_most_x_ticks(axis: Axis, width: float) -> float:
 
 
 def _measure_left(plot: Plot, y_ticks: dict[int, list[Tick]]) -> float:
-    """Return the space that the labels of the vertical axis take."""
+    """Return the width of the labels of the vertical axis."""
     widest = max((estimate_text_width(text, plot.y.text_size) for _, text in y_ticks[id(plot)]), default=0.0)
     space = widest + plot.y.tick_length + (TICK_GAP if widest else 0)
     return space + (16 if plot.y.label else 0)
@@ -149,7 +161,7 @@ def _measure_top(plot: Plot) -> float:
 
 
 def _measure_bottom(plot: Plot, width: float) -> float:
-    """Return the space that the labels of the horizontal axis take."""
+    """Return the height of the labels of the horizontal axis."""
     space = plot.x.tick_length + (15 if plot.x.label else 0)
     texts = [text for _, text in _make_ticks(plot.x, plot.x_limits, _count_most_x_ticks(plot.x, width))]
     if plot.x.upright:
@@ -158,7 +170,7 @@ def _measure_bottom(plot: Plot, width: float) -> float:
 
 
 def _measure_last_tick(plot: Plot, frame: Frame) -> float:
-    """Return how far the label of the last tick reaches beyond the right edge of the plot."""
+    """Return the width by which the label of the last tick extends beyond the right edge of the plot."""
     if plot.x.upright:
         return 0.0
     ticks = _make_ticks(plot.x, plot.x_limits, _count_most_x_ticks(plot.x, frame.width))
@@ -182,7 +194,7 @@ def _draw_axis_labels(plot: Plot, frame: Frame, y_ticks: dict[int, list[Tick]]) 
 
 
 def _draw_common_labels(labels: tuple[str, str], frames: Sequence[tuple[Plot, Frame]], bottom: float) -> list[str]:
-    """Draw the label below all plots, and the one to their left."""
+    """Draw the common label below all plots, and the one on their left."""
     below, beside = labels
     left, right = min(frame.left for _, frame in frames), max(frame.right for _, frame in frames)
     top = min(frame.top for _, frame in frames)
@@ -191,13 +203,13 @@ def _draw_common_labels(labels: tuple[str, str], frames: Sequence[tuple[Plot, Fr
     if below:
         parts.append(svg.draw_text(below, ((left + right) / 2, bottom + 9), anchor="middle"))
     if beside:
-        parts.append(svg.draw_text(beside, (EDGE + 3, (top + lowest) / 2), anchor="middle", upright=True))
+        parts.append(svg.draw_text(beside, (FIGURE_MARGIN + 3, (top + lowest) / 2), anchor="middle", upright=True))
     return parts
 
 
 def _choose_legend_columns(legend: Sequence[LegendEntry]) -> tuple[int, float]:
     """Return the number of columns of a legend, and the width of each."""
-    room = WIDTH - 2 * EDGE
+    room = FIGURE_WIDTH - 2 * FIGURE_MARGIN
     widest = max(SYMBOL_WIDTH + estimate_text_width(entry.label) + LEGEND_GAP for entry in legend)
     columns = max(1, min(len(legend), int(room // widest)))
     return columns, min(widest, room)
@@ -207,7 +219,7 @@ def _measure_legend_height(legend: Sequence[LegendEntry]) -> float:
     if not legend:
         return 0.0
     columns, _ = _choose_legend_columns(legend)
-    return LEGEND_LINE * -(-len(legend) // columns) + 4
+    return LEGEND_LINE_HEIGHT * -(-len(legend) // columns) + 4
 
 
 def _draw_legend(legend: Sequence[LegendEntry], name: str) -> str:
@@ -215,5 +227,12 @@ def _draw_legend(legend: Sequence[LegendEntry], name: str) -> str:
     parts = []
     for index, entry in enumerate(legend):
         row, column = divmod(index, columns)
-        parts.append(entry.draw(EDGE + column * width, EDGE + LEGEND_LINE * (row + 0.5), width - LEGEND_GAP, name))
+        parts.append(
+            entry.draw(
+                FIGURE_MARGIN + column * width,
+                FIGURE_MARGIN + LEGEND_LINE_HEIGHT * (row + 0.5),
+                width - LEGEND_GAP,
+                name,
+            )
+        )
     return "\n".join(parts)

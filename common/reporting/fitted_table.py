@@ -1,4 +1,6 @@
-"""Tables that fit a terminal: names are wrapped and stay whole, figures are never cut, the rest goes below."""
+"""Tables that fit a terminal: names are wrapped, figures are never cut, and columns without space go into a table
+below.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +13,22 @@ from rich.text import Text
 
 from polyclinic.common.system.plain_text import NOT_APPLICABLE
 
-EMPTY = frozenset({"", "–", NOT_APPLICABLE})
-"""Cells that say nothing; a column of these alone is left out."""
-LEAST_NAME = 12
-"""Least width of the column of names."""
+EMPTY_CELLS = frozenset({"", "–", NOT_APPLICABLE})
+"""Cells without information; a column with only such cells is left out."""
+MIN_NAME_WIDTH = 12
+"""Minimum width of the first column, in characters."""
 
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A table whose first column has the names of its rows.
+    """A table whose first column contains the names of its rows.
 
-    Where the columns do not fit beside one another, it is printed as several tables with the same names.
+    If the columns do not fit side by side, it is printed as several tables with the same names.
 
     Attributes:
+        title: Text above the table.
+        headings: Heading of each column.
+        rows: Cells of each row.
         caption: Text below the table.
     """
 
@@ -33,11 +38,11 @@ class FittedTable:
     caption: str = ""
 
     def drop_empty_columns(self) -> "FittedTable":
-        """Return the table without columns, except the first, in which no row has a figure."""
+        """Return the table without empty columns; the first column always stays."""
         filled = [
             column
             for column in range(len(self.headings))
-            if column == 0 or not self.rows or any(row[column] not in EMPTY for row in self.rows)
+            if column == 0 or not self.rows or any(row[column] not in EMPTY_CELLS for row in self.rows)
         ]
         rows = tuple(tuple(row[column] for column in filled) for row in self.rows)
         return FittedTable(self.title, tuple(self.headings[column] for column in filled), rows, self.caption)
@@ -54,8 +59,8 @@ class FittedTable:
             yield Text(self.caption, style="dim")
 
     def _split_columns(self, console: Console, options: ConsoleOptions) -> Iterator[list[int]]:
-        """Yield the columns of each table beside the names: as many as fit, in their order."""
-        name_width = min(self._measure_column(0), max(LEAST_NAME, options.max_width // 5))
+        """Yield the columns of each printed table, without the names: as many as fit, in order."""
+        name_width = min(self._measure_column(0), max(MIN_NAME_WIDTH, options.max_width // 5))
         columns = list[int]()
         for column in range(1, len(self.headings)):
             if columns and self._measure_table([*columns, column], name_width, console, options) > options.max_width:
@@ -65,16 +70,17 @@ class FittedTable:
         yield columns
 
     def _choose_name_width(self, columns: Sequence[int], console: Console, options: ConsoleOptions) -> int:
-        """Return the width of the names: all that the figures leave, if the longest name needs it."""
+        """Return the width of the names: the longest name, or the width that the other columns leave."""
         natural = self._measure_column(0)
         without_names = self._measure_table(columns, 0, console, options)
         return max(1, min(natural, options.max_width - without_names))
 
     def _measure_column(self, column: int, *, whole_cells: bool = False) -> int:
-        """Return the width that a column needs: its longest cell, or word of text or heading.
+        """Return the width that a column needs: its longest unbreakable text.
 
         Args:
-            whole_cells: Whether texts stay on one line too, as figures do.
+            column: Index of the column.
+            whole_cells: True to keep texts on one line, like figures.
         """
         cells = [row[column] for row in self.rows]
         if column == 0:
@@ -98,5 +104,5 @@ class FittedTable:
 
 
 def _list_unbreakable_pieces(cell: str) -> Iterable[str]:
-    """Return the parts of a cell that stay on one line: a figure as a whole, words one by one."""
+    """Return the parts of a cell that stay on one line: the whole cell if it has a digit, else its words."""
     return [cell] if any(letter.isdigit() for letter in cell) else cell.split()

@@ -1,4 +1,4 @@
-"""Sentences on limits of figures, which several pages and programs say in the same words."""
+"""Sentences about limitations of results that several pages and programs share."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,8 @@ def warn_about_few_images(name: str, positives: int, negatives: int, images: str
     """Yield a sentence if a class has few positive or few negative images.
 
     Args:
+        name: The class.
+        positives, negatives: Numbers of images.
         images: Singular noun phrase for the kind of image, such as ``"test image"``.
     """
     least = min(positives, negatives)

@@ -1,4 +1,4 @@
-"""Write HTML pages from templates, in one style, with terms and formatting that the pages of all programs share."""
+"""Write HTML pages from templates, with the style and the formatting functions that the pages of all programs share."""
 
 import re
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from polyclinic.common.system import plain_text
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import NOT_APPLICABLE, make_jinja_environment
 
-CONTENTS = "<!-- contents -->"
-TEMPLATES = Path(__file__).parent / "templates"
+CONTENTS_MARK = "<!-- contents -->"
+TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 
 
 def format_share_with_interval(part: int, whole: int) -> str:
@@ -26,10 +26,10 @@ def format_share_with_interval(part: int, whole: int) -> str:
     return f"{part / whole:.0%} ({100 * low:.0f}–{100 * high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
 
 
-TERMS: Mapping[str, object] = MappingProxyType(
+TEMPLATE_VARIABLES: Mapping[str, object] = MappingProxyType(
     {"say": plain_text, "figure": format_value_with_error, "share": format_share_with_interval}
 )
-"""Variables of every template of a page."""
+"""Variables of every page template."""
 
 
 def write_html_page(
@@ -42,17 +42,19 @@ def write_html_page(
 ) -> Path:
     """Render a template to an HTML file atomically; return ``destination``.
 
-    All texts are escaped except the style sheet and our own figures (``Markup``). Headings are numbered, and listed at
-    the template's ``contents``.
+    All texts are escaped, except the style sheet and our figures (``Markup``). Headings are numbered, and listed at the
+    template's ``contents``.
 
     Args:
+        template: File name of the template.
+        destination: The HTML file.
         folders: Folders of the template and of those that it extends, besides the templates of this package.
-        private: Let only the owner read the page.
-        content: Variables of the template, in addition to style, contents and :data:`TERMS`.
+        private: True if only the owner may read the page.
+        content: Variables of the template, in addition to style, contents and :data:`TEMPLATE_VARIABLES`.
     """
-    style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    source = make_jinja_environment(*folders, TEMPLATES).get_template(template)
-    page = source.render(**{**TERMS, "style": style, "contents": Markup(CONTENTS), **content})
+    style = Markup((TEMPLATE_FOLDER / "report.css").read_text(encoding="utf-8"))
+    source = make_jinja_environment(*folders, TEMPLATE_FOLDER).get_template(template)
+    page = source.render(**{**TEMPLATE_VARIABLES, "style": style, "contents": Markup(CONTENTS_MARK), **content})
     titles: list[str] = []
 
     def number_html_heading(heading: re.Match[str]) -> str:
@@ -61,6 +63,6 @@ def write_html_page(
 
     page = re.sub(r"<h2>(.*?)</h2>", number_html_heading, page)
     links = "".join(f'<li><a href="#section-{n}">{title}</a></li>\n' for n, title in enumerate(titles, start=1))
-    page = page.replace(CONTENTS, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
+    page = page.replace(CONTENTS_MARK, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
     write_atomically(destination, page.encode(), private=private)
     return destination

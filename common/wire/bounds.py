@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.auroc import MAX_METRIC_MAGNITUDE
-from polyclinic.common.plugins import MOST_METRICS
+from polyclinic.common.plugins import MAX_PLUGIN_METRICS
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
 
@@ -153,9 +153,9 @@ RoundNumber = Annotated[int, ROUND]
 Count = Annotated[int, COUNT]
 Figures = Annotated[
     tuple[float, ...],
-    ListBound(MOST_CLASSES * MOST_METRICS, NumberRangeBound(-MAX_METRIC_MAGNITUDE, MAX_METRIC_MAGNITUDE)),
+    ListBound(MOST_CLASSES * MAX_PLUGIN_METRICS, NumberRangeBound(-MAX_METRIC_MAGNITUDE, MAX_METRIC_MAGNITUDE)),
 ]
-MetricNames = Annotated[tuple[str, ...], ListBound(MOST_METRICS, NAME)]
+MetricNames = Annotated[tuple[str, ...], ListBound(MAX_PLUGIN_METRICS, NAME)]
 Counts = Annotated[tuple[int, ...], ListBound(MOST_CLASSES, COUNT_OR_UNKNOWN)]
 Shares = Annotated[tuple[float, ...], ListBound(MOST_CLASSES, SHARE)]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.plugins import PLUGIN, TRANSFORMS, load_plugin_entry_point
+from polyclinic.common.plugins import PLUGIN_PREFIX, TRANSFORMS, load_plugin_entry_point
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.data.images.random_generators import RandomGenerators
 
@@ -74,7 +74,7 @@ _prepared: dict[str, _PreparedTransform] = {}
 
 
 def _prepare_transform(name: str) -> _PreparedTransform:
-    function = load_plugin_entry_point(TRANSFORMS, name.removeprefix(PLUGIN))
+    function = load_plugin_entry_point(TRANSFORMS, name.removeprefix(PLUGIN_PREFIX))
     prepared = _prepared.get(name)
     if prepared is None or prepared.function is not function:
         prepared = _PreparedTransform(function, takes_batch_and_generator(function), RandomGenerators(function))

@@ -14,7 +14,7 @@ from polyclinic.common.evaluation.question import (
     SentModel,
 )
 from polyclinic.common.evaluation.thresholds import SUMMARY_FILE, make_summary_of_thresholds
-from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, TENSORS_FILE
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
 
@@ -66,6 +66,6 @@ def _read_files(file: ModelFile) -> Iterator[tuple[str, bytes]]:
     if not file.is_run:
         yield f"model{file.file.suffix}", file.file.read_bytes()
         return
-    yield DESCRIPTION, (file.path / DESCRIPTION).read_bytes()
-    yield TENSORS, (file.path / TENSORS).read_bytes()
+    yield DESCRIPTION_FILE, (file.path / DESCRIPTION_FILE).read_bytes()
+    yield TENSORS_FILE, (file.path / TENSORS_FILE).read_bytes()
     yield SUMMARY_FILE, make_summary_of_thresholds(file.path)

@@ -17,7 +17,7 @@ from polyclinic.common.models.network import SplitNetwork, compute_image_probabi
 from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.models.zoo.spec import is_segmentation
-from polyclinic.common.prediction.dicom_segmentation import OPTION as DICOM_SEG
+from polyclinic.common.prediction.dicom_segmentation import SEGMENTATION_OPTION as DICOM_SEG
 from polyclinic.common.prediction.dicom_segmentation import make_segmentation_writer
 from polyclinic.common.prediction.files import (
     make_trained_image_format,

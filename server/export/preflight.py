@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
-from polyclinic.common.models.zoo.spec import DESCRIPTION, find_model_folder_faults
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, find_model_folder_faults
 from polyclinic.common.system.files import find_output_file_faults, is_file, make_missing_input_fault
 from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
@@ -154,7 +154,7 @@ def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
         class_names, finding_column = list[str](), None
         words = list[str]()
         with suppress(OSError, ValueError, TypeError, KeyError):  # a file that is wrong is reported later
-            description = json.loads((folder / DESCRIPTION).read_bytes())
+            description = json.loads((folder / DESCRIPTION_FILE).read_bytes())
             class_names = [str(name) for name in description["class_names"]]
             for entry in (description.get("vocabulary") or {}).values():
                 words += map(str, entry["synonyms"])

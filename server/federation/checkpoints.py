@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.models.zoo.spec import NAMED_BY_THE_RUN, PATCH_KEYS, PLANNED_KEYS
+from polyclinic.common.models.zoo.spec import PATCH_KEYS, PLANNED_KEYS, RUN_DETERMINED_KEYS
 from polyclinic.common.plugins import format_plugin_user_name, is_local_plugin_name
 from polyclinic.common.system.files import Parts, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
@@ -236,7 +236,7 @@ def describe_experiment_changes(before: Mapping[str, Any], experiment: Experimen
     began, now = dict(before), experiment.model_dump(mode="json")
     began["run"] = {**began["run"], "name": now["run"]["name"]}
     planned = (*PLANNED_KEYS, *PATCH_KEYS) if experiment.planning is not None else ()
-    for key in (*NAMED_BY_THE_RUN, *planned):
+    for key in (*RUN_DETERMINED_KEYS, *planned):
         if now["model"].get(key) is None:  # compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
     if planned and "batch_size" not in experiment.training.model_fields_set:

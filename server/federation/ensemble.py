@@ -29,7 +29,7 @@ from polyclinic.common.models.network import (
     select_head_row_labels,
 )
 from polyclinic.common.models.saved import load_model
-from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device
@@ -41,7 +41,7 @@ OWN_MODELS = "mean over the owning sites' own models"
 def find_local_model_folders(run: Path, contract: LabelContract) -> list[Path]:
     """Return the folders of simulated sites' local models; empty if the model of any site is not on this machine."""
     folders = [join_plain_name(run / "sites", PlainName(site)) / "model" for site in contract.sites]
-    return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
+    return folders if all((folder / DESCRIPTION_FILE).is_file() for folder in folders) else []
 
 
 def evaluate_ensemble(

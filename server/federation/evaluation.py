@@ -59,7 +59,7 @@ from polyclinic.common.models.network import (
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.segmenting import compare_with_masks
 from polyclinic.common.models.state import write_model_state
-from polyclinic.common.models.zoo.spec import DICE, HAUSDORFF, is_segmentation
+from polyclinic.common.models.zoo.spec import DICE_METRIC, HAUSDORFF_METRIC, is_segmentation
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, SkippedImage, are_all_patients_known
@@ -352,7 +352,7 @@ def _pool_overlaps(
         for name, histogram in answer.histograms.items():
             if answer.site in owners.get(name, ()):
                 means = metrics[name].more
-                overlap = SiteOverlap(histogram, means.get(DICE), means.get(HAUSDORFF))
+                overlap = SiteOverlap(histogram, means.get(DICE_METRIC), means.get(HAUSDORFF_METRIC))
                 of_sites.setdefault(name, []).append(overlap)
     of_sites = {name: of_sites[name] for name in owners if name in of_sites}
     seed = derive_seed(coordinator.plan.run.seed, "pooled intervals")

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment, PlanningSection, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
-from polyclinic.common.models.zoo.spec import FEWEST_LEVELS, PLANNED_KEYS, PLANNED_NETWORK, ModelSpec, is_segmentation
+from polyclinic.common.models.zoo.spec import MIN_UNET_LEVELS, PLANNED_KEYS, PLANNED_NETWORK, ModelSpec, is_segmentation
 from polyclinic.common.models.zoo.unet_planning import COARSE_PERCENTILE, UNetPlan, choose_target_spacing, plan_unet
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.volume_fingerprint import VolumeFingerprint, compute_percentile
@@ -191,7 +191,7 @@ def plan_network(
     classes = {name for member in members.values() for name in member.answer.class_names}
     largest_patch = [min(one, other) for one, other in zip(largest, model.image_size, strict=True)]
     unet = plan_unet(spacing, at_spacing, largest_patch, whole.volumes, len(classes), planning.memory_gb)
-    if len(unet.levels.strides) < FEWEST_LEVELS:
+    if len(unet.levels.strides) < MIN_UNET_LEVELS:
         size = describe_sides(tuple(round(side) for side in at_spacing))
         problem = f"finds volumes of {size} too small for a network that halves them twice."
         raise BadInput([Fault("[planning]", problem, "Leave out [planning], and choose the network yourself.")])

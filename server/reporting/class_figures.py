@@ -8,7 +8,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, RocCurve, compute_wilson_interval
-from polyclinic.common.reporting.figure import ROW, LegendEntry, draw_figure
+from polyclinic.common.reporting.figure import ROW_HEIGHT, LegendEntry, draw_figure
 from polyclinic.common.reporting.plot import Axis, Plot, Tick, replace_none_by_nan
 from polyclinic.common.reporting.svg import BLUE, DOTTED, INK, RULE, VERMILION
 
@@ -147,7 +147,7 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
         plot.add_markers(shares, np.arange(len(decisions)) + shift, marker, color, 8)
         legend.append(LegendEntry(kind, color, marker))
     about = "Dot chart: sensitivity and specificity of every class at 0.5."
-    return draw_figure([plot], "decided", about, height=ROW * len(decisions), legend=legend)
+    return draw_figure([plot], "decided", about, height=ROW_HEIGHT * len(decisions), legend=legend)
 
 
 def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:

@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.saved import read_model_description
-from polyclinic.common.models.zoo.spec import DESCRIPTION, is_segmentation
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, is_segmentation
 from polyclinic.common.system import plain_text
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count
@@ -24,7 +24,7 @@ UNKNOWN = "unknown"
 
 def write_model_card(folder: Path) -> Path | None:
     """Write the model card into a finished run's folder; return None if the run has no global model."""
-    if not (folder / DESCRIPTION).is_file():
+    if not (folder / DESCRIPTION_FILE).is_file():
         return None
     write_atomically(folder / CARD, render_model_card(folder).encode())
     return folder / CARD
@@ -40,7 +40,7 @@ def render_model_card(folder: Path) -> str:
     saved = read_model_description(folder)
     summary = run.summary
     if summary.model_sha256 != saved.model_sha256:
-        problem = f"summary.json is of the model {summary.model_sha256}, {DESCRIPTION} of {saved.model_sha256}."
+        problem = f"summary.json is of the model {summary.model_sha256}, {DESCRIPTION_FILE} of {saved.model_sha256}."
         raise BadInput([Fault(str(folder), problem, "A model card needs both of one run.")])
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.metrics.auroc import MIN_POSITIVES, FinalTestSummary
-from polyclinic.common.reporting.page import TERMS, write_html_page
+from polyclinic.common.reporting.page import TEMPLATE_VARIABLES, write_html_page
 from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.runs.reader import RunSummary
 
@@ -77,7 +77,7 @@ def describe_averaged_classes(test: FinalTestSummary) -> str:
 
 
 SHARED: dict[str, object] = {
-    **TERMS,
+    **TEMPLATE_VARIABLES,
     "count_or_hidden": format_count_or_bound,
     "classes_averaged": describe_averaged_classes,
 }

@@ -14,7 +14,7 @@ from polyclinic.common.metrics.auroc import (
 )
 from polyclinic.common.metrics.benefit import FederationBenefit, format_benefit_sentence
 from polyclinic.common.metrics.measured import LARGE_ERROR_NOTE, MAX_METRIC_ERROR, format_value_with_error
-from polyclinic.common.models.zoo.spec import DICE, is_segmentation
+from polyclinic.common.models.zoo.spec import DICE_METRIC, is_segmentation
 from polyclinic.common.reporting.limits import UNKNOWN_PATIENTS, warn_about_few_images
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
@@ -254,7 +254,7 @@ def explain_missing_auroc(result: ClassMetrics | None) -> str:
         return "not among the test set's labels"
     if result.main_figure is not None:
         return ""
-    if DICE in result.more and result.positives == 0:
+    if DICE_METRIC in result.more and result.positives == 0:
         return "no test image shows it"
     if "auroc" in result.errors:
         return LARGE_ERROR_NOTE

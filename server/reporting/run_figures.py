@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from polyclinic.common.metrics.measured import ValueWithError
 from polyclinic.common.metrics.measured import format_value_with_error as figure_text
 from polyclinic.common.metrics.multi_class import BestClientAccuracies, estimate_accuracy_density
-from polyclinic.common.reporting.figure import ROW, LegendEntry, draw_figure, make_line_entry
+from polyclinic.common.reporting.figure import ROW_HEIGHT, LegendEntry, draw_figure, make_line_entry
 from polyclinic.common.reporting.plot import Axis, Plot, replace_none_by_nan
 from polyclinic.common.reporting.svg import (
     BLUE,
@@ -201,7 +201,7 @@ def _add_bar(
 
 def measure_class_rows(groups: Sequence[AnnotatedClassGroup]) -> float:
     """Return the height in points of a plot with one row per class."""
-    return ROW * (sum(len(group.classes) for group in groups) + GROUP_GAP * (len(groups) - 1) + 0.3)
+    return ROW_HEIGHT * (sum(len(group.classes) for group in groups) + GROUP_GAP * (len(groups) - 1) + 0.3)
 
 
 def label_class_rows(plot: Plot, groups: Sequence[AnnotatedClassGroup]) -> dict[str, float]:
@@ -230,7 +230,7 @@ def draw_site_participation(rounds: Sequence[RoundFileLine], sites: Sequence[str
     plot.add_markers([x for x, _ in absent], [y for _, y in absent], "cross", VERMILION, 1.3 * diameter)
     legend = [LegendEntry("took part", BLUE, "circle"), LegendEntry("absent", VERMILION, "cross")]
     about = "Dot chart: which site took part in which round."
-    return draw_figure([plot], "participation", about, height=ROW * len(sites), legend=legend)
+    return draw_figure([plot], "participation", about, height=ROW_HEIGHT * len(sites), legend=legend)
 
 
 def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[AnnotatedClassGroup]) -> Markup:
@@ -293,7 +293,7 @@ def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str])
         places_plot.add_text(site, last_round, place, shift=(8, 0))
     plots = [places_plot, slopes_plot] if sloped else [places_plot]
     about = "Line chart: place of every site in each pass, round by round."
-    return draw_figure(plots, "order", about, height=max(135.0, ROW * len(sites)))
+    return draw_figure(plots, "order", about, height=max(135.0, ROW_HEIGHT * len(sites)))
 
 
 def draw_confident_share_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
@@ -310,7 +310,7 @@ def draw_confident_share_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
     ticks = range(0, len(learned), -(-len(learned) // 12))
     plot.x.ticks = [(float(place), str(learned[place][0])) for place in ticks]
     about = "Heat map: share of sure images by class and round."
-    return draw_figure([plot], "difficulty", about, height=ROW * len(names))
+    return draw_figure([plot], "difficulty", about, height=ROW_HEIGHT * len(names))
 
 
 def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:

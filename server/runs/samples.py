@@ -20,10 +20,10 @@ from polyclinic.common.models.network import (
 )
 from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.prediction.outlined_images import (
+    choose_spread_indices,
     compare_test_images,
     draw_chosen_images,
     rank_images,
-    spread_places,
 )
 from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.image_set import ImageSet
@@ -126,7 +126,7 @@ def write_sample_outlines(
     for column, name in enumerate(names):
         rows, dice = rank_images(compared, column)
         chosen[name] = [
-            (int(rows[place]), float(dice[place])) for place in spread_places(len(rows), OUTLINES_PER_CLASS)
+            (int(rows[place]), float(dice[place])) for place in choose_spread_indices(len(rows), OUTLINES_PER_CLASS)
         ]
     drawn = draw_chosen_images(network, test, chosen, device, precision)
     outlines = [

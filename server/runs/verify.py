@@ -26,7 +26,7 @@ from polyclinic.common.models.state import (
     make_model_layout,
     read_model_state,
 )
-from polyclinic.common.models.zoo.spec import DESCRIPTION
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE
 from polyclinic.common.plugins import identify_plugin
 from polyclinic.common.security.audit import AUDIT_FILE as AUDIT
 from polyclinic.common.security.audit import AuditLog, check_audit_log
@@ -208,7 +208,7 @@ def _check_final_model(report: VerificationReport, folder: Path, receipt: RunRec
     if receipt.result_round not in {0, *(each.round for each in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
         report.faults.append(Fault("receipt.json: result_round", problem))
-    if not (folder / DESCRIPTION).exists():
+    if not (folder / DESCRIPTION_FILE).exists():
         report.unknown.append("model: each site has its own in this method; the receipt's hash is that of all of them")
         return
     try:
@@ -223,7 +223,7 @@ def _check_final_model(report: VerificationReport, folder: Path, receipt: RunRec
     report.right.append("model.safetensors: the model that the receipt names")
     if (class_names := read_model_description(folder).class_names) != receipt.classes:
         problem = f"names the classes {quote_names(class_names)}, the receipt {quote_names(receipt.classes)}: changed."
-        report.faults.append(Fault(DESCRIPTION, problem))
+        report.faults.append(Fault(DESCRIPTION_FILE, problem))
 
 
 def _read_verified_experiment(report: VerificationReport, folder: Path, receipt: RunReceipt) -> Experiment | None:

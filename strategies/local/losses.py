@@ -20,7 +20,7 @@ from polyclinic.common import plugins
 from polyclinic.common.config import STEP_NOISE_LEVELS, TrainingSection
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.zoo.spec import Task, is_segmentation
-from polyclinic.common.plugins import PLUGIN, load_plugin_entry_point
+from polyclinic.common.plugins import PLUGIN_PREFIX, load_plugin_entry_point
 
 Missing = Literal["masked", "negative"]
 """How the loss treats classes that a site does not annotate: omitted (``masked``), or absent (``negative``)."""
@@ -167,8 +167,8 @@ def make_training_loss(
     """
     if spec.loss == "plain" and not spec.class_weights:
         return plain
-    if spec.loss.startswith(PLUGIN):
-        loss = adapt_plugin_loss(load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)))
+    if spec.loss.startswith(PLUGIN_PREFIX):
+        loss = adapt_plugin_loss(load_plugin_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN_PREFIX)))
 
         def compute_plugin_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
             targets = fill_missing_labels(labels, annotated, missing)
@@ -256,7 +256,7 @@ def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss
     if training.loss == "asymmetric" and task == "multi_class":
         problem = "the asymmetric loss asks of each class by itself whether it is there; here classes exclude others."
         faults.append(Fault("training.loss", problem, 'Use "focal", or model.task = "multi_label".'))
-    if training.loss.startswith(PLUGIN) and training.class_weights:
+    if training.loss.startswith(PLUGIN_PREFIX) and training.class_weights:
         problem = "a loss of a plug-in gets no weights: it would be left out in silence."
         faults.append(Fault("training.class_weights", problem, "Let the plug-in weigh, or leave it out."))
     return faults

@@ -16,7 +16,7 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models import network as networks
 from polyclinic.common.models.network import Precision, SplitNetwork
 from polyclinic.common.models.parts import iterate_parameters
-from polyclinic.common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_plugin_entry_point
+from polyclinic.common.plugins import OPTIMIZERS, PLUGIN_PREFIX, SCHEDULES, load_plugin_entry_point
 
 FIRST_SCALE = 1024.0
 """The scale at the start of each epoch. Torch's 65536 overflows in the first steps, and a small site has few others."""
@@ -49,8 +49,8 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
         BadInput: If a plug-in is not installed, or does not return an optimiser.
     """
     learning = list(filter(operator.attrgetter("requires_grad"), iterate_parameters(network)))
-    if spec.optimizer.startswith(PLUGIN):
-        factory = load_plugin_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
+    if spec.optimizer.startswith(PLUGIN_PREFIX):
+        factory = load_plugin_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN_PREFIX))
         optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
         if isinstance(optimizer, torch.optim.Optimizer):
             return optimizer
@@ -74,8 +74,8 @@ def compute_learning_rate_factor(spec: TrainingSection, server_round: int, round
     rising = spec.schedule_warm_up
     if server_round <= rising:
         return server_round / (rising + 1)
-    if spec.schedule.startswith(PLUGIN):
-        factor = load_plugin_entry_point(SCHEDULES, spec.schedule.removeprefix(PLUGIN))(server_round, rounds)
+    if spec.schedule.startswith(PLUGIN_PREFIX):
+        factor = load_plugin_entry_point(SCHEDULES, spec.schedule.removeprefix(PLUGIN_PREFIX))(server_round, rounds)
         try:
             value = float(factor)
         except (TypeError, ValueError):

@@ -15,7 +15,7 @@ from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_m
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.plugins import (
     LOSSES,
-    PLUGIN,
+    PLUGIN_PREFIX,
     TRANSFORMS,
     format_plugin_user_name,
     load_plugin_entry_point,
@@ -76,7 +76,7 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, s
     ]
     faults = []
     for argument, name in named:
-        if not name.startswith(PLUGIN):
+        if not name.startswith(PLUGIN_PREFIX):
             continue
         where, usage = format_plugin_user_name(argument, name), _SIGNATURES[argument]
         try:
@@ -112,7 +112,7 @@ def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, si
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
-        loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN))
+        loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN_PREFIX))
         gets_all = site_labels.has_rows_of_all_classes and adapt_plugin_loss(loss) is loss
         raise BadInput([_make_few_classes_fault(experiment, (few, classes), error, gets_all=gets_all)]) from error
 
@@ -144,7 +144,7 @@ def _refuse_class_or_softmax(experiment: Experiment) -> None:
     Raises:
         BadInput: If the loss is one of these.
     """
-    loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN))
+    loss = load_plugin_entry_point(LOSSES, experiment.training.loss.removeprefix(PLUGIN_PREFIX))
     _refuse_class("loss", loss)
     if experiment.model.task == "multi_label" and _is_softmax_loss(loss):
         problem = (
@@ -183,7 +183,7 @@ def describe_softmax_like_loss(experiment: Experiment, classes: int, missing: Mi
         missing: How the loss treats classes that a site does not annotate.
     """
     name, task = experiment.training.loss, experiment.model.task
-    if not name.startswith(PLUGIN) or task != "multi_label" or classes < 2:
+    if not name.startswith(PLUGIN_PREFIX) or task != "multi_label" or classes < 2:
         return ""
     labels = torch.eye(classes)[torch.arange(_TRIAL_IMAGES) % classes]
     logits = _make_trial_logits(classes)
@@ -227,7 +227,7 @@ def _test_plugin_transform(experiment: Experiment) -> None:
         BadInput: If it is a class, returns something else than images, or makes pixels from 0 to 1.
     """
     name = experiment.augmentation.transform or ""
-    transform = load_plugin_entry_point(TRANSFORMS, name.removeprefix(PLUGIN))
+    transform = load_plugin_entry_point(TRANSFORMS, name.removeprefix(PLUGIN_PREFIX))
     _refuse_class("transform", transform)
     for seed in range(_TRANSFORM_TRIALS):
         images = _transform_trial_images(experiment, seed)

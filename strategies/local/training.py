@@ -26,7 +26,7 @@ from polyclinic.common.models.network import (
 from polyclinic.common.models.segmenting import compare_with_masks
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.spec import is_external_network
-from polyclinic.common.plugins import PLUGIN
+from polyclinic.common.plugins import PLUGIN_PREFIX
 from polyclinic.common.wire.records import ModelGroups
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.augmentation import augment_images_weakly, augment_images_with_labels
@@ -126,7 +126,7 @@ def train_epoch(
         device.type in GRAPH_DEVICES
         and steps == 1
         and not is_external_network(network.spec.architecture)
-        and not spec.optimizer.startswith(PLUGIN)
+        and not spec.optimizer.startswith(PLUGIN_PREFIX)
         and not is_data_parallel(network.backbone)
     )
     graphs: contextlib.AbstractContextManager[Callable[[], None] | None] = contextlib.nullcontext()

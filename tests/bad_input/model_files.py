@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, TENSORS_FILE
 from tests.bad_input.catalogue import Case, Ended, simulation
 from tests.bad_input.checkpoints import copied_to, file
 
@@ -37,7 +37,7 @@ def on(images: Callable[[Path], object], name: str = "scans.npz") -> Callable[[P
 
 
 def described(**other: Any) -> Callable[[Path], Any]:
-    return file(DESCRIPTION, lambda content: json.dumps(json.loads(content) | other).encode())
+    return file(DESCRIPTION_FILE, lambda content: json.dumps(json.loads(content) | other).encode())
 
 
 def model(**other: Any) -> Callable[[Path], Any]:
@@ -46,7 +46,7 @@ def model(**other: Any) -> Callable[[Path], Any]:
         description["model"] |= other
         return json.dumps(description).encode()
 
-    return file(DESCRIPTION, change)
+    return file(DESCRIPTION_FILE, change)
 
 
 def exporting(*arguments: str) -> Callable[[Path], Ended]:
@@ -69,11 +69,11 @@ OTHERS = safetensors.numpy.save({"head.weight": np.zeros((2, 3), np.float32)})
 
 CASES = (
     Case("no model in the folder", lambda folder: simulation("predict", folder, folder, "--out", folder / "p.csv")),
-    Case("tensors that are cut off", predicting(file(TENSORS, lambda content: content[:-4]))),
-    Case("tensors that are lost", predicting(lambda run: (run / TENSORS).unlink())),
-    Case("tensors of another model", predicting(file(TENSORS, lambda content: OTHERS))),
-    Case("a description that is cut off", predicting(file(DESCRIPTION, lambda content: content[:60]))),
-    Case("a description that is empty", predicting(file(DESCRIPTION, lambda content: b""))),
+    Case("tensors that are cut off", predicting(file(TENSORS_FILE, lambda content: content[:-4]))),
+    Case("tensors that are lost", predicting(lambda run: (run / TENSORS_FILE).unlink())),
+    Case("tensors of another model", predicting(file(TENSORS_FILE, lambda content: OTHERS))),
+    Case("a description that is cut off", predicting(file(DESCRIPTION_FILE, lambda content: content[:60]))),
+    Case("a description that is empty", predicting(file(DESCRIPTION_FILE, lambda content: b""))),
     Case("a description with several faults", predicting(described(class_names=[], format_version=2, more=1))),
     Case("a description of another architecture", predicting(model(architecture="femnist_cnn"))),
     Case("a description with a class twice", predicting(described(class_names=["0"] * 10))),

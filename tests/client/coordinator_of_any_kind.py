@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import Head
-from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, identify_plugin, register_local_plugin
 from polyclinic.common.security.identity import format_public_key_line
 from polyclinic.common.wire import secure_aggregation as wire
 from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
@@ -58,7 +58,7 @@ NETWORK = register_local_plugin(MODELS, linear_network)
 
 def of_linear_network(plan: HospitalPlan) -> HospitalPlan:
     """The plan, for the network above; its one step is long, so that updates are far above the masks' grid."""
-    of = changed_plan(plan, model={"architecture": PLUGIN + NETWORK, "neck": None}, training={"lr": 1.0})
+    of = changed_plan(plan, model={"architecture": PLUGIN_PREFIX + NETWORK, "neck": None}, training={"lr": 1.0})
     return of.model_copy(update={"plugins": (identify_plugin(MODELS, NETWORK),), "weights_sha256": NOBODY_HAS})
 
 

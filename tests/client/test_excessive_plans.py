@@ -26,7 +26,7 @@ from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan, make_hospital_plan, read_experiment
 from polyclinic.common.models.zoo.registry import build_backbone
-from polyclinic.common.models.zoo.spec import TRAITS
+from polyclinic.common.models.zoo.spec import TRAITS_BY_ARCHITECTURE
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.fleet_protocol import ROLL_CALL
 from polyclinic.common.wire.records import RollCall, TrainReply
@@ -333,10 +333,10 @@ def test_work_on_a_run_ends_when_its_requests_took_too_long(tmp_path: Path, monk
     assert new_run.error.reason.startswith("stopped its work")  # it has its own time
 
 
-@pytest.mark.parametrize("architecture", TRAITS)
+@pytest.mark.parametrize("architecture", TRAITS_BY_ARCHITECTURE)
 @pytest.mark.parametrize("size", [64, pytest.param(224, marks=pytest.mark.long)])
 def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture: Any, size: int) -> None:
-    image_size = (size // 2,) * 3 if TRAITS[architecture].takes_volumes else size
+    image_size = (size // 2,) * 3 if TRAITS_BY_ARCHITECTURE[architecture].takes_volumes else size
     spec = ORDINARY.model.model_copy(update={"architecture": architecture, "channels": 3, "image_size": image_size})
     held = dict[int, torch.Tensor]()
 

@@ -18,7 +18,7 @@ from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state
-from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, identify_plugin, register_local_plugin
 from polyclinic.common.wire.codec import round_to_number_format
 from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest
 from polyclinic.strategies.engine.state import make_initial_state
@@ -198,6 +198,6 @@ def test_a_plug_in_that_draws_its_network_elsewhere_than_from_torch_is_refused(t
         return nn.Sequential(nn.Flatten(), dense)
 
     name = register_local_plugin(MODELS, drawn_elsewhere)
-    of = changed_plan(SURGICAL, model={"architecture": PLUGIN + name})
+    of = changed_plan(SURGICAL, model={"architecture": PLUGIN_PREFIX + name})
     of = of.model_copy(update={"plugins": (identify_plugin(MODELS, name),)})
-    assert "numbers of the model" in refusal(site(tmp_path, networks=(PLUGIN + name,)), request(of))
+    assert "numbers of the model" in refusal(site(tmp_path, networks=(PLUGIN_PREFIX + name,)), request(of))

@@ -14,7 +14,7 @@ from polyclinic.client.site.site import Site
 from polyclinic.client.training.features import BATCH, FeatureCache
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import build_network
-from polyclinic.common.plugins import MODELS, PLUGIN, identify_plugin, register_local_plugin
+from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, identify_plugin, register_local_plugin
 from polyclinic.common.wire.records import BenefitReply, EvaluateReply, TrainReply
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device
@@ -52,7 +52,7 @@ NETWORK = register_local_plugin(MODELS, failing)
 
 def crafted(**tables: Any) -> HospitalPlan:
     tree = plan(batch_size=64, optimizer="sgd").model_dump(mode="json")
-    tree["model"] |= {"architecture": PLUGIN + NETWORK, "neck": None}
+    tree["model"] |= {"architecture": PLUGIN_PREFIX + NETWORK, "neck": None}
     tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     of = HospitalPlan.model_validate({**tree, **{name: {**tree[name], **keys} for name, keys in tables.items()}})
     return of.model_copy(update={"plugins": (identify_plugin(MODELS, NETWORK),)})

@@ -11,7 +11,7 @@ from PIL import Image
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.metrics.segmentation import AreaComparison
-from polyclinic.common.prediction.outlined_images import rank_images, spread_places
+from polyclinic.common.prediction.outlined_images import choose_spread_indices, rank_images
 from polyclinic.data.images.outlines import BOTH, OUTLINED, PREDICTED, SMALLEST_SIDE, draw_outlines, find_border
 from polyclinic.server.runs.samples import report_shows_sample_images
 from tests.federations import finished
@@ -69,7 +69,7 @@ def test_images_are_ranked_by_their_own_dice_where_the_class_is_outlined() -> No
 
 @pytest.mark.parametrize(("count", "places"), [(0, []), (1, [0]), (2, [1, 0]), (3, [2, 1, 0]), (9, [8, 4, 0])])
 def test_the_best_a_middle_and_the_worst_are_chosen(count: int, places: list[int]) -> None:
-    assert spread_places(count, 3) == places
+    assert choose_spread_indices(count, 3) == places
 
 
 @pytest.mark.parametrize("settings", [ORGANS, VOLUMES], ids=["pictures", "volumes"])

@@ -34,7 +34,7 @@ from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.saved import load_model, save_model
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.models.weights import convert_checkpoint
-from polyclinic.common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, TENSORS_FILE, ModelSpec
 from polyclinic.common.prediction.pictures import read_unlabelled_pictures
 from polyclinic.common.security.identity import (
     check_public_key,
@@ -542,17 +542,19 @@ def _model() -> dict[str, bytes]:
         return files_of(Path(name))
 
 
-@file_target("model-description", DESCRIPTION, lambda: [_model()[DESCRIPTION]])
+@file_target("model-description", DESCRIPTION_FILE, lambda: [_model()[DESCRIPTION_FILE]])
 def model_description(folder: Path) -> None:
-    (folder / TENSORS).write_bytes(_model()[TENSORS])
+    (folder / TENSORS_FILE).write_bytes(_model()[TENSORS_FILE])
     load_model(folder)
 
 
-@file_target("model-tensors", TENSORS, lambda: [_model()[TENSORS]])
+@file_target("model-tensors", TENSORS_FILE, lambda: [_model()[TENSORS_FILE]])
 def model_tensors(folder: Path) -> None:
     """With the hash that belongs to them."""
-    sha256 = hashlib.sha256((folder / TENSORS).read_bytes()).hexdigest()
-    (folder / DESCRIPTION).write_text(json.dumps(json.loads(_model()[DESCRIPTION]) | {"safetensors_sha256": sha256}))
+    sha256 = hashlib.sha256((folder / TENSORS_FILE).read_bytes()).hexdigest()
+    (folder / DESCRIPTION_FILE).write_text(
+        json.dumps(json.loads(_model()[DESCRIPTION_FILE]) | {"safetensors_sha256": sha256})
+    )
     load_model(folder)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from polyclinic.common.config import Experiment, TrainingSection
 from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.auroc import compute_plugin_metric, load_plugin_metrics
-from polyclinic.common.plugins import LOSSES, METRICS, PLUGIN, register_local_plugin
+from polyclinic.common.plugins import LOSSES, METRICS, PLUGIN_PREFIX, register_local_plugin
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, make_training_loss
 from polyclinic.strategies.local.plugin_calls import SiteLabels, describe_softmax_like_loss, find_plugin_faults
 
@@ -33,7 +33,7 @@ SOME_LABELS = SiteLabels(fewest_classes=3, has_unknown=True)
 def experiment_with(loss: Any) -> Experiment:
     run = {"method": "partial_loss", "rounds": 1}
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
-    training = {"loss": PLUGIN + register_local_plugin(LOSSES, loss)}
+    training = {"loss": PLUGIN_PREFIX + register_local_plugin(LOSSES, loss)}
     return Experiment.model_validate({"run": run, "model": model, "training": training})
 
 
@@ -42,7 +42,7 @@ def faults(loss: Any, site_labels: SiteLabels) -> list[str]:
 
 
 def value(loss: Any, labels: Tensor, annotated: Tensor) -> float:
-    spec = TrainingSection.model_validate({"loss": PLUGIN + register_local_plugin(LOSSES, loss)})
+    spec = TrainingSection.model_validate({"loss": PLUGIN_PREFIX + register_local_plugin(LOSSES, loss)})
     function = make_training_loss(spec, PLAIN_LOSSES["multi_label", "masked"], "multi_label", "masked", labels)
     logits = LOGITS.clone().requires_grad_()
     result = function(logits, labels, annotated)
@@ -271,7 +271,7 @@ METRIC_VALUES: dict[str, tuple[Any, float | None]] = {
 
 
 def measured(metric: Any) -> float | None:
-    name = PLUGIN + register_local_plugin(METRICS, metric)
+    name = PLUGIN_PREFIX + register_local_plugin(METRICS, metric)
     return compute_plugin_metric(name, load_plugin_metrics([name])[name], SCORES, TRUTH)
 
 

@@ -18,7 +18,7 @@ from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
 from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.common.plugins import MODELS, PLUGIN, register_local_plugin
+from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, register_local_plugin
 
 CLASSES = ("lines", "bars")
 IMAGES = torch.randint(0, 256, (6, 1, 16, 16), generator=torch.Generator().manual_seed(3)).float()
@@ -26,7 +26,7 @@ MAPS = 8 * 6 * 6
 
 
 def make_spec(model: Any, head: str | None = None, **more: Any) -> ModelSpec:
-    name = PLUGIN + register_local_plugin(MODELS, model)
+    name = PLUGIN_PREFIX + register_local_plugin(MODELS, model)
     table = {"architecture": name, "channels": 1, "image_size": 16, "head": head, "mean": [0.0], "std": [1.0], **more}
     return ModelSpec.model_validate(table)
 

@@ -22,7 +22,7 @@ from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.models.zoo.registry import find_plugin_network_faults
 from polyclinic.common.models.zoo.spec import ModelSpec
-from polyclinic.common.plugins import DATASETS, LOSSES, MODELS, PLUGIN, register_local_plugin
+from polyclinic.common.plugins import DATASETS, LOSSES, MODELS, PLUGIN_PREFIX, register_local_plugin
 from polyclinic.custom_parts import wrap_as_dataset_plugin
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.spec import PluginDatasetSpec
@@ -200,7 +200,7 @@ def empty(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
 
 
 def loss_of(loss: Any, labels: Tensor) -> Tensor:
-    spec = TrainingSection.model_validate({"loss": PLUGIN + register_local_plugin(LOSSES, loss)})
+    spec = TrainingSection.model_validate({"loss": PLUGIN_PREFIX + register_local_plugin(LOSSES, loss)})
     plain = PLAIN_LOSSES["multi_label", "masked"]
     function = make_training_loss(spec, plain, "multi_label", "masked", labels)
     return function(torch.zeros(labels.shape, requires_grad=True), labels, torch.ones(labels.shape[1]).bool())
@@ -208,7 +208,7 @@ def loss_of(loss: Any, labels: Tensor) -> Tensor:
 
 def test_two_way_loss_2_a_loss_without_a_value_where_no_class_is_present_is_refused_at_the_start() -> None:
     run, model = {"method": "partial_loss", "rounds": 1}, {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
-    training = {"loss": PLUGIN + register_local_plugin(LOSSES, two_way)}
+    training = {"loss": PLUGIN_PREFIX + register_local_plugin(LOSSES, two_way)}
     experiment = Experiment.model_validate({"run": run, "model": model, "training": training})
     (fault,) = find_plugin_faults(experiment, 3, "masked", SiteLabels(fewest_classes=3))
     assert fault.problem == "returns nan for a batch of images that show no class."
@@ -268,7 +268,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None]] = {
 @pytest.mark.parametrize(("make", "head"), NETWORKS.values(), ids=NETWORKS)
 def test_what_a_site_sends_is_the_whole_network(make: Callable[[], nn.Module], head: str | None) -> None:
     table = {"channels": 1, "image_size": 8, "head": head, "mean": [0.0], "std": [1.0]}
-    spec = ModelSpec.model_validate({"architecture": PLUGIN + register_local_plugin(MODELS, make()), **table})
+    spec = ModelSpec.model_validate({"architecture": PLUGIN_PREFIX + register_local_plugin(MODELS, make()), **table})
     assert find_plugin_network_faults(spec, 2) == []
     network, other = (build_network(spec, ("no", "yes"), seed) for seed in (1, 2))
     images = torch.from_numpy(GREY[:8])[:, None].float()

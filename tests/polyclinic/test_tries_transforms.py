@@ -15,7 +15,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 import polyclinic as pc
-from polyclinic.common.plugins import PLUGIN, TRANSFORMS, register_local_plugin
+from polyclinic.common.plugins import PLUGIN_PREFIX, TRANSFORMS, register_local_plugin
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.augmentation import augment_images_weakly
 from polyclinic.data.images.user_transform import takes_batch_and_generator
@@ -25,7 +25,7 @@ IMAGES = 255 * torch.rand(16, 3, 8, 6, generator=torch.Generator().manual_seed(5
 
 
 def changed(transform: Any, seed: int) -> Tensor:
-    name = PLUGIN + register_local_plugin(TRANSFORMS, transform)
+    name = PLUGIN_PREFIX + register_local_plugin(TRANSFORMS, transform)
     return augment_images_weakly(IMAGES, AugmentationSpec(transform=name), torch.Generator().manual_seed(seed))
 
 

@@ -45,7 +45,7 @@ from polyclinic.common.models.zoo.unet import UNET_WIDTH, TinyUNet
 from polyclinic.common.models.zoo.unet_planning import UNetLevels
 from polyclinic.common.plugins import (
     MODELS,
-    PLUGIN,
+    PLUGIN_PREFIX,
     format_plugin_user_name,
     is_local_plugin_name,
     load_plugin_entry_point,
@@ -558,14 +558,16 @@ def find_plugin_network_faults(spec: ModelSpec, classes: int, *, keeps_norm: boo
         keeps_norm: True if batch normalisation stays at the sites, so that the network must have some, and no other
             running statistics.
     """
-    if not spec.architecture.startswith(PLUGIN):
+    if not spec.architecture.startswith(PLUGIN_PREFIX):
         return []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # a network with random weights then has the same result in each check
         try:
             if spec.plugin_head is not None:
                 build_external_backbone(spec)
-            module = _build_plugin_network(spec.architecture.removeprefix(PLUGIN), spec.channels, spec.input_size)
+            module = _build_plugin_network(
+                spec.architecture.removeprefix(PLUGIN_PREFIX), spec.channels, spec.input_size
+            )
             _probe_with_noise_image(module, spec)  # initialises lazy layers
             if spec.norm == "group":
                 replace_with_group_norm(copy.deepcopy(module))
@@ -855,6 +857,6 @@ def build_meta_backbone(spec: ModelSpec) -> Backbone:
             with torch.device("meta"):
                 return build_backbone(spec)
         except BadInput:
-            if not spec.architecture.startswith(PLUGIN):
+            if not spec.architecture.startswith(PLUGIN_PREFIX):
                 raise
             return build_backbone(spec)

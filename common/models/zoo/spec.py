@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from polyclinic.common.errors import Fault
-from polyclinic.common.plugins import NAME_PATTERN, PLUGIN, accept_names_matching
+from polyclinic.common.plugins import NAME_PATTERN, PLUGIN_PREFIX, accept_names_matching
 from polyclinic.common.system.toml import SHA256_PATTERN
 from polyclinic.data.base.spec import ImageSize, VolumeSize, describe_sides, format_image_size
 
@@ -37,36 +37,37 @@ Architecture = Literal[
 ]
 
 VOLUME_NETWORKS = '"tiny_cnn_3d", MONAI\'s such as "monai:DenseNet121", or a network of your own'
-"""Networks that take volumes, for messages."""
-_ANY_DIMENSIONS = ("monai:", PLUGIN, "tiny_unet")
-"""Beginnings of the names of networks that take pictures or volumes, as ``image_size`` says."""
-_EXTERNAL = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
+"""Networks for volumes, as a phrase for messages."""
+_PREFIXES_OF_ANY_DIMENSIONS = ("monai:", PLUGIN_PREFIX, "tiny_unet")
+"""Prefixes of networks that take pictures or volumes, depending on ``image_size``."""
+_EXTERNAL_NAME = f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}"
 
 
 def is_external_network(architecture: str) -> bool:
-    """Return True if an architecture's name is that of another library's network or of a plug-in.
+    """Return True if an architecture is a network of another library or of a plug-in.
 
     Such names are ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
     """
-    return bool(re.fullmatch(_EXTERNAL, architecture))
+    return bool(re.fullmatch(_EXTERNAL_NAME, architecture))
 
 
 Task = Literal["multi_label", "multi_class", "segmentation", "exclusive_segmentation"]
-"""``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax.
+"""``multi_label``: each class is present or absent in an image, sigmoid. ``multi_class``: exactly one class, softmax.
 
-``segmentation``: each class is there or not in each pixel, sigmoid. ``exclusive_segmentation``: one class or the
-background is in each pixel, softmax, in which the background has the logit 0.
+``segmentation``: each class is present or absent in each pixel, sigmoid. ``exclusive_segmentation``: each pixel has one
+class or the background, softmax, in which the background has the logit 0.
 """
 SEGMENTATION_NETWORKS = ("tiny_unet",)
-"""Our own architectures that return a feature map; plug-ins and MONAI have others."""
+"""Our architectures that return a feature map; plug-ins and MONAI have further ones."""
 PLANNED_NETWORK: str = "monai:DynUNet"
-"""The network whose levels a model may name."""
+"""The network whose levels can be set in the ``[model]`` table, or planned by the coordinator."""
 MONAI_SEGMENTATION = ("monai:UNet", PLANNED_NETWORK)
 
 
-DICE, HAUSDORFF = "dice", "hd95"
-SEGMENTATION_METRICS = (DICE, HAUSDORFF)
-"""Metrics of a class that a hospital sends with the test of a segmentation, as it sends metrics of plug-ins."""
+DICE_METRIC = "dice"
+HAUSDORFF_METRIC = "hd95"
+SEGMENTATION_METRICS = (DICE_METRIC, HAUSDORFF_METRIC)
+"""Metrics of a class that a hospital sends with a segmentation test, in the fields for metrics of plug-ins."""
 
 
 def is_segmentation(task: str) -> bool:
@@ -74,24 +75,24 @@ def is_segmentation(task: str) -> bool:
     return task.endswith("segmentation")
 
 
-FEWEST_LEVELS = 3
-"""Levels of the smallest DynUNet that MONAI builds."""
+MIN_UNET_LEVELS = 3
+"""Number of levels of the smallest DynUNet that MONAI builds."""
 LevelSides = Annotated[
     tuple[Annotated[tuple[Annotated[int, Field(ge=1, le=7)], ...], Field(min_length=2, max_length=3)], ...],
-    Field(min_length=FEWEST_LEVELS, max_length=12),
+    Field(min_length=MIN_UNET_LEVELS, max_length=12),
 ]
-"""A whole number for each axis of each level."""
+"""One integer per axis, for each level of a U-Net."""
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 NEW_HEAD = "new"
-"""Value of ``model.head`` for a network without a head."""
+"""Value of ``model.head`` for a network that returns features."""
 PATCH_KEYS: Final = ("patch_size", "patch_overlap", "patch_blending")
-"""Keys of a model that reads its images in patches."""
+"""Keys of ``[model]`` for a network that reads its images in patches."""
 LEVEL_KEYS: Final = ("kernel_sizes", "strides")
-"""Keys of the levels of MONAI's DynUNet."""
+"""Keys of ``[model]`` for the levels of MONAI's DynUNet."""
 PLANNED_KEYS: Final = ("patch_size", *LEVEL_KEYS, "mean", "std")
-"""Keys of a model that the coordinator plans if the experiment has a table ``planning``."""
-NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
-"""Keys of a model that a run sets where its experiment does not."""
+"""Keys of ``[model]`` that the coordinator sets if the experiment has a table ``planning``."""
+RUN_DETERMINED_KEYS = ("frozen_sha256", "weights_sha256")
+"""Keys of ``[model]`` that a run sets if the experiment does not."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class ArchitectureTraits:
         minimum_size: Smallest image side at which every layer still has an output of at least one pixel.
         colour: Default normalisation of images with three channels.
         grey: Default normalisation of images with one channel.
-        takes_volumes: True if it takes volumes; then it takes no pictures.
+        takes_volumes: True if it takes volumes instead of pictures.
     """
 
     minimum_size: int
@@ -119,35 +120,43 @@ class ArchitectureTraits:
     takes_volumes: bool = False
 
 
-_HALF = (PixelNormalisation((0.5,) * 3, (0.5,) * 3), PixelNormalisation((0.5,), (0.5,)))
-_LITE = (PixelNormalisation((127 / 255,) * 3, (128 / 255,) * 3), PixelNormalisation((127 / 255,), (128 / 255,)))
-# Grey: the mean over the three channels, as no value fits all three exactly.
-_IMAGENET = (PixelNormalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), PixelNormalisation((0.449,), (0.226,)))
+_HALF_NORMALISATION = (PixelNormalisation((0.5,) * 3, (0.5,) * 3), PixelNormalisation((0.5,), (0.5,)))
+_LITE_NORMALISATION = (
+    PixelNormalisation((127 / 255,) * 3, (128 / 255,) * 3),
+    PixelNormalisation((127 / 255,), (128 / 255,)),
+)
+# For grey images: the mean over the three channels, because no value fits all three.
+_IMAGENET_NORMALISATION = (
+    PixelNormalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    PixelNormalisation((0.449,), (0.226,)),
+)
 
-TRAITS: dict[Architecture, ArchitectureTraits] = {
-    "densenet121": ArchitectureTraits(32, *_IMAGENET),
-    "resnet18": ArchitectureTraits(32, *_IMAGENET),
-    "vgg11": ArchitectureTraits(32, *_IMAGENET),
-    "efficientnet_lite0": ArchitectureTraits(32, *_LITE),
-    "fedsld_cnn": ArchitectureTraits(16, *_HALF),
-    "femnist_cnn": ArchitectureTraits(16, *_HALF),
-    "unifed_vgg11": ArchitectureTraits(32, *_HALF),
-    "unifed_resnet18": ArchitectureTraits(32, *_HALF),
-    "tiny_cnn": ArchitectureTraits(16, *_HALF),
-    "tiny_unet": ArchitectureTraits(8, *_HALF),
-    "tiny_cnn_3d": ArchitectureTraits(8, *_HALF, takes_volumes=True),
+TRAITS_BY_ARCHITECTURE: dict[Architecture, ArchitectureTraits] = {
+    "densenet121": ArchitectureTraits(32, *_IMAGENET_NORMALISATION),
+    "resnet18": ArchitectureTraits(32, *_IMAGENET_NORMALISATION),
+    "vgg11": ArchitectureTraits(32, *_IMAGENET_NORMALISATION),
+    "efficientnet_lite0": ArchitectureTraits(32, *_LITE_NORMALISATION),
+    "fedsld_cnn": ArchitectureTraits(16, *_HALF_NORMALISATION),
+    "femnist_cnn": ArchitectureTraits(16, *_HALF_NORMALISATION),
+    "unifed_vgg11": ArchitectureTraits(32, *_HALF_NORMALISATION),
+    "unifed_resnet18": ArchitectureTraits(32, *_HALF_NORMALISATION),
+    "tiny_cnn": ArchitectureTraits(16, *_HALF_NORMALISATION),
+    "tiny_unet": ArchitectureTraits(8, *_HALF_NORMALISATION),
+    "tiny_cnn_3d": ArchitectureTraits(8, *_HALF_NORMALISATION, takes_volumes=True),
 }
 
 
 # TorchXRayVision's networks see pixels from -1024 to 1024.
-_XRAY = (PixelNormalisation((0.5,) * 3, (0.5 / 1024,) * 3), PixelNormalisation((0.5,), (0.5 / 1024,)))
+_XRAY_NORMALISATION = (PixelNormalisation((0.5,) * 3, (0.5 / 1024,) * 3), PixelNormalisation((0.5,), (0.5 / 1024,)))
 
 
 def get_architecture_traits(architecture: str) -> ArchitectureTraits:
     """Return the traits of an architecture; external networks accept any size and use ImageNet's normalisation."""
     if not is_external_network(architecture):
-        return TRAITS[cast(Architecture, architecture)]
-    return ArchitectureTraits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
+        return TRAITS_BY_ARCHITECTURE[cast(Architecture, architecture)]
+    return ArchitectureTraits(
+        1, *(_XRAY_NORMALISATION if architecture.startswith("torchxrayvision:") else _IMAGENET_NORMALISATION)
+    )
 
 
 class ModelSpec(BaseModel):
@@ -155,8 +164,8 @@ class ModelSpec(BaseModel):
 
     Attributes:
         architecture: Name of the backbone: one of ours, or another library's (:func:`is_external_network`).
-        task: ``multi_label``: each class is there or not. ``multi_class``: exactly one is there. ``segmentation`` and
-            ``exclusive_segmentation``: the same for each pixel (:data:`Task`).
+        task: ``multi_label``: each class is present or absent. ``multi_class``: exactly one is present.
+            ``segmentation`` and ``exclusive_segmentation``: the same for each pixel (:data:`Task`).
         channels: Input channels of the backbone; images with another number of channels are converted.
         image_size: Side in pixels to which the network resizes images; for a network of volumes depth, height and
             width in voxels. With ``patch_size`` images are not resized, and this is the usual size of a whole image.
@@ -165,10 +174,10 @@ class ModelSpec(BaseModel):
         patch_overlap: Share of a window that the next window covers again, along each axis.
         patch_blending: Weights with which overlapping windows are averaged: ``gaussian`` gives less weight to the
             borders of a window, ``constant`` the same to all its pixels.
-        kernel_sizes: Of ``monai:DynUNet``: side of the convolutions of each level along each axis, from the whole image
-            down; None for four levels with sides of 3.
-        strides: Of ``monai:DynUNet``: factor by which each level is smaller than the one above it along each axis, 1 at
-            the first level; None halves all axes.
+        kernel_sizes: For ``monai:DynUNet``, the side of the convolutions of each level along each axis, from the full
+            resolution down; None for four levels with sides of 3.
+        strides: For ``monai:DynUNet``, the factor by which each level is smaller than the level before, along each
+            axis; 1 at the first level. None halves all axes.
         head: Name of the dense layer in a plug-in's network that the run's head replaces; ``new`` for a network that
             returns features. None means ``new``, but a network that seems to return class scores is then rejected.
         neck: Width of the dense layer between backbone and head; None for no such layer.
@@ -188,7 +197,7 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    architecture: Annotated[Architecture, accept_names_matching(_EXTERNAL)]
+    architecture: Annotated[Architecture, accept_names_matching(_EXTERNAL_NAME)]
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: ImageSize
@@ -211,11 +220,11 @@ class ModelSpec(BaseModel):
     @field_validator("image_size", "patch_size")
     @classmethod
     def _check_image_size(cls, size: int | VolumeSize | None, info: ValidationInfo) -> int | VolumeSize | None:
-        architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
+        architecture: Architecture | None = info.data.get("architecture")  # missing if it has a fault itself
         if not architecture or size is None:
             return size
         traits = get_architecture_traits(architecture)
-        takes_any = architecture.startswith(_ANY_DIMENSIONS)
+        takes_any = architecture.startswith(_PREFIXES_OF_ANY_DIMENSIONS)
         if isinstance(size, tuple) and not traits.takes_volumes and not takes_any:
             problem = f"{architecture} takes pictures, whose image_size is one number"
             raise ValueError(f"{problem}; volumes go into {VOLUME_NETWORKS}, got {list(size)}")
@@ -231,7 +240,7 @@ class ModelSpec(BaseModel):
     @classmethod
     def _check_head(cls, head: str | None, info: ValidationInfo) -> str | None:
         architecture: Architecture | None = info.data.get("architecture")
-        if head and architecture and not architecture.startswith(PLUGIN):
+        if head and architecture and not architecture.startswith(PLUGIN_PREFIX):
             raise ValueError(f"{architecture} comes without its classifier; only a network of your own needs this key")
         return head
 
@@ -272,7 +281,7 @@ class ModelSpec(BaseModel):
     @model_validator(mode="after")
     def _check_network_of_task(self) -> Self:
         networks = (*SEGMENTATION_NETWORKS, *MONAI_SEGMENTATION)
-        is_own = self.architecture.startswith(PLUGIN)
+        is_own = self.architecture.startswith(PLUGIN_PREFIX)
         segments = self.architecture in networks or (is_own and is_segmentation(self.task))
         if self.plugin_head is not None and is_segmentation(self.task):
             problem = "head names the last layer of a classifier; a network for segmentation returns its feature map"
@@ -327,14 +336,14 @@ class ModelSpec(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_patches(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A model of whole images has the text that it had before there were patches, so that older releases read it.
+        # Keep the JSON of models without patches as it was before these keys existed, so that older releases read it.
         table: dict[str, Any] = serialize(self)
         absent = [*([] if self.patch_size else PATCH_KEYS), *([] if self.strides else LEVEL_KEYS)]
         return {key: value for key, value in table.items() if key not in absent}
 
     @property
     def input_size(self) -> int | VolumeSize:
-        """The size of what the network sees at a time, as ``image_size`` has it: a patch, or a whole image."""
+        """Size of the network's input, in the form of ``image_size``: of a patch, or of a whole image."""
         return self.image_size if self.patch_size is None else self.patch_size
 
     @property
@@ -344,11 +353,11 @@ class ModelSpec(BaseModel):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one image, or patch, as the backbone receives it: the channels, and the sides."""
+        """Shape of one image or patch in the backbone: the channels, then the sides."""
         return (self.channels, *self.sides)
 
     def describe_input(self, times: str = "×") -> str:
-        """Return the size of one image, or patch, in words: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``.
+        """Return the size of one image or patch as text: ``64 × 64 pixels``, or ``48 × 64 × 64 voxels``.
 
         Args:
             times: The sign between two sides.
@@ -362,7 +371,9 @@ class ModelSpec(BaseModel):
 
     @property
     def plugin_head(self) -> str | None:
-        """Name of the layer that is a plug-in network's own head; None if the network returns features."""
+        """Name of the last layer of a plug-in's network, which the run's head replaces; None if the network returns
+        features.
+        """
         return None if self.head == NEW_HEAD else self.head
 
     @property
@@ -385,8 +396,8 @@ class ModelSpec(BaseModel):
 
 # ---------------------------------------------------------------------- a saved model's files
 
-TENSORS = "model.safetensors"
-DESCRIPTION = "model.json"
+TENSORS_FILE = "model.safetensors"
+DESCRIPTION_FILE = "model.json"
 
 
 def make_unreadable_model_fault(path: Path, error: OSError) -> Fault:
@@ -397,7 +408,7 @@ def make_unreadable_model_fault(path: Path, error: OSError) -> Fault:
 
 def find_model_folder_faults(folder: Path) -> list[Fault]:
     """Return the faults of a folder that should contain a saved model: missing or unreadable files."""
-    for name in (DESCRIPTION, TENSORS):
+    for name in (DESCRIPTION_FILE, TENSORS_FILE):
         try:
             (folder / name).open("rb").close()
         except OSError as error:

@@ -1,7 +1,7 @@
 """A small U-Net for segmentation of pictures and volumes (after Ronneberger, Fischer and Brox, MICCAI 2015).
 
-It returns a feature map of the image's own size; the run's head, a 1x1 convolution with a row for each class, follows.
-Departures: three levels, batch normalisation, and a decoder that resizes maps to those of the encoder, so that any
+It returns a feature map of the image's size; the run's head, a 1x1 convolution with a row for each class, follows.
+Departures: three levels, batch normalisation, and a decoder that resizes maps to the size of the encoder's, so that any
 image size from 8 pixels is accepted.
 """
 
@@ -9,7 +9,7 @@ from torch import Tensor, cat, nn
 from torch.nn import functional
 
 UNET_WIDTH = 16
-"""Features of each pixel before the head."""
+"""Number of features of each pixel before the head."""
 _CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _POOLS = {2: nn.MaxPool2d, 3: nn.MaxPool3d}

@@ -1,11 +1,11 @@
-"""Choose voxels, patch, batch and levels of a U-Net for volumes by the rules of nnU-Net.
+"""Choose voxel size, patch, batch and levels of a U-Net for volumes by the rules of nnU-Net.
 
 Isensee, Jaeger, Kohl, Petersen and Maier-Hein, "nnU-Net: a self-configuring method for deep learning-based biomedical
 image segmentation", Nature Methods 18, 2021. Numbers are those of the authors' nnU-Net v2 (``3d_fullres``), whose
 configuration of 8 GB is our default. Axes are depth, height and width.
 
-Where we depart: no axis of a patch is longer than the volumes in the cache, which all have one size; there is no
-coarser configuration (``3d_lowres``) and none of single slices.
+Departures: no axis of a patch is longer than the volumes in the cache, which all have one size; there is no coarser
+configuration (``3d_lowres``) and none of single slices.
 """
 
 from collections.abc import Sequence
@@ -14,30 +14,30 @@ from dataclasses import dataclass
 import numpy as np
 
 ANISOTROPY = 3.0
-"""An axis is coarse if its voxels are this many times as long as those of the others."""
+"""Minimum ratio of voxel sides for an axis to count as coarse, compared with the other axes."""
 COARSE_PERCENTILE = 10.0
-"""Percentile of the spacings that a coarse axis gets in place of the median, so that it is interpolated less."""
+"""Percentile of the spacings that replaces the median on a coarse axis, so that it is interpolated less."""
 FIRST_PATCH_VOXELS = 256**3
 SMALLEST_MAP_SIDE = 4
 """Smallest side of the feature maps at the lowest level."""
 FIRST_FEATURES, MOST_FEATURES = 32, 320
 CONVOLUTIONS = 2
-"""Convolutions of each level, on the way down and on the way up."""
+"""Number of convolutions of each level, in the encoder and in the decoder."""
 REFERENCE_VALUES, REFERENCE_GB, REFERENCE_BATCH = 560_000_000, 8.0, 2
 """Values of all feature maps of a batch of this size that fit a GPU of this memory."""
 LARGEST_SHARE = 0.05
-"""Share of all voxels of the training volumes that one batch shows at most."""
+"""Maximum share of all voxels of the training volumes in one batch."""
 
 Sides = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class UNetLevels:
-    """The levels of a U-Net, from the whole patch down.
+    """The levels of a U-Net, from the full resolution down.
 
     Attributes:
-        kernel_sizes: Side of the convolutions of each level along each axis: 1 while the voxels of an axis are coarse.
-        strides: Factor by which each level is smaller than the one above it, along each axis; 1 at the first level.
+        kernel_sizes: Side of the convolutions of each level along each axis; 1 while the voxels of an axis are coarse.
+        strides: Factor by which each level is smaller than the level before, along each axis; 1 at the first level.
     """
 
     kernel_sizes: tuple[Sides, ...]
@@ -50,17 +50,17 @@ class UNetLevels:
 
     @property
     def features(self) -> tuple[int, ...]:
-        """Features of each level."""
+        """Number of features of each level."""
         return tuple(count_level_features(level) for level in range(len(self.strides)))
 
 
 @dataclass(frozen=True)
 class UNetPlan:
-    """What nnU-Net's rules choose for volumes of one spacing.
+    """The choice of nnU-Net's rules for volumes of one spacing.
 
     Attributes:
         patch_size: Depth, height and width in voxels.
-        batch_size: Patches of a batch.
+        batch_size: Number of patches in a batch.
         levels: The levels of the network.
     """
 
@@ -70,7 +70,7 @@ class UNetPlan:
 
 
 def count_level_features(level: int) -> int:
-    """Return the number of features of a level, 0 for the whole patch."""
+    """Return the number of features of a level; level 0 has the full resolution."""
     return min(MOST_FEATURES, FIRST_FEATURES << level)
 
 
@@ -98,9 +98,10 @@ def choose_target_spacing(
 
 
 def choose_levels(spacing: Sequence[float], patch: Sequence[int]) -> UNetLevels:
-    """Return the levels of a network for patches of this size.
+    """Return the levels of a network for patches of a size.
 
-    A level halves the axes whose voxels are less than twice as long as the shortest, until a side would be below four.
+    Each level halves the axes whose voxels are less than twice as long as the shortest, until a side would be below
+    four.
     """
     voxel, size = np.array(spacing, np.float64), np.array(patch, np.int64)
     axes = len(voxel)
@@ -176,9 +177,9 @@ def plan_unet(
 
 
 def _fit_patch(spacing: Sequence[float], patch: Sequence[int], largest: Sequence[int]) -> tuple[Sides, UNetLevels]:
-    """Return a patch whose sides its network divides, and the network's levels.
+    """Return a patch with sides that the network's strides divide, and the network's levels.
 
-    Sides are rounded up, or down where the volumes in the cache are shorter.
+    Sides are rounded up, or down if the volumes in the cache are shorter.
     """
     sides = np.array(patch)
     while True:
@@ -192,9 +193,9 @@ def _fit_patch(spacing: Sequence[float], patch: Sequence[int], largest: Sequence
 
 
 def _shorten_patch(spacing: Sequence[float], patch: Sides, levels: UNetLevels, axis: int) -> tuple[Sides, UNetLevels]:
-    """Return a patch that is shorter along one axis, and its network's levels.
+    """Return a patch that is shorter along one axis, and the levels of its network.
 
-    The step is the divisor of the shorter patch, not of the present one, which might skip sizes that are possible.
+    The step is the divisor of the shorter patch, because the divisor of the present patch might skip possible sizes.
     """
     shorter = np.array(patch)
     shorter[axis] -= levels.divisors[axis]

@@ -12,7 +12,7 @@ import torch
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, compute_logits
 from polyclinic.common.models.saved import load_model, save_model
-from polyclinic.common.models.zoo.spec import DESCRIPTION, ModelSpec
+from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, ModelSpec
 from tests.processes import ROOT, environment
 
 MB = 10**6
@@ -35,10 +35,10 @@ def saved(folder: Path, spec: ModelSpec = TINY, **changes: Any) -> Path:
     """Save a model, and change the network in its description."""
     folder.mkdir()
     save_model(folder, build_network(spec, ("a", "b"), 1), label_contract_sha256="")
-    tree = json.loads((folder / DESCRIPTION).read_text())
+    tree = json.loads((folder / DESCRIPTION_FILE).read_text())
     tree["class_names"] = changes.pop("class_names", tree["class_names"])
     tree["model"] |= changes
-    (folder / DESCRIPTION).write_text(json.dumps(tree))
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(tree))
     return folder
 
 
@@ -60,7 +60,7 @@ def test_a_network_that_its_file_cannot_hold_is_refused_before_it_takes_memory(
     ended = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=True
     )
-    assert DESCRIPTION in ended.stderr
+    assert DESCRIPTION_FILE in ended.stderr
     assert int(ended.stdout) < 700 * MB
 
 

@@ -22,7 +22,13 @@ from polyclinic.common.models.network import (
     unfreeze_network,
 )
 from polyclinic.common.models.zoo.networks import is_batch_norm, replace_with_group_norm
-from polyclinic.common.models.zoo.spec import SEGMENTATION_NETWORKS, TRAITS, Architecture, ModelSpec, Task
+from polyclinic.common.models.zoo.spec import (
+    SEGMENTATION_NETWORKS,
+    TRAITS_BY_ARCHITECTURE,
+    Architecture,
+    ModelSpec,
+    Task,
+)
 from tests.federations import read_vectors
 
 SURGICAL = read_vectors("surgical.json")
@@ -80,12 +86,14 @@ def test_densenet_with_neck_trains_as_many_tensors_as_the_authors_model() -> Non
     assert trainable_tensors(network) == expected["FedBN+_frozen_BN"] == 124
 
 
-@pytest.mark.parametrize(("architecture", "channels"), [*((name, 1) for name in TRAITS), ("tiny_cnn", 3)])
+@pytest.mark.parametrize(
+    ("architecture", "channels"), [*((name, 1) for name in TRAITS_BY_ARCHITECTURE), ("tiny_cnn", 3)]
+)
 def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
     architecture: Architecture, channels: Literal[1, 3]
 ) -> None:
-    size: Any = TRAITS[architecture].minimum_size
-    size = (size, size, size) if TRAITS[architecture].takes_volumes else size
+    size: Any = TRAITS_BY_ARCHITECTURE[architecture].minimum_size
+    size = (size, size, size) if TRAITS_BY_ARCHITECTURE[architecture].takes_volumes else size
     task: Task = "segmentation" if architecture in SEGMENTATION_NETWORKS else "multi_label"
     spec = ModelSpec(architecture=architecture, channels=channels, image_size=size, task=task)
     network = build_network(spec, ["a", "b"], seed=0)
