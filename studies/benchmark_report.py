@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from polyclinic.common.reporting.figure import draw_figure
 from polyclinic.common.reporting.plot import Axis, Plot
-from polyclinic.common.reporting.svg import BLUE, INK, VERMILION
+from polyclinic.common.reporting.svg import BLUE, TEXT_COLOR, VERMILION
 from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_number,
@@ -254,7 +254,7 @@ def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
         plot.add_text(f"{method}  {rank:.2f}", rank, row, shift=(8, 0))
     for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
         plot.add_interval(ranks[group[0]], ranks[group[-1]], row, VERMILION, 4)
-    plot.add_interval(1, 1 + critical, 0, INK, 2, ends=8)
+    plot.add_interval(1, 1 + critical, 0, TEXT_COLOR, 2, ends=8)
     plot.add_text(f"critical difference {critical:.2f}", 1 + critical, 0, shift=(8, 0))
     about = "Critical-difference picture: mean rank of every method, best first."
     return draw_figure([plot], name, about, height=19.0 * (rows + 1))

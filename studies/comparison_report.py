@@ -11,7 +11,7 @@ from rich.console import Group
 from polyclinic.common.reporting.figure import ROW_HEIGHT, draw_figure, make_line_entry, make_marker_entry
 from polyclinic.common.reporting.fitted_table import FittedTable
 from polyclinic.common.reporting.plot import Axis, Plot
-from polyclinic.common.reporting.svg import DOTTED, RULE, SeriesStyle, choose_series_styles
+from polyclinic.common.reporting.svg import DOTTED, LINE_COLOR, SeriesStyle, choose_series_styles
 from polyclinic.common.system.plain_text import format_number, format_signed
 from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
 from polyclinic.server.reporting.run_figures import BAND, CHANCE, label_class_rows, measure_class_rows
@@ -238,7 +238,7 @@ def _label_divided_rows(plot: Plot, names: Sequence[str]) -> None:
     """Label the rows of a figure from the top down, with thin lines between them."""
     plot.y.label_rows(names)
     for row in range(len(names) - 1):
-        plot.add_horizontal_rule(row + 0.5, RULE, width=0.6)
+        plot.add_horizontal_rule(row + 0.5, LINE_COLOR, width=0.6)
 
 
 # ---------------------------------------------------------------------- tables

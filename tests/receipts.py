@@ -7,7 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyclinic.common.security.signatures import REPLY_PREFIX, SIGNED_WITH, ReplyStatement
+from polyclinic.common.security.signatures import REPLY_PREFIX, SIGNATURE_ALGORITHM, ReplyStatement
 
 RUN = "0123456789abcdef"
 
@@ -31,7 +31,7 @@ def signed_reply(
         number=number,
         before=message_of(site, number - 1) if number > 1 else "",
     ).model_dump_json()
-    signature = key.sign(REPLY_PREFIX + statement.encode(), SIGNED_WITH).hex()
+    signature = key.sign(REPLY_PREFIX + statement.encode(), SIGNATURE_ALGORITHM).hex()
     about = {"site": site, "record": record, "round": server_round, "sha256": sha256, "counts": True, "reason": ""}
     return {**about, "statement": statement, "signature": signature}
 

@@ -33,7 +33,7 @@ from polyclinic.client.site.site_file import SiteSettings, read_and_check_connec
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.identity import (
-    UNREADABLE_CERTIFICATE,
+    UNREADABLE_CERTIFICATE_ERRORS,
     SiteConnectionKit,
     read_connection_kit,
     read_private_key,
@@ -221,7 +221,7 @@ def _explain_certificate_fault(
         try:
             alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = ", ".join(str(name.value) for name in alternatives)
-        except (*UNREADABLE_CERTIFICATE, x509.ExtensionNotFound):
+        except (*UNREADABLE_CERTIFICATE_ERRORS, x509.ExtensionNotFound):
             hosts = "no host name at all"
         return f"{refused.problem} It is for {hosts}.", refused.remedy
     form = "%Y-%m-%d %H:%M"

@@ -32,7 +32,12 @@ from polyclinic.client.connection.answer_bounds import (
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.statements import SiteNameMismatch, SiteRecordSigner
-from polyclinic.common.security.call_signatures import ANOTHER_PROCESS, WAIT, encode_public_key_pem, make_signed_headers
+from polyclinic.common.security.call_signatures import (
+    ANOTHER_PROCESS_MESSAGE,
+    WAIT_HEADER,
+    encode_public_key_pem,
+    make_signed_headers,
+)
 from polyclinic.common.security.phrase import compute_certificate_key_hash
 from polyclinic.common.security.signatures import SignatureFault, is_record_signed
 from polyclinic.common.system.plain_text import make_printable_line, shorten_grpc_details
@@ -276,7 +281,7 @@ class FleetClient:
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
         """
-        request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT, f"{wait_s:g}"),)
+        request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT_HEADER, f"{wait_s:g}"),)
         with _translate_grpc_errors():
             answer = self._make_signed_call("PullMessages", request, more_headers=wait)
         self._small = fleet.index_by_sha256(answer.small_contents)
@@ -564,7 +569,7 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
             raise CoordinatorUnreachable(cause or code.name.lower().replace("_", " ")) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise ConnectionNotAccepted.make_clock_difference_error() from None
-        if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
+        if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS_MESSAGE in details:
             raise ConnectionNotAccepted.make_newer_process_error(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
             used = "in use by another process: a second one here, or elsewhere with a copy of this key"

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from cryptography import x509
 
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
-from polyclinic.common.security.identity import UNREADABLE_CERTIFICATE, split_host_port
+from polyclinic.common.security.identity import UNREADABLE_CERTIFICATE_ERRORS, split_host_port
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.system.timers import TLS_TIMEOUT_S
 
@@ -68,7 +68,7 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         return x509.load_der_x509_certificate(_fetch_server_certificate(address, context, environment))
-    except UNREADABLE_CERTIFICATE as error:
+    except UNREADABLE_CERTIFICATE_ERRORS as error:
         raise ValueError(str(error)) from None
 
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from polyclinic.common.security.delivery import MANIFEST, DeliveryManifest
+from polyclinic.common.security.delivery import MANIFEST_FILE, DeliveryManifest
 
 DELIVERED_FOLDER = "delivered"
 DELIVERED = "delivered"
@@ -23,7 +23,7 @@ def read_stored_manifests(state: Path) -> list[DeliveryManifest]:
     folder, manifests = get_delivered_folder(state), list[DeliveryManifest]()
     for place in list_run_folders(folder) if folder.is_dir() else []:
         with suppress(OSError, ValueError):
-            manifests.append(DeliveryManifest.model_validate_json((place / MANIFEST).read_bytes()))
+            manifests.append(DeliveryManifest.model_validate_json((place / MANIFEST_FILE).read_bytes()))
     return sorted(manifests, key=lambda manifest: (manifest.time, manifest.run))
 
 

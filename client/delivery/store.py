@@ -14,9 +14,9 @@ from polyclinic.client.delivery.manifests import DELIVERED, DELIVERED_FOLDER, ge
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.delivery import (
-    FILES,
-    MANIFEST,
-    SIGNATURE,
+    MANIFEST_FILE,
+    PACKAGE_FILES,
+    SIGNATURE_FILE,
     Delivery,
     DeliveryFault,
     DeliveryManifest,
@@ -88,7 +88,7 @@ def store_delivery(state: Path, delivery: Delivery) -> StoredDelivery:
     folder = get_delivered_folder(state)
     make_private_folder(folder)
     place = join_plain_name(folder, RunName(delivery.manifest.run))
-    if (place / MANIFEST).is_file() and (place / MANIFEST).read_bytes() == delivery.contents[MANIFEST]:
+    if (place / MANIFEST_FILE).is_file() and (place / MANIFEST_FILE).read_bytes() == delivery.contents[MANIFEST_FILE]:
         return StoredDelivery(place, delivery.manifest)
     temporary = make_temporary_path(place)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -103,7 +103,7 @@ def store_delivery(state: Path, delivery: Delivery) -> StoredDelivery:
 def verify_stored_delivery(folder: Path, authority: x509.Certificate, site: str) -> StoredDelivery:
     """Verify a stored package again."""
     try:
-        names = (*FILES, MANIFEST, SIGNATURE)
+        names = (*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE)
         contents = {name: join_plain_name(folder, PlainName(name)).read_bytes() for name in names}
         return StoredDelivery(folder, verify_delivery(contents, authority, site).manifest)
     except OSError as error:

@@ -13,13 +13,13 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AUDIT_FILE, AuditCheckResult, AuditEntry, AuditLog, check_audit_log
 from polyclinic.common.security.authorship import (
     AuthorshipCheckResult,
-    OwnReplyRecord,
     SentReply,
+    SiteReplyRecord,
     TrustedKeys,
     check_receipt_authorship,
 )
 from polyclinic.common.security.signatures import (
-    CHAINED,
+    NUMBERED_RECORDS,
     SignatureFault,
     SignedStatement,
     verify_request_signature,
@@ -141,10 +141,10 @@ def _check_receipt_authorship(
             SentReply(entry["record"], entry["round"], entry["sha256"])
             for entry in AuditLog(state).read_entries()
             if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
-            and entry.get("record") in CHAINED
+            and entry.get("record") in NUMBERED_RECORDS
         ]
         authorship = check_receipt_authorship(
-            content, keys, OwnReplyRecord(site, read_accepted_reply_count(state, run).count, sent)
+            content, keys, SiteReplyRecord(site, read_accepted_reply_count(state, run).count, sent)
         )
         authorship.notes += [
             f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "

@@ -14,7 +14,7 @@ from polyclinic.client.delivery.store import StoredDelivery, store_delivery, ver
 from polyclinic.client.site.site_file import SiteSettings, read_and_check_connection_kit
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.delivery import (
-    REPORT,
+    REPORT_FILE,
     DeliveryFault,
     OtherSiteDelivery,
     unpack_delivery,
@@ -112,7 +112,7 @@ def describe_delivery(stored: StoredDelivery) -> list[str]:
         f"From the coordinator {make_printable_line(manifest.coordinator)}, signed on {manifest.time[:10]}, and whole.",
         f"Run: {manifest.title} ({manifest.run}); model {manifest.model_sha256[:12]}.",
         f"Stored in {stored.folder}.",
-        f"This hospital's report: {join_plain_name(stored.folder, PlainName(REPORT))}",
+        f"This hospital's report: {join_plain_name(stored.folder, PlainName(REPORT_FILE))}",
     ]
 
 

@@ -35,7 +35,7 @@ from polyclinic.client.site.site_file import FILE as SITE_FILE
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import read_connection_kit
-from polyclinic.common.system.files import PRIVATE, flush_folder, is_disk_full
+from polyclinic.common.system.files import OWNER_ONLY_MODE, flush_folder, is_disk_full
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.mechanism import NoisySteps
 
@@ -423,7 +423,7 @@ class PatientLedger:
     def _make_file(self) -> None:
         """Make the folder and an empty file, which no other account may read; both stay as they are if they exist."""
         try:
-            self.folder.mkdir(PRIVATE, parents=True, exist_ok=True)
+            self.folder.mkdir(OWNER_ONLY_MODE, parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
                 flush_folder(self.folder)

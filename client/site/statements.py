@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from polyclinic.client.site.run_entries import RunEntryFolder
 from polyclinic.common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from polyclinic.common.security.signatures import (
-    CHAINED,
+    NUMBERED_RECORDS,
     ReplyStatement,
     SignatureFault,
     check_statement_matches_record,
@@ -68,7 +68,7 @@ class SiteRecordSigner:
             message: Id of the answered message.
         """
         run, server_round, record = read_run_round_class(content)
-        last = read_accepted_reply_count(self._state, run) if record in CHAINED else AcceptedReplyCount(-1)
+        last = read_accepted_reply_count(self._state, run) if record in NUMBERED_RECORDS else AcceptedReplyCount(-1)
         statement = ReplyStatement(
             site=self._site,
             run=run,
@@ -82,14 +82,14 @@ class SiteRecordSigner:
         return sign_record(content, statement, self._key)
 
     def count_accepted_reply(self, content: RecordDict, message: str) -> None:
-        """Count a reply that the coordinator accepted, if its kind is numbered (:data:`CHAINED`); count it only once.
+        """Count a reply that the coordinator accepted, once, if its kind is in :data:`NUMBERED_RECORDS`.
 
         Args:
             message: Id of the answered message.
         """
         run, _, record = read_run_round_class(content)
         last = read_accepted_reply_count(self._state, run)
-        if record not in CHAINED or last.message == message:
+        if record not in NUMBERED_RECORDS or last.message == message:
             return
         _open_accepted_counts(self._state).write_entry(run, vars(AcceptedReplyCount(last.count + 1, message)))
 

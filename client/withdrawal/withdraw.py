@@ -13,7 +13,13 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import read_private_key
 from polyclinic.common.security.phrase import compute_certificate_key_hash
-from polyclinic.common.security.withdrawal import ENDING, MOST_RUNS, RunOfSite, WithdrawalStatement, sign_withdrawal
+from polyclinic.common.security.withdrawal import (
+    MAX_RUNS,
+    WITHDRAWAL_SUFFIX,
+    RunOfSite,
+    WithdrawalStatement,
+    sign_withdrawal,
+)
 from polyclinic.common.system.files import lock_file, open_own_file, write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import (
@@ -85,7 +91,7 @@ def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *
     state, kit = settings.state_folder, read_and_check_connection_kit(settings)
     key = read_private_key(settings.key_path)
     state.mkdir(parents=True, exist_ok=True)
-    path = join_plain_name(settings.folder, PlainName(settings.file.name), ENDING)
+    path = join_plain_name(settings.folder, PlainName(settings.file.name), WITHDRAWAL_SUFFIX)
     with open_own_file(state / "lock", "wb") as file:
         lock_file(file, make_already_running_fault(state))
         if read_withdrawn_mark(state) is not None:
@@ -98,7 +104,7 @@ def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *
             authority=compute_certificate_key_hash(kit.ca_certificate),
             time=time,
             reason=make_printable_line(reason, 500),
-            runs=tuple(_describe_run_for_statement(run) for run in withdrawal.runs[-MOST_RUNS:]),
+            runs=tuple(_describe_run_for_statement(run) for run in withdrawal.runs[-MAX_RUNS:]),
         )
         write_atomically(path, sign_withdrawal(statement, key))
         AuditLog(state).append(event="withdrawn", reason=statement.reason)
@@ -121,7 +127,7 @@ def undo_withdrawal(settings: SiteSettings) -> None:
         raise BadInput([Fault(str(settings.folder), "has not left its federation.", "Leave --undo out.")])
     AuditLog(state).append(event="withdrawal_undone")
     (state / WITHDRAWN_FILE).unlink()
-    join_plain_name(settings.folder, PlainName(settings.file.name), ENDING).unlink(missing_ok=True)
+    join_plain_name(settings.folder, PlainName(settings.file.name), WITHDRAWAL_SUFFIX).unlink(missing_ok=True)
 
 
 def describe_withdrawal(withdrawal: Withdrawal) -> list[str]:

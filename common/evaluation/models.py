@@ -26,7 +26,7 @@ from polyclinic.common.models.saved import load_model, read_model_description
 from polyclinic.common.models.scoring import compute_picture_probabilities
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.prediction.masks import refuse_segmentation
-from polyclinic.common.security.delivery import MANIFEST
+from polyclinic.common.security.delivery import MANIFEST_FILE
 from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.vocabulary import Vocabulary
 from polyclinic.data.base.image_set import ImageSet
@@ -100,7 +100,7 @@ def _name_run(folder: Path) -> str:
     its run.
     """
     try:
-        name = str(json.loads((folder / MANIFEST).read_bytes())["name"])
+        name = str(json.loads((folder / MANIFEST_FILE).read_bytes())["name"])
     except (OSError, ValueError, LookupError, TypeError):
         return folder.name
     return f"{make_printable_line(name)} ({folder.name[:8]})"

@@ -20,7 +20,7 @@ from polyclinic.common.evaluation.results import (
 from polyclinic.common.reporting.figure import ROW_HEIGHT, draw_figure, make_marker_entry
 from polyclinic.common.reporting.page import write_html_page
 from polyclinic.common.reporting.plot import Axis, Plot
-from polyclinic.common.reporting.svg import DOTTED, RULE, choose_series_styles
+from polyclinic.common.reporting.svg import DOTTED, LINE_COLOR, choose_series_styles
 from polyclinic.common.system.files import remove_outputs_on_failure, write_atomically
 
 PAGE_FILE = "evaluation.html"
@@ -97,7 +97,7 @@ def draw_aurocs(evaluation: Evaluation, data: str, number: int) -> Markup | None
     step = 1 / (len(models) + 1)
     plot = Plot(x=Axis("AUROC", limits=(0, 1), grid=True), y=Axis())
     plot.y.label_rows(classes)
-    plot.add_vertical_rule(0.5, RULE, dash=DOTTED)
+    plot.add_vertical_rule(0.5, LINE_COLOR, dash=DOTTED)
     for row in rows:
         auroc = row.figures.auroc
         interval = row.figures.auroc_interval

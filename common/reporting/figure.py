@@ -7,7 +7,7 @@ from markupsafe import Markup, escape
 
 from polyclinic.common.reporting import svg
 from polyclinic.common.reporting.plot import TICK_GAP, Axis, Frame, Plot, Tick, choose_ticks
-from polyclinic.common.reporting.svg import INK, SOLID, SeriesStyle, estimate_text_width, format_length
+from polyclinic.common.reporting.svg import SOLID, TEXT_COLOR, SeriesStyle, estimate_text_width, format_length
 
 FIGURE_WIDTH = 648.0
 """Width of each figure in points; the page scales it."""
@@ -131,7 +131,7 @@ def draw_figure(
     total = top + FIGURE_MARGIN + (15 if common_labels[0] else 0)
     text = "\n".join(body)
     hatches = [svg.define_hatch(hatch, name) for hatch in svg.HATCHES if f"url(#{name}-{hatch})" in text]
-    head = f'<svg role="img" aria-label="{escape(description)}" class="figure" fill="{INK}"'
+    head = f'<svg role="img" aria-label="{escape(description)}" class="figure" fill="{TEXT_COLOR}"'
     size = f'viewBox="0 0 {format_length(FIGURE_WIDTH)} {format_length(total)}"'
     return Markup("\n".join([f"{head} {size}>", *hatches, text, "</svg>"]))
 

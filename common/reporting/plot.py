@@ -1,4 +1,6 @@
-"""A plot with two linear axes: marks in the coordinates of the data, which are drawn when the plot's place is known."""
+"""A plot with two linear axes; marks have the coordinates of the data, and are drawn once the plot's position
+is known.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -8,14 +10,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyclinic.common.reporting import svg
-from polyclinic.common.reporting.svg import BLUE, INK, PAPER, RULE, SOLID, Anchor, Point, format_length
+from polyclinic.common.reporting.svg import (
+    BACKGROUND_COLOR,
+    BLUE,
+    LINE_COLOR,
+    SOLID,
+    TEXT_COLOR,
+    Anchor,
+    Point,
+    format_length,
+)
 
-MARGIN = 0.05
-"""Share of the range of the data that an axis shows on either side of it."""
-LARGEST = 1e100
-"""Size of the largest value in a plot."""
-STRONGEST = 0.6
-"""Opacity of the strongest cell of a heat map, so that its number stays readable by day and by night."""
+AXIS_MARGIN_SHARE = 0.05
+"""Free space at both ends of an axis, as a share of the range of the data."""
+MAX_PLOTTED_VALUE = 1e100
+"""Absolute value from which a number is treated as missing."""
+MAX_CELL_OPACITY = 0.6
+"""Maximum opacity of a cell of a heat map, so that its number stays readable on light and dark pages."""
 
 Tick = tuple[float, str]
 Values = Iterable[float] | NDArray[np.float64]
@@ -33,7 +44,7 @@ class Axis:
         grid: True if there are lines across the plot at the ticks.
         line: False if the axis itself is not drawn.
         tick_length: Length of the small lines at the ticks.
-        upright: True if labels of the horizontal axis are read from below.
+        upright: True if labels of the horizontal axis are turned by 90 degrees and read from below.
         text_size: Size of the labels of the ticks.
     """
 
@@ -48,31 +59,34 @@ class Axis:
     text_size: float = svg.FONT_SIZE
 
     def label_rows(self, names: Sequence[str], positions: Sequence[float] | None = None) -> None:
-        """Label rows of a plot from the top; a row is one unit high, and there is no axis line.
+        """Label the rows of a plot from the top; a row is one unit high, and there is no axis line.
 
         Args:
-            positions: Place of each row; None counts them from 0.
+            names: Label of each row.
+            positions: Value of each row on the axis; None counts rows from 0.
         """
-        places = range(len(names)) if positions is None else positions
-        self.ticks = list(zip(map(float, places), names, strict=True))
-        self.limits = (max(places, default=0) + 0.5, -0.5)
+        values = range(len(names)) if positions is None else positions
+        self.ticks = list(zip(map(float, values), names, strict=True))
+        self.limits = (max(values, default=0) + 0.5, -0.5)
         self.line = False
         self.tick_length = 0.0
 
-    def label_places(self, names: Sequence[str]) -> None:
-        """Label whole numbers from 0 on the horizontal axis; labels of more than three letters stand upright."""
+    def label_columns(self, names: Sequence[str]) -> None:
+        """Label the values 0, 1, 2, ... on the horizontal axis; labels of more than three letters are turned
+        upright.
+        """
         self.ticks = list(zip(map(float, range(len(names))), names, strict=True))
         self.upright = max(map(len, names), default=0) > 3
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Place of a plot in its figure, and the values at its edges.
+    """Position of a plot in its figure, in points, and the values at its edges.
 
     Attributes:
         x_limits: Values at the left and at the right edge.
         y_limits: Values at the lower and at the upper edge.
-        figure: Name of the figure, with which its ids begin.
+        figure: Name of the figure, which is the prefix of element ids.
     """
 
     left: float
@@ -85,26 +99,26 @@ class Frame:
 
     @property
     def right(self) -> float:
-        """Return the horizontal place of the right edge."""
+        """Horizontal position of the right edge, in points."""
         return self.left + self.width
 
     @property
     def bottom(self) -> float:
-        """Return the vertical place of the lower edge."""
+        """Vertical position of the lower edge, in points."""
         return self.top + self.height
 
     def x(self, value: float) -> float:
-        """Return the horizontal place of a value."""
+        """Return the horizontal position of a value, in points."""
         first, last = self.x_limits
         return self.left + (value - first) / (last - first) * self.width
 
     def y(self, value: float) -> float:
-        """Return the vertical place of a value."""
+        """Return the vertical position of a value, in points."""
         first, last = self.y_limits
         return self.bottom - (value - first) / (last - first) * self.height
 
     def points(self, xs: Values, ys: Values) -> list[Point]:
-        """Convert values of both axes to places on the page, in points."""
+        """Convert values of both axes to positions in the figure, in points."""
         return [(self.x(x), self.y(y)) for x, y in zip(xs, ys, strict=True)]
 
 
@@ -121,13 +135,13 @@ class Label:
     italic: bool
 
     def draw(self, frame: Frame) -> str:
-        """Return the text as SVG at its place."""
+        """Return the text as SVG at its position."""
         left = frame.left if self.x is None else frame.x(self.x)
         place = left + self.shift[0], frame.y(self.y) + self.shift[1]
         return svg.draw_text(self.text, place, anchor=self.anchor, size=self.size, italic=self.italic)
 
     def reach_beyond(self, frame: Frame) -> float:
-        """Return how far the text reaches beyond the right edge of the plot."""
+        """Return the width by which the text extends beyond the right edge of the plot; negative if it does not."""
         left = frame.left if self.x is None else frame.x(self.x)
         width = svg.estimate_text_width(self.text, self.size)
         after = {"start": width, "middle": width / 2, "end": 0.0}[self.anchor]
@@ -135,6 +149,7 @@ class Label:
 
 
 Mark = Callable[[Frame], str]
+"""A function that draws a mark as SVG, given the position of the plot."""
 
 
 @dataclass
@@ -171,14 +186,14 @@ class Plot:
     def add_markers(
         self, xs: Values, ys: Values, marker: str, color: str, diameter: float | Values, *, hollow: bool = False
     ) -> None:
-        """Add a marker at each point whose values are finite; all have one diameter, or each has its own."""
+        """Add a marker at each point with finite values; ``diameter`` is one number, or one for each point."""
         x_values, y_values = self._include(xs, ys)
-        given = [diameter] * len(x_values) if isinstance(diameter, int | float) else [*diameter]
-        rows = [row for row in zip(x_values, y_values, given, strict=True) if all(map(math.isfinite, row))]
+        diameters = [diameter] * len(x_values) if isinstance(diameter, int | float) else [*diameter]
+        rows = [row for row in zip(x_values, y_values, diameters, strict=True) if all(map(math.isfinite, row))]
 
         def draw(frame: Frame) -> str:
             points = [(frame.x(x), frame.y(y)) for x, y, _ in rows]
-            return svg.draw_markers(points, marker, color, [each for *_, each in rows], hollow=hollow)
+            return svg.draw_markers(points, marker, color, [size for *_, size in rows], hollow=hollow)
 
         if rows:
             self.marks.append(draw)
@@ -198,15 +213,15 @@ class Plot:
                 )
             )
 
-    def add_vertical_rule(self, x: float, color: str = INK, *, width: float = 1.0, dash: str = SOLID) -> None:
-        """Add a line at a value of ``x`` over the whole height."""
+    def add_vertical_rule(self, x: float, color: str = TEXT_COLOR, *, width: float = 1.0, dash: str = SOLID) -> None:
+        """Add a vertical line at a value of ``x``, over the whole height."""
         self._include([x], [])
         self.marks.append(
             lambda frame: svg.draw_path([(frame.x(x), frame.top), (frame.x(x), frame.bottom)], color, width, dash)
         )
 
-    def add_horizontal_rule(self, y: float, color: str = INK, *, width: float = 1.0, dash: str = SOLID) -> None:
-        """Add a line at a value of ``y`` over the whole width."""
+    def add_horizontal_rule(self, y: float, color: str = TEXT_COLOR, *, width: float = 1.0, dash: str = SOLID) -> None:
+        """Add a horizontal line at a value of ``y``, over the whole width."""
         self._include([], [y])
         self.marks.append(
             lambda frame: svg.draw_path([(frame.left, frame.y(y)), (frame.right, frame.y(y))], color, width, dash)
@@ -250,7 +265,9 @@ class Plot:
         size: float = svg.FONT_SIZE,
         italic: bool = False,
     ) -> None:
-        """Add a text beside a point, ``shift`` to the right and down; without ``x``, at the left edge of the plot."""
+        """Add a text beside a point, moved by ``shift`` to the right and down; with ``x=None``, at the left edge of the
+        plot.
+        """
         label = Label(text, x, y, shift, anchor, size, italic)
         self.labels.append(label)
         self.marks.append(label.draw)
@@ -266,7 +283,7 @@ class Plot:
             texts: Text of each cell, ``(rows, columns)``; empty for no texts.
         """
         low, high = limits
-        strength = STRONGEST * np.clip((values - low) / (high - low), 0.04, 1)  # (rows, columns)
+        strength = MAX_CELL_OPACITY * np.clip((values - low) / (high - low), 0.04, 1)  # (rows, columns)
         rows, columns = values.shape
         for axis in (self.x, self.y):
             axis.line = False
@@ -284,7 +301,7 @@ class Plot:
                         place = f'x="{format_length(frame.x(column - 0.5))}" y="{top}"'
                         size = f'width="{width}" height="{height}"'
                         cells.append(f'<rect {place} {size} fill-opacity="{format_length(opacity)}"/>')
-            style = f"fill: {BLUE}; stroke: {PAPER}; stroke-width: 1"
+            style = f"fill: {BLUE}; stroke: {BACKGROUND_COLOR}; stroke-width: 1"
             return f'<g style="{style}">{"".join(cells)}</g>'
 
         self.marks.append(draw)
@@ -296,7 +313,7 @@ class Plot:
     # ------------------------------------------------------------------ axes
 
     def _include(self, xs: Values, ys: Values) -> tuple[list[float], list[float]]:
-        """Widen the range of the data by these values; return them as lists."""
+        """Extend the range of the data to these values; return them as lists."""
         x_values = _replace_huge_by_nan(xs)
         y_values = _replace_huge_by_nan(ys)
         for values, bounds in ((x_values, self._x_range), (y_values, self._y_range)):
@@ -306,16 +323,16 @@ class Plot:
 
     @property
     def x_limits(self) -> tuple[float, float]:
-        """Return the values at the left and at the right edge."""
+        """Values at the left and at the right edge."""
         return self.x.limits or _widen_range(self._x_range)
 
     @property
     def y_limits(self) -> tuple[float, float]:
-        """Return the values at the lower and at the upper edge."""
+        """Values at the lower and at the upper edge."""
         return self.y.limits or _widen_range(self._y_range)
 
     def draw(self, frame: Frame, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick]) -> str:
-        """Draw grid, marks, axes and their labels, in this order, and return them as SVG."""
+        """Draw grid, marks, axes and axis labels, in this order; return them as SVG."""
         parts = [*self._draw_grid(frame, x_ticks, y_ticks)]
         parts += [mark(frame) for mark in self.marks]
         parts += [*self._draw_horizontal_axis(frame, x_ticks), *self._draw_vertical_axis(frame, y_ticks)]
@@ -328,19 +345,19 @@ class Plot:
     def _draw_grid(self, frame: Frame, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick]) -> Iterable[str]:
         if self.x.grid:
             for x, _ in x_ticks:
-                yield svg.draw_path([(frame.x(x), frame.top), (frame.x(x), frame.bottom)], RULE, 0.6)
+                yield svg.draw_path([(frame.x(x), frame.top), (frame.x(x), frame.bottom)], LINE_COLOR, 0.6)
         if self.y.grid:
             for y, _ in y_ticks:
-                yield svg.draw_path([(frame.left, frame.y(y)), (frame.right, frame.y(y))], RULE, 0.6)
+                yield svg.draw_path([(frame.left, frame.y(y)), (frame.right, frame.y(y))], LINE_COLOR, 0.6)
 
     def _draw_horizontal_axis(self, frame: Frame, ticks: Sequence[Tick]) -> Iterable[str]:
         axis = self.x
         bottom = frame.bottom
         if axis.line:
-            yield svg.draw_path([(frame.left, bottom), (frame.right, bottom)], RULE, 0.8)
+            yield svg.draw_path([(frame.left, bottom), (frame.right, bottom)], LINE_COLOR, 0.8)
         for x, text in ticks:
             if axis.tick_length:
-                yield svg.draw_path([(frame.x(x), bottom), (frame.x(x), bottom + axis.tick_length)], RULE, 0.8)
+                yield svg.draw_path([(frame.x(x), bottom), (frame.x(x), bottom + axis.tick_length)], LINE_COLOR, 0.8)
             top = bottom + axis.tick_length + TICK_GAP
             if axis.upright:
                 yield svg.draw_text(text, (frame.x(x), top), anchor="end", size=axis.text_size, upright=True)
@@ -352,10 +369,10 @@ class Plot:
         axis = self.y
         left = frame.left
         if axis.line:
-            yield svg.draw_path([(left, frame.top), (left, frame.bottom)], RULE, 0.8)
+            yield svg.draw_path([(left, frame.top), (left, frame.bottom)], LINE_COLOR, 0.8)
         for y, text in ticks:
             if axis.tick_length:
-                yield svg.draw_path([(left - axis.tick_length, frame.y(y)), (left, frame.y(y))], RULE, 0.8)
+                yield svg.draw_path([(left - axis.tick_length, frame.y(y)), (left, frame.y(y))], LINE_COLOR, 0.8)
             place = left - axis.tick_length - TICK_GAP, frame.y(y)
             yield svg.draw_text(text, place, anchor="end", size=axis.text_size)
 
@@ -365,27 +382,27 @@ TICK_GAP = 3.5
 
 
 def _widen_range(bounds: Sequence[float]) -> tuple[float, float]:
-    """Return the limits of an axis that shows these bounds with a margin; without data, 0 to 1."""
+    """Return the limits of an axis that shows these bounds with a margin; 0 to 1 without data."""
     if not bounds:
         return 0.0, 1.0
     low, high = bounds
     size = max(abs(low), abs(high))
-    # Values that differ in the last digits only are drawn as equal: their labels would be, too.
-    margin = MARGIN * (high - low if high - low > 1e-5 * size else size or 1.0)
+    # Values that differ only in the last digits would have equal labels, so draw them as equal.
+    margin = AXIS_MARGIN_SHARE * (high - low if high - low > 1e-5 * size else size or 1.0)
     return low - margin, high + margin
 
 
 def _replace_huge_by_nan(values: Values) -> list[float]:
-    """Replace what no axis can show, such as the loss of a run that diverges, by NaN: a gap."""
-    return [float(value) if abs(value) < LARGEST else math.nan for value in values]
+    """Replace values that no axis can show, such as the loss of a diverged run, by NaN, which leaves a gap."""
+    return [float(value) if abs(value) < MAX_PLOTTED_VALUE else math.nan for value in values]
 
 
-def choose_ticks(limits: tuple[float, float], most: float, *, whole_numbers: bool = False) -> list[Tick]:
-    """Return round numbers between the limits with their labels, about ``most`` of them and no more."""
+def choose_ticks(limits: tuple[float, float], max_ticks: float, *, whole_numbers: bool = False) -> list[Tick]:
+    """Return round numbers between the limits with their labels; at most ``max_ticks``, and nearly as many."""
     low, high = sorted(limits)
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    power = 10.0 ** math.floor(math.log10((high - low) / max_ticks))
     factors = (1, 2, 5, 10) if whole_numbers else (1, 2, 2.5, 5, 10)
-    step = next(power * factor for factor in factors if (high - low) / (power * factor) <= most)
+    step = next(power * factor for factor in factors if (high - low) / (power * factor) <= max_ticks)
     if whole_numbers:
         step = max(1.0, step)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -1,8 +1,7 @@
-"""Elements of inline SVG, with colours of the page that they stand on (light or dark).
+"""Elements of inline SVG, in the colours of the page (light or dark).
 
-The palette is that of Okabe and Ito (2008); series also differ by markers, lines and hatches. Lengths are in points:
-a figure is 648 points wide, and the page stretches it to its own width. Each function returns SVG text, in which names
-are escaped.
+The palette is that of Okabe and Ito (2008); series also differ by markers, lines and hatches. Lengths are in points: a
+figure is 648 points wide, and the page scales it. Each function returns SVG text, in which names are escaped.
 """
 
 import itertools
@@ -14,13 +13,22 @@ from typing import Literal
 
 from markupsafe import escape
 
-INK, RULE, PAPER = "currentColor", "var(--rule)", "var(--paper)"
-BLUE, ORANGE, GREEN = "var(--blue)", "var(--orange)", "var(--green)"
-PURPLE, VERMILION, SKY = "var(--purple)", "var(--vermilion)", "var(--sky)"
+TEXT_COLOR = "currentColor"
+"""Colour of text."""
+LINE_COLOR = "var(--rule)"
+"""Colour of axes and grid lines."""
+BACKGROUND_COLOR = "var(--paper)"
+"""Colour of the background."""
+BLUE = "var(--blue)"
+ORANGE = "var(--orange)"
+GREEN = "var(--green)"
+PURPLE = "var(--purple)"
+VERMILION = "var(--vermilion)"
+SKY = "var(--sky)"
 
 FONT_SIZE = 10.0
 SOLID, DASHED, DASH_DOTTED, DOTTED = "", "5.5 2.4", "9 2.4 1.5 2.4", "1.2 2"
-"""Lengths of strokes and gaps of a line; a solid line has none."""
+"""Line styles as lengths of strokes and gaps; a solid line has none."""
 
 Anchor = Literal["start", "middle", "end"]
 Point = tuple[float, float]
@@ -43,19 +51,21 @@ def choose_series_styles(amount: int) -> list[SeriesStyle]:
 
 # ---------------------------------------------------------------------- text
 
-_NARROW = frozenset("!'(),-./:;I[]fijlrt| ")
-_WIDE = frozenset("MW@%mw…—")
+_NARROW_LETTERS = frozenset("!'(),-./:;I[]fijlrt| ")
+_WIDE_LETTERS = frozenset("MW@%mw…—")
 _NARROW_EM, _LOWER_EM, _UPPER_EM, _WIDE_EM = 0.38, 0.62, 0.75, 0.98
-"""Widths of letters of DejaVu Sans, which is as wide as any font of the pages, as shares of the font size."""
+"""Widths of letters, as shares of the font size, in DejaVu Sans, which is at least as wide as the fonts of the
+pages.
+"""
 
 
 def estimate_text_width(text: str, size: float = FONT_SIZE) -> float:
-    """Return about how wide a text is."""
+    """Return the approximate width of a text, in points."""
     width = 0.0
     for character in text:
-        if character in _NARROW:
+        if character in _NARROW_LETTERS:
             width += _NARROW_EM
-        elif character in _WIDE or unicodedata.east_asian_width(character) in "WF":
+        elif character in _WIDE_LETTERS or unicodedata.east_asian_width(character) in "WF":
             width += _WIDE_EM
         elif character.isupper():
             width += _UPPER_EM
@@ -65,7 +75,7 @@ def estimate_text_width(text: str, size: float = FONT_SIZE) -> float:
 
 
 def shorten_to_width(text: str, width: float, size: float = FONT_SIZE) -> str:
-    """Return the text, or its beginning and three dots where all of it is wider."""
+    """Return the text, shortened to its beginning and three dots if it is too wide."""
     if estimate_text_width(text, size) <= width:
         return text
     while text and estimate_text_width(f"{text}…", size) > width:
@@ -85,12 +95,12 @@ def draw_text(
     """Draw a line of text.
 
     Args:
-        place: Point at the middle of the text's height, and at its start, middle or end as ``anchor`` says.
-        upright: Turn the text by 90 degrees around that point, so that it is read from below.
+        place: Point at the middle of the text's height; ``anchor`` says if it is the start, middle or end of the text.
+        upright: True to turn the text by 90 degrees around this point, so that it is read from below.
     """
     x, y = place
     turned = f' transform="rotate(-90 {format_length(x)} {format_length(y)})"' if upright else ""
-    baseline = y + 0.36 * size  # digits and capitals are as much above the middle as below it
+    baseline = y + 0.36 * size  # digits and capitals then extend equally above and below the middle
     style = f"font-size: {format_length(size)}px"
     if italic:
         style += "; font-style: italic"
@@ -137,15 +147,15 @@ def draw_rectangle(left: float, top: float, width: float, height: float, style: 
 
 
 HATCHES = {
-    "dots": (6.0, "M1.5 1.5h1.6v1.6h-1.6z", f"fill: {PAPER}"),
-    "stripes": (6.0, "M-1 1l2 -2M0 6l6 -6M5 7l2 -2", f"stroke: {PAPER}; stroke-width: 1.2"),
-    "grid": (6.0, "M0 0l6 6M0 6l6 -6", f"stroke: {PAPER}; stroke-width: 1"),
+    "dots": (6.0, "M1.5 1.5h1.6v1.6h-1.6z", f"fill: {BACKGROUND_COLOR}"),
+    "stripes": (6.0, "M-1 1l2 -2M0 6l6 -6M5 7l2 -2", f"stroke: {BACKGROUND_COLOR}; stroke-width: 1.2"),
+    "grid": (6.0, "M0 0l6 6M0 6l6 -6", f"stroke: {BACKGROUND_COLOR}; stroke-width: 1"),
 }
-"""Name -> width of the pattern's tile, its path and the path's style."""
+"""Name -> width of the pattern's tile, its path, and the CSS style of the path."""
 
 
 def define_hatch(hatch: str, figure: str) -> str:
-    """Define a hatch for a figure of this name; several figures share a page, and ids are unique on it."""
+    """Define a hatch for one figure; its id contains the figure's name, because ids must be unique on a page."""
     tile, path, style = HATCHES[hatch]
     size = f'width="{tile:g}" height="{tile:g}" patternUnits="userSpaceOnUse"'
     return f'<pattern id="{figure}-{hatch}" {size}><path d="{path}" style="{style}"/></pattern>'
@@ -154,9 +164,9 @@ def define_hatch(hatch: str, figure: str) -> str:
 # ---------------------------------------------------------------------- markers
 
 
-def _make_regular_corners(number: int, radius: float, turn: float = -90) -> tuple[Point, ...]:
-    """Return the corners of a regular polygon, the first one at ``turn`` degrees."""
-    angles = [math.radians(turn + 360 * index / number) for index in range(number)]
+def _make_regular_corners(corner_count: int, radius: float, turn: float = -90) -> tuple[Point, ...]:
+    """Return the corners of a regular polygon, the first at an angle of ``turn`` degrees."""
+    angles = [math.radians(turn + 360 * index / corner_count) for index in range(corner_count)]
     return tuple((radius * math.cos(angle), radius * math.sin(angle)) for angle in angles)
 
 
@@ -186,14 +196,16 @@ MARKERS: dict[str, tuple[Point, ...]] = {
     "star": _make_star_corners(5, 0.45),
     "thin diamond": ((0, -1.3), (0.75, 0), (0, 1.3), (-0.75, 0)),
 }
-"""Name -> corners of a marker, where its radius is 1; a circle has none."""
+"""Name -> corners of a marker of radius 1; a circle has none."""
 
 
 def draw_markers(
     points: Iterable[Point], marker: str, color: str, diameters: Iterable[float], *, hollow: bool = False
 ) -> str:
-    """Draw a marker of its own diameter at each point, with an edge that divides it from what lies under it."""
-    style = f"fill: none; stroke: {color}" if hollow else f"fill: {color}; stroke: {PAPER}; stroke-width: 0.8"
+    """Draw a marker at each point, with the diameter of that point, and an edge that separates overlapping markers."""
+    style = (
+        f"fill: none; stroke: {color}" if hollow else f"fill: {color}; stroke: {BACKGROUND_COLOR}; stroke-width: 0.8"
+    )
     shapes = [
         _draw_marker_shape(point, marker, diameter / 2) for point, diameter in zip(points, diameters, strict=True)
     ]

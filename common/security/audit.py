@@ -8,7 +8,8 @@ inserted.
 Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
 is on the disk before :meth:`AuditLog.append` returns. A process that is killed while it writes leaves a torn
 (incomplete) line. The next entry records that line (``torn``: size and SHA-256), so that it does not look changed. On a
-full disk the process itself replaces its incomplete line by :data:`FULL_DISK_MARK`, which tells the two apart.
+full disk the process replaces its incomplete line by :data:`FULL_DISK_MARK`, so that the two causes can be
+distinguished.
 
 Anyone who can write to the folder can also rewrite the whole chain and ``audit.head``. Only a copy elsewhere reveals
 that: the coordinator's receipt contains the hash of every record that it received.
@@ -34,22 +35,25 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_as_json_text
 
-AUDIT_FILE, AUDIT_HEAD_FILE = "audit.jsonl", "audit.head"
-ROTATED_AT_BYTES = 16 * 2**20
+AUDIT_FILE = "audit.jsonl"
+AUDIT_HEAD_FILE = "audit.head"
+MAX_AUDIT_FILE_BYTES = 16 * 2**20
 _HEAD_BYTES = 128
 FULL_DISK_MARK = b"(no room on the disk)"
-"""Stands in the place of an entry for which the disk had no room."""
-BEGINNING = ""
-"""Stands in the first entry for the hash of the line before."""
+"""Line in place of an entry that did not fit on the disk."""
+FIRST_ENTRY_PREDECESSOR = ""
+"""Value of ``before`` in the first entry, which has no line before it."""
 
 AuditEntry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class TornAuditLine:
-    """Size and hash of the incomplete line that a killed process or a full disk left after the last entry.
+    """The incomplete line that a killed process or a full disk left after the last entry.
 
     Attributes:
+        bytes: Size of the line.
+        sha256: Hash of the line.
         cause: ``a kill``, ``a full disk``, or both.
     """
 
@@ -62,7 +66,8 @@ class AuditLog:
     """Appends entries to the audit log in a folder. Several processes may write in turn, but not at the same time.
 
     Attributes:
-        durable: Flush each entry to disk; off in simulations, which a power failure ends in any case.
+        folder: The folder.
+        durable: True to flush each entry to disk; False in simulations, which a power failure ends in any case.
     """
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
@@ -73,10 +78,8 @@ class AuditLog:
     def append(self, **facts: Any) -> TornAuditLine | None:
         """Append an entry with the fields ``facts``; return the torn line before it, or None if there is none.
 
-        A process that is killed while it writes leaves a torn line.
-
         Raises:
-            OSError: If the disk is full; :data:`FULL_DISK_MARK` then stands in the place of the entry.
+            OSError: If the disk is full; the log then has :data:`FULL_DISK_MARK` in place of the entry.
         """
         end = self._find_audit_chain_end()
         entry: dict[str, Any] = {
@@ -104,7 +107,7 @@ class AuditLog:
         return end.torn
 
     def read_file_state(self) -> tuple[int, ...]:
-        """Return what changes with each entry: identity, size and time of the current file; empty without a file."""
+        """Return identity, size and time of the current file, which change with each entry; empty without a file."""
         try:
             return _read_file_state((self.folder / AUDIT_FILE).stat())
         except FileNotFoundError:
@@ -147,28 +150,35 @@ class AuditLog:
         return state
 
     def _write_whole(self, path: Path, descriptor: int, first: bytes, line: bytes) -> None:
-        """Write a line at the end of the file; on a full disk, mark it there as one for which there was no room."""
+        """Write a line at the end of the file; on a full disk, replace its incomplete line by :data:`FULL_DISK_MARK`.
+
+        Args:
+            path: The file.
+            descriptor: Descriptor of the file, open for appending.
+            first: A newline if the file lacks one at its end; else empty.
+            line: The line, with its newline.
+        """
         start = os.fstat(descriptor).st_size + len(first)
         data = first + line
         try:
-            while data:  # the system may take only a part
+            while data:  # the system may write only a part at a time
                 data = data[os.write(descriptor, data) :]
         except OSError as error:
             if is_disk_full(error):
-                with suppress(OSError):  # the line then looks as one that a kill tore
+                with suppress(OSError):  # without the mark, the line looks torn by a kill
                     _mark_full_disk(path, start)
             raise
 
     def _find_audit_chain_end(self) -> "_AuditChainEnd":
-        """Return the last entry's number and hash, and rename the current file if it is full."""
+        """Return the end of the hash chain; first rename the current file if it is too large."""
         active = self.folder / AUDIT_FILE
         debris = b""
         cut = False
         with suppress(FileNotFoundError):
             status = active.stat()
-            is_full = status.st_size >= ROTATED_AT_BYTES
+            is_full = status.st_size >= MAX_AUDIT_FILE_BYTES
             if self._written is not None and self._written[0] == _read_file_state(status) and not is_full:
-                return self._written[1]  # as this object left it: nothing to read
+                return self._written[1]  # the file is unchanged since this object wrote it
             if is_full:
                 active.rename(self.folder / f"audit-{len(list_audit_files(self.folder)):06d}.jsonl")
         for path in reversed(list_audit_files(self.folder)):
@@ -182,12 +192,12 @@ class AuditLog:
                 return _AuditChainEnd(
                     int(json.loads(last)["n"]), hash_audit_line(last), describe_torn_audit_line(debris), cut
                 )
-        return _AuditChainEnd(0, BEGINNING, describe_torn_audit_line(debris), cut)
+        return _AuditChainEnd(0, FIRST_ENTRY_PREDECESSOR, describe_torn_audit_line(debris), cut)
 
 
 def _mark_full_disk(path: Path, start: int) -> None:
-    """Replace the incomplete line that begins at byte ``start`` by a mark; it takes no further room on the disk."""
-    descriptor = open_own_descriptor(path, os.O_WRONLY)  # one that appends would write the mark behind the line
+    """Replace the incomplete line that starts at byte ``start`` by a mark, which needs no more space on the disk."""
+    descriptor = open_own_descriptor(path, os.O_WRONLY)  # O_APPEND would write the mark after the line
     try:
         room = os.fstat(descriptor).st_size - start
         if room >= len(FULL_DISK_MARK):
@@ -202,7 +212,14 @@ def _mark_full_disk(path: Path, start: int) -> None:
 
 @dataclass(frozen=True)
 class _AuditChainEnd:
-    """The last entry's number and hash, the torn line after it, and ``cut``: True if the file lacks a final newline."""
+    """The end of the hash chain.
+
+    Attributes:
+        entries: Number of the last entry.
+        sha256: Hash of the last entry.
+        torn: The torn line after the last entry; None if there is none.
+        cut: True if the file lacks a final newline.
+    """
 
     entries: int
     sha256: str
@@ -215,18 +232,18 @@ def _read_file_state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-_TAIL = 2**18
-"""Number of bytes in which the last entry is first looked for; an entry has a few thousand."""
+_TAIL_BYTES = 2**18
+"""Number of bytes at the end of a file in which the last entry is first searched; an entry has a few thousand bytes."""
 
 
 def _read_last_audit_entry(path: Path) -> tuple[bytes | None, bytes]:
-    """Return a file's last complete entry as a line, and the bytes after it; None and all bytes if it has no entry.
+    """Return a file's last complete entry as a line, and the bytes after it; None and all bytes if there is no entry.
 
-    A growing part at the end of the file is read until it contains an entry. An entry can have any length, because it
-    may quote text from other machines.
+    It reads a growing part at the end of the file until this part contains an entry. An entry can have any length,
+    because it may quote text from other machines.
     """
     size = path.stat().st_size
-    step = _TAIL
+    step = _TAIL_BYTES
     with path.open("rb") as file:
         while True:
             start = max(size - step, 0)
@@ -284,14 +301,14 @@ class AuditCheckResult:
 
     Attributes:
         entries, sha256: Number and hash of the last entry.
-        before: Hash of the entry before the last one, as the last one states it.
+        before: The field ``before`` of the last entry: the hash of the entry before it.
         faults: Entries that were changed, removed, inserted or reordered.
-        notes: Harmless irregularities, such as lines that are torn by a kill or a full disk.
+        notes: Harmless irregularities, such as torn lines.
     """
 
     entries: int = 0
-    sha256: str = BEGINNING
-    before: str = BEGINNING
+    sha256: str = FIRST_ENTRY_PREDECESSOR
+    before: str = FIRST_ENTRY_PREDECESSOR
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -333,12 +350,14 @@ def check_audit_log(folder: Path) -> AuditCheckResult:
     return findings
 
 
-def _check_torn_line(findings: AuditCheckResult, entry: AuditEntry, there: TornAuditLine | None, where: str) -> None:
+def _check_torn_line(
+    findings: AuditCheckResult, entry: AuditEntry, torn_line: TornAuditLine | None, where: str
+) -> None:
     stated = entry.get("torn")
-    actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
+    actual = None if torn_line is None else {"bytes": torn_line.bytes, "sha256": torn_line.sha256}
     if stated == actual:
-        if there is not None:
-            findings.notes.append(f"{where} was torn by {there.cause}; entry {entry['n']} says so.")
+        if torn_line is not None:
+            findings.notes.append(f"{where} was torn by {torn_line.cause}; entry {entry['n']} says so.")
         return
     if stated is None:
         problem = f"is no entry, and entry {entry['n']} after it does not say that it was torn: changed or inserted."

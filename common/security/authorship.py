@@ -2,8 +2,8 @@
 
 The coordinator writes the receipt ``receipt.json``: for each reply its hash, whether it counted, and the site's signed
 statement. The check finds replies that the site did not sign (forged), replies that it signed for another round,
-message or run (swapped, replayed), and accepted replies that the receipt lacks (withheld). It needs only the receipt,
-and the sites' public keys from a trusted source.
+message or run (swapped, replayed), and accepted replies that are missing in the receipt (withheld). It needs only the
+receipt, and the sites' public keys from a trusted source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 from polyclinic.common.errors import Fault
 from polyclinic.common.security.identity import is_same_public_key
 from polyclinic.common.security.signatures import (
-    CHAINED,
+    NUMBERED_RECORDS,
     ReplyStatement,
     SignatureFault,
     SignedStatement,
@@ -23,12 +23,12 @@ from polyclinic.common.security.signatures import (
 from polyclinic.common.system.plain_text import format_count_with_noun, join_as_english_list, make_printable_line
 
 RECEIPT_FILE = "receipt.json"
-TRAIN_REPLY = "TrainReply"
-MOST_NUMBERS = 10
-"""Most replies that a fault names one by one."""
+TRAIN_REPLY_RECORD = "TrainReply"
+MAX_LISTED_REPLIES = 10
+"""Maximum number of replies that a fault lists one by one."""
 Reply = Mapping[str, Any]
 TrustedKeys = Mapping[str, tuple[str, ...]]
-"""Site -> its public keys as OpenSSH lines, in any order: the present one, and those that it had before a renewal."""
+"""Site -> its public keys as OpenSSH lines, in any order: the present key, and keys from before a renewal."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class AuthorshipCheckResult:
     """The result of :func:`check_receipt_authorship`.
 
     Attributes:
-        right: Descriptions of the checks that passed.
+        right: Sentences about the checks that passed.
         notes: Harmless irregularities, and facts that cannot be checked.
         faults: Replies that were forged, swapped, replayed or withheld.
     """
@@ -48,7 +48,7 @@ class AuthorshipCheckResult:
 
 @dataclass(frozen=True)
 class SentReply:
-    """A reply that a site sent, according to the site's own audit log."""
+    """A reply that a site sent, according to the site's audit log."""
 
     record: str
     round: int
@@ -56,11 +56,12 @@ class SentReply:
 
 
 @dataclass(frozen=True)
-class OwnReplyRecord:
-    """A site's own record of its replies to a run.
+class SiteReplyRecord:
+    """The record that a site has of its replies to a run.
 
     Attributes:
-        accepted: Number of replies that the coordinator accepted, by the site's own count.
+        site: Name of the site.
+        accepted: Number of replies that the coordinator accepted, as the site counted them.
         sent: All replies that the site sent, accepted or not.
     """
 
@@ -70,14 +71,17 @@ class OwnReplyRecord:
 
 
 def check_receipt_authorship(
-    receipt: Mapping[str, Any], keys: TrustedKeys, own: OwnReplyRecord = OwnReplyRecord()
+    receipt: Mapping[str, Any], keys: TrustedKeys, site_record: SiteReplyRecord = SiteReplyRecord()
 ) -> AuthorshipCheckResult:
     """Check every signature in a receipt, and that no site's reply is missing.
 
     Args:
         receipt: The content of ``receipt.json``.
         keys: The sites' public keys from a trusted source.
-        own: If a site runs the check: its own record of its replies.
+        site_record: The replies of the site that runs the check, from its audit log; empty for another checker.
+
+    Raises:
+        ValueError: If ``resumed`` in the receipt is not a count.
     """
     findings = AuthorshipCheckResult()
     if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
@@ -85,7 +89,7 @@ def check_receipt_authorship(
     if not any(site["public_key"] for site in receipt["sites"].values()) and not receipt["replies"] and not keys:
         findings.notes.append("signatures: none, as in every simulation: the receipt does not prove who sent what")
         return findings
-    names: dict[str, str] = {}  # no two sites have one key
+    names: dict[str, str] = {}  # public key -> its site, to find two sites with one key
     for site in receipt["sites"]:
         for line in _list_site_keys(receipt, site):
             key = " ".join(line.split()[:2])
@@ -94,7 +98,7 @@ def check_receipt_authorship(
                 findings.faults.append(Fault(f"{RECEIPT_FILE}: sites", f"{sites} have the same public key: forged."))
             names[key] = site
     for site in receipt["sites"]:
-        _check_site_signatures(findings, receipt, site, keys.get(site, ()), own)
+        _check_site_signatures(findings, receipt, site, keys.get(site, ()), site_record)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
         findings.faults.append(
             Fault(f"{RECEIPT_FILE}: replies", f"names {make_printable_line(site)}, which does not take part: forged.")
@@ -110,16 +114,19 @@ def check_receipt_authorship(
 
 
 def _list_site_keys(receipt: Mapping[str, Any], site: str) -> list[str]:
-    """Return the public keys that a receipt names for a site, in the order in which the site had them."""
+    """Return the public keys of a site in a receipt, in the order in which the site used them."""
     entry = receipt["sites"][site]
-    return [*entry.get("old_public_keys", ()), entry["public_key"]]  # older receipts have no old keys
+    # Receipts of older releases have no field for old keys.
+    return [*entry.get("old_public_keys", ()), entry["public_key"]]
 
 
 def _explain_untrusted_keys(stated: Sequence[str], trusted: Sequence[str]) -> str:
-    """Return why a receipt's keys of a site are not all its own; empty if they are, or if no key of it is trusted.
+    """Return the reason why a receipt's keys of a site cannot be trusted; empty if they can.
+
+    Without trusted keys only the presence of the keys is checked.
 
     Args:
-        stated: The keys that the receipt names, the last one in force first to last.
+        stated: The site's keys in the receipt, oldest first.
         trusted: The site's keys from another source; empty if there are none.
     """
     is_own = [bool(key) and (not trusted or any(is_same_public_key(key, own) for own in trusted)) for key in stated]
@@ -139,7 +146,7 @@ def _check_site_signatures(
     receipt: Mapping[str, Any],
     site: str,
     trusted_keys: Sequence[str],
-    own: OwnReplyRecord,
+    site_record: SiteReplyRecord,
 ) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where = f"{RECEIPT_FILE}: {site}"
@@ -150,27 +157,31 @@ def _check_site_signatures(
     statements: list[ReplyStatement] = []
     for reply in replies:
         try:
-            statement, place = _verify_reply_signature(receipt["run"], reply, keys)
+            statement, index = _verify_reply_signature(receipt["run"], reply, keys)
             statements.append(statement)
-            keys = keys[place:]  # the coordinator took nothing signed with an earlier key any more: it was revoked
+            # Earlier keys were revoked, so the coordinator could not accept later replies that they sign.
+            keys = keys[index:]
         except SignatureFault as fault:
             what = f"{reply['record']} of round {reply['round']} ({reply['sha256'][:12]}...)"
             findings.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
-    answers = {reply["sha256"] for reply in replies if reply["record"] == CHAINED[0] and reply["counts"]}
+    answers = {reply["sha256"] for reply in replies if reply["record"] == NUMBERED_RECORDS[0] and reply["counts"]}
     if receipt["sites"][site]["answer_sha256"] not in answers:
         problem = "its answer to the roll call is not among the replies that it signed: forged, or withheld."
         findings.faults.append(Fault(where, problem))
-    first: dict[str, ReplyStatement] = {}  # no message is answered twice
+    reply_by_message: dict[str, ReplyStatement] = {}  # message id -> its reply, to find a message with two replies
     for statement in statements:
-        if statement.message in first:
+        if statement.message in reply_by_message:
             problem = f"the reply to one message is there twice, as {statement.record} of round {statement.round}"
             findings.faults.append(Fault(where, f"{problem}: replayed."))
-        first[statement.message] = statement
-    _check_reply_gaps(findings, receipt, site, statements, own)
+        reply_by_message[statement.message] = statement
+    _check_reply_gaps(findings, receipt, site, statements, site_record)
     counting = {
-        (reply["round"], reply["sha256"]) for reply in replies if reply["counts"] and reply["record"] in CHAINED
+        (reply["round"], reply["sha256"])
+        for reply in replies
+        if reply["counts"] and reply["record"] in NUMBERED_RECORDS
     }
-    for entry in receipt["rounds"]:  # none counts a reply of the site that is not in the receipt
+    # Each reply of the site that a round counts must be in the receipt.
+    for entry in receipt["rounds"]:
         sha256 = entry["sites"].get(site)
         if sha256 is not None and site in entry.get("left_out", {}):
             problem = f"round {entry['round']} counts {site} and leaves it out: changed."
@@ -181,10 +192,12 @@ def _check_site_signatures(
 
 
 def _verify_reply_signature(run: str, reply: Reply, keys: Sequence[str]) -> tuple[ReplyStatement, int]:
-    """Verify the signature of a reply in a receipt; return the site's statement, and the place of its key in ``keys``.
+    """Verify the signature of a reply in a receipt; return the site's statement, and the index of the signing key.
 
     Args:
-        keys: The public keys that the site may have signed with: the one in force, and later ones.
+        run: Name of the run.
+        reply: The reply in the receipt.
+        keys: The public keys with which the site may have signed: the key in use before this reply, and later ones.
 
     Raises:
         SignatureFault: If the site did not sign this reply, or signed it for another run, round, record or content.
@@ -192,25 +205,25 @@ def _verify_reply_signature(run: str, reply: Reply, keys: Sequence[str]) -> tupl
     if not reply["statement"]:
         raise SignatureFault("it is not signed")
     signed = SignedStatement(statement=reply["statement"], signature=reply["signature"])
-    statement, place = _find_signing_key(signed, keys)
-    server_round = 0 if reply["record"] == CHAINED[0] else reply["round"]
+    statement, index = _find_signing_key(signed, keys)
+    server_round = 0 if reply["record"] == NUMBERED_RECORDS[0] else reply["round"]
     stated = (statement.site, statement.run, statement.round, statement.record, statement.sha256)
     if stated != (reply["site"], run, server_round, reply["record"], reply["sha256"]):
         raise SignatureFault("its site signed it for another run, round, record or content: swapped")
-    return statement, place
+    return statement, index
 
 
 def _find_signing_key(signed: SignedStatement, keys: Sequence[str]) -> tuple[ReplyStatement, int]:
-    """Return a signed statement, and the place of the key that signed it.
+    """Return a signed statement, and the index of the key that signed it.
 
     Raises:
         SignatureFault: If none of the keys signed it.
     """
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         try:
-            return verify_reply_signature(signed, key), place
+            return verify_reply_signature(signed, key), index
         except SignatureFault:
-            if place == len(keys) - 1:
+            if index == len(keys) - 1:
                 raise
     raise SignatureFault("no key of its site is known")
 
@@ -220,20 +233,23 @@ def _check_reply_gaps(
     receipt: Mapping[str, Any],
     site: str,
     statements: Sequence[ReplyStatement],
-    own: OwnReplyRecord,
+    site_record: SiteReplyRecord,
 ) -> None:
     """Add a fault for each gap in the numbers with which a site signs its accepted replies.
 
-    A reply can be missing without intent, if it came at the deadline or while the coordinator's run was down. A gap is
-    still a fault, because only the coordinator can state this reason, and it could also state it for a withheld reply.
+    A reply can be missing without intent, if it arrived at the deadline or while the coordinator's run was down. A gap
+    is still a fault, because only the coordinator can state this reason, and it could also state it for a withheld
+    reply.
     """
     numbered = {statement.number: statement for statement in statements if statement.number > 0}
-    sent = own.sent if own.site == site else ()
-    end = max([*numbered, own.accepted if own.site == site else 0]) + 1
+    sent = site_record.sent if site_record.site == site else ()
+    end = max([*numbered, site_record.accepted if site_record.site == site else 0]) + 1
     for before, after in pairwise([0, *sorted(numbered), end]):
         if after - before > 1:
             missing = range(before + 1, after)
-            names = [str(n) for n in missing] if len(missing) <= MOST_NUMBERS else [f"{missing[0]} to {missing[-1]}"]
+            names = (
+                [str(n) for n in missing] if len(missing) <= MAX_LISTED_REPLIES else [f"{missing[0]} to {missing[-1]}"]
+            )
             which = f"{format_count_with_noun(len(missing), 'reply', 'replies')} of {site} "
             which += f"(number {', '.join(names)} by its own count)"
             where = _describe_reply_gap(receipt, site, numbered, before, after, sent)
@@ -242,7 +258,7 @@ def _check_reply_gaps(
             reasons = [make_printable_line(f"{absence['where']}: {absence['reason']}", 100) for absence in absences[:3]]
             if receipt["resumed"]:
                 reasons.append(f"the run was resumed {format_count_with_noun(receipt['resumed'], 'time')}")
-            stated = "; ".join(reasons) or "no reason"  # by the coordinator, without a signature
+            stated = "; ".join(reasons) or "no reason"  # the coordinator does not sign its reasons
             stated = f"The coordinator states{':' if reasons else ''} {stated}."
             findings.faults.append(Fault(f"{RECEIPT_FILE}: {site}", problem, stated, site=site))
 
@@ -258,9 +274,11 @@ def _describe_reply_gap(
     """Describe a gap for a fault: its rounds, the replies before and after it, and the replies that may be missing.
 
     Args:
-        numbered: Number of a reply, by the site's count -> the site's statement.
+        receipt: The content of ``receipt.json``.
+        site: Name of the site.
+        numbered: Number of a reply, as the site counted -> the site's statement.
         before, after: Numbers of the replies before and after the gap.
-        sent: Replies that the site sent, by its own record; empty if the record is not available.
+        sent: Replies that the site sent, from its audit log; empty if this is not available.
     """
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     first = max((statement.round for number, statement in numbered.items() if number <= before), default=0)
@@ -270,20 +288,20 @@ def _describe_reply_gap(
     when = f"round {first}" if first == last else f"a round from {first} to {last}"
     neighbours = []
     for statement in (numbered[number] for number in (before, after) if number in numbered):
-        at = "" if statement.record == CHAINED[0] else f" of round {statement.round}"
+        at = "" if statement.record == NUMBERED_RECORDS[0] else f" of round {statement.round}"
         neighbours.append(f"{statement.record}{at}")
     if len(neighbours) == 2:
         place = f", sent between its {neighbours[0]} and its {neighbours[1]}"
     else:
         place = "".join(f", sent {'after' if before in numbered else 'before'} its {name}" for name in neighbours)
     text = f"Of {when}{place}."
-    trained = {reply["round"] for reply in replies if reply["record"] == TRAIN_REPLY}
+    trained = {reply["round"] for reply in replies if reply["record"] == TRAIN_REPLY_RECORD}
     numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
-    if lacking := [f"{TRAIN_REPLY} of round {number}" for number in numbers if first <= number <= last]:
-        text += f" The receipt has no {join_as_english_list(lacking[:MOST_NUMBERS])} of it."
+    if lacking := [f"{TRAIN_REPLY_RECORD} of round {number}" for number in numbers if first <= number <= last]:
+        text += f" The receipt has no {join_as_english_list(lacking[:MAX_LISTED_REPLIES])} of it."
     named = {reply["sha256"] for reply in replies}
     unnamed = [reply for reply in sent if reply.sha256 not in named and first <= reply.round <= last]
     if unnamed:
-        names = [f"{reply.record} of round {reply.round}" for reply in unnamed[-MOST_NUMBERS:]]
+        names = [f"{reply.record} of round {reply.round}" for reply in unnamed[-MAX_LISTED_REPLIES:]]
         text += f" The site's audit has, and the receipt has not: {join_as_english_list(names)}."
     return text

@@ -1,10 +1,10 @@
-"""The package by which a coordinator hands a finished run out to one hospital: ``NAME.delivery``, a signed zip file.
+"""The package in which a coordinator delivers a finished run to one hospital: ``NAME.delivery``, a signed zip file.
 
-It holds the model, its card, the hospital's own report and the run's receipt. The coordinator signs a manifest with the
-SHA-256 of each file, by the key with which it signs requests. A hospital verifies it offline, against the authority of
-its kit.
+It contains the model, the model card, a report for this hospital and the run's receipt. The coordinator signs a
+manifest with the SHA-256 of each file, with the key that signs requests. The hospital verifies it offline, against the
+authority in its kit.
 
-The zip file is not compressed, its entries are in a fixed order and have no times: the same files are the same bytes.
+The zip file is not compressed, and its entries have a fixed order and no times, so equal files give equal bytes.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyclinic.common.security.signatures import (
-    LONGEST_CERTIFICATE,
-    SIGNED_WITH,
+    MAX_CERTIFICATE_BYTES,
+    SIGNATURE_ALGORITHM,
     SignatureFault,
     verify_signing_certificate,
 )
@@ -31,33 +31,33 @@ from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import format_bytes, make_printable_line
 from polyclinic.common.wire.delivery import MOST_PACKAGE_BYTES
 
-ENDING = ".delivery"
+DELIVERY_SUFFIX = ".delivery"
 DELIVERY_RUN = "delivery"
-"""Beginning of the name under which the coordinator sends a package, as it sends questions."""
-MODEL = "model.safetensors"
-DESCRIPTION = "model.json"
-CARD = "MODEL_CARD.md"
-REPORT = "report.html"
-RECEIPT = "receipt.json"
-THRESHOLDS = "summary.json"
-FILES = (MODEL, DESCRIPTION, CARD, REPORT, RECEIPT, THRESHOLDS)
+"""Prefix of the run name under which the coordinator sends a package, in the same way as questions."""
+MODEL_FILE = "model.safetensors"
+DESCRIPTION_FILE = "model.json"
+MODEL_CARD_FILE = "MODEL_CARD.md"
+REPORT_FILE = "report.html"
+RECEIPT_FILE = "receipt.json"
+THRESHOLDS_FILE = "summary.json"
+PACKAGE_FILES = (MODEL_FILE, DESCRIPTION_FILE, MODEL_CARD_FILE, REPORT_FILE, RECEIPT_FILE, THRESHOLDS_FILE)
 """The files of a package, without the manifest and its signature."""
-MANIFEST = "manifest.json"
-SIGNATURE = "signature.json"
-_PREFIX = b"polyclinic delivery\n"
-"""Keeps a signature of a package from being shown as a signature of something else."""
-_FIRST_DAY = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can state."""
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
-"""Exceptions of zipfile for bytes that are damaged or cut off."""
+MANIFEST_FILE = "manifest.json"
+SIGNATURE_FILE = "signature.json"
+_SIGNED_PREFIX = b"polyclinic delivery\n"
+"""Prefix of each signed text, so that the signature of a package is not valid for another kind of text."""
+_EARLIEST_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can contain."""
+_DAMAGED_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
+"""Exceptions of zipfile for damaged or truncated bytes."""
 
 
 class DeliveryFault(ValueError):
-    """Raised for a package that is altered, or not by the coordinator of this site, with the reason as text."""
+    """Raised with a reason for a package that is altered, or is not by this site's coordinator."""
 
 
 class OtherSiteDelivery(DeliveryFault):
-    """Raised for a whole package that is for another site."""
+    """Raised for an intact package that is for another site."""
 
 
 class DeliveredFile(BaseModel):
@@ -70,12 +70,12 @@ class DeliveredFile(BaseModel):
 
 
 class DeliveryManifest(BaseModel):
-    """What a coordinator signs for a package.
+    """The text that a coordinator signs for a package.
 
     Attributes:
         run: The run's identifier, as in its receipt.
         name: The run's title; empty if it has none.
-        site: Name of the hospital that the package is for.
+        site: Name of the hospital that receives the package.
         coordinator: Name of the coordinator.
         time: UTC time of the signature (ISO 8601).
         model_sha256: Hash of the model's numbers, as in the receipt.
@@ -95,13 +95,13 @@ class DeliveryManifest(BaseModel):
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        if set(self.files) != set(FILES):
-            raise ValueError(f"the files must be {', '.join(FILES)}")
+        if set(self.files) != set(PACKAGE_FILES):
+            raise ValueError(f"the files must be {', '.join(PACKAGE_FILES)}")
         return self
 
     @property
     def title(self) -> str:
-        """The run's title for people, or its identifier."""
+        """The run's title for people; without one, its identifier."""
         return make_printable_line(self.name or self.run)
 
 
@@ -111,15 +111,16 @@ class ManifestSignature(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     signature: str = Field(pattern="^[0-9a-f]{0,300}$")
-    certificate: str = Field(pattern="^[0-9a-f]*$", max_length=2 * LONGEST_CERTIFICATE)
+    certificate: str = Field(pattern="^[0-9a-f]*$", max_length=2 * MAX_CERTIFICATE_BYTES)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A package.
+    """A signed package.
 
     Attributes:
-        contents: File -> its bytes, with the manifest and its signature.
+        manifest: The manifest.
+        contents: File -> its bytes, including the manifest and its signature.
     """
 
     manifest: DeliveryManifest
@@ -127,7 +128,7 @@ class Delivery:
 
 
 def describe_files(contents: Mapping[str, bytes]) -> dict[str, DeliveredFile]:
-    """Return file -> its size and SHA-256, as a manifest lists them."""
+    """Return file -> its size and SHA-256, for a manifest."""
     return {
         name: DeliveredFile(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         for name, content in sorted(contents.items())
@@ -140,12 +141,16 @@ def sign_delivery(
     """Sign a package.
 
     Args:
-        contents: File -> its bytes; each of :data:`FILES`.
+        manifest: The manifest.
+        contents: File -> its bytes, for all of :data:`PACKAGE_FILES`.
+        key: The signing key.
         certificate: Certificate of the signing key, DER.
     """
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode() + b"\n"
-    signature = ManifestSignature(signature=key.sign(_PREFIX + text, SIGNED_WITH).hex(), certificate=certificate.hex())
-    signed = {MANIFEST: text, SIGNATURE: signature.model_dump_json().encode() + b"\n"}
+    signature = ManifestSignature(
+        signature=key.sign(_SIGNED_PREFIX + text, SIGNATURE_ALGORITHM).hex(), certificate=certificate.hex()
+    )
+    signed = {MANIFEST_FILE: text, SIGNATURE_FILE: signature.model_dump_json().encode() + b"\n"}
     return Delivery(manifest, {**contents, **signed})
 
 
@@ -155,32 +160,34 @@ def verify_delivery(contents: Mapping[str, bytes], authority: x509.Certificate, 
     Args:
         contents: File -> its bytes.
         authority: Certificate of the coordinator's authority, from the site's kit.
-        site: Name of the site, which the package must be for.
+        site: Name of the site that must be the receiver.
 
     Raises:
         DeliveryFault: If a byte was changed, another authority signed, or the package is another site's.
     """
-    if set(contents) != {*FILES, MANIFEST, SIGNATURE}:
-        raise DeliveryFault(f"it does not hold exactly the files {', '.join((*FILES, MANIFEST, SIGNATURE))}")
+    if set(contents) != {*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE}:
+        raise DeliveryFault(
+            f"it does not hold exactly the files {', '.join((*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE))}"
+        )
     try:
-        signature = ManifestSignature.model_validate_json(contents[SIGNATURE])
+        signature = ManifestSignature.model_validate_json(contents[SIGNATURE_FILE])
         key = verify_signing_certificate(bytes.fromhex(signature.certificate), authority)
-        key.verify(bytes.fromhex(signature.signature), _PREFIX + contents[MANIFEST], SIGNED_WITH)
+        key.verify(bytes.fromhex(signature.signature), _SIGNED_PREFIX + contents[MANIFEST_FILE], SIGNATURE_ALGORITHM)
     except SignatureFault as error:
         raise DeliveryFault(f"another authority signed it than that of this site's kit: {error}") from None
     except (ValidationError, ValueError):
-        raise DeliveryFault(f"{SIGNATURE} cannot be read: it was changed") from None
+        raise DeliveryFault(f"{SIGNATURE_FILE} cannot be read: it was changed") from None
     except InvalidSignature:
-        raise DeliveryFault(f"{MANIFEST} was changed after the coordinator signed it") from None
+        raise DeliveryFault(f"{MANIFEST_FILE} was changed after the coordinator signed it") from None
     try:
-        manifest = DeliveryManifest.model_validate_json(contents[MANIFEST])
+        manifest = DeliveryManifest.model_validate_json(contents[MANIFEST_FILE])
     except ValidationError as error:
-        raise DeliveryFault(f"{MANIFEST} is not in the form of this release: {error.errors()[0]['msg']}") from None
+        raise DeliveryFault(f"{MANIFEST_FILE} is not in the form of this release: {error.errors()[0]['msg']}") from None
     if manifest.site != site:
         name = make_printable_line(manifest.site)
         raise OtherSiteDelivery(f'it is for the site "{name}", and this site is "{site}"')
-    actual = describe_files({name: contents[name] for name in FILES})
-    changed = [name for name in FILES if actual[name] != manifest.files[name]]
+    actual = describe_files({name: contents[name] for name in PACKAGE_FILES})
+    changed = [name for name in PACKAGE_FILES if actual[name] != manifest.files[name]]
     if changed:
         raise DeliveryFault(f"{changed[0]} was changed: it has SHA-256 {actual[changed[0]].sha256}")
     return Delivery(manifest, contents)
@@ -190,18 +197,18 @@ def pack_delivery(delivery: Delivery) -> bytes:
     """Return a package as the bytes of a zip file."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name in (MANIFEST, SIGNATURE, *FILES):
-            entry = zipfile.ZipInfo(name, _FIRST_DAY)
+        for name in (MANIFEST_FILE, SIGNATURE_FILE, *PACKAGE_FILES):
+            entry = zipfile.ZipInfo(name, _EARLIEST_ZIP_TIME)
             entry.external_attr = 0o600 << 16
             archive.writestr(entry, delivery.contents[name])
     return file.getvalue()
 
 
 def unpack_delivery(content: bytes) -> dict[str, bytes]:
-    """Return file -> its bytes of a package, before it is verified.
+    """Return file -> its bytes from a package, without verifying them.
 
     Raises:
-        DeliveryFault: If the content is no zip file of exactly these files, or too large.
+        DeliveryFault: If the content is not a zip file of exactly these files, or too large.
     """
     if len(content) > MOST_PACKAGE_BYTES:
         raise DeliveryFault(
@@ -211,13 +218,13 @@ def unpack_delivery(content: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
-            if sorted(names) != sorted((*FILES, MANIFEST, SIGNATURE)):
+            if sorted(names) != sorted((*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE)):
                 raise DeliveryFault("it holds other files than a package of flwr-server deliver")
-            # A compressed entry could unpack to far more than the file that came.
+            # A compressed entry could unpack to far more than the size of the package.
             if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
                 raise DeliveryFault("it is compressed or encrypted, which no package of flwr-server deliver is")
             return {name: archive.read(name) for name in names}
     except DeliveryFault:
         raise
-    except _DAMAGED as error:
+    except _DAMAGED_ZIP_ERRORS as error:
         raise DeliveryFault(f"it is no whole zip file ({error}): it was changed, or cut off on its way") from None

@@ -1,9 +1,8 @@
 """A site's key pair, its request for admission to a coordinator, and the connection kit that answers the request.
 
 A site creates its private key and never sends it. The request file contains the site's name and public key. The
-coordinator answers with a kit: its address, and the certificate of its certificate authority, by which the site
-authenticates it. Neither file is secret. Keys are NIST P-256, because Flower signs every call and P-384 takes seven
-times as long.
+coordinator answers with a kit: its address, and the certificate of its authority, with which the site authenticates it.
+Neither file is secret. Keys are NIST P-256, because Flower signs every call, and P-384 takes seven times as long.
 """
 
 import base64
@@ -34,15 +33,16 @@ from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
-_NEW_KEY = (
+_KEY_REMEDY = (
     "Put the one back that flwr-client init made; if it is lost, flwr-client init DIR --renew-key makes a new one, to "
     "be admitted anew."
 )
 _KEY_KIND = "ecdsa-sha2-nistp256"
-MAX_NAME_CHARACTERS, MAX_NAME_BYTES = 100, 200
-SIGNS_REQUESTS = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")
-"""Purpose of the certificate that the coordinator signs with: document signing (RFC 9336)."""
-UNREADABLE_CERTIFICATE = (
+MAX_NAME_CHARACTERS = 100
+MAX_NAME_BYTES = 200
+REQUEST_SIGNING_PURPOSE = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")
+"""Extended key usage of the coordinator's signing certificate: document signing (RFC 9336)."""
+UNREADABLE_CERTIFICATE_ERRORS = (
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
@@ -50,14 +50,14 @@ UNREADABLE_CERTIFICATE = (
     x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
 )
-"""Exceptions of ``cryptography`` on a malformed certificate; half of them have no common base."""
+"""Exceptions of ``cryptography`` for a malformed certificate; half of them have no common base class."""
 
 
 def check_site_name(name: str) -> str:
     """Check that a site's name can be used in file names and messages; return it unchanged.
 
     Raises:
-        ValueError: If the name breaks the rule, with the rule as text.
+        ValueError: With the rule as text, if the name breaks one.
     """
     if len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"use at most {MAX_NAME_CHARACTERS} characters")
@@ -76,13 +76,14 @@ def check_public_key(line: str) -> str:
     """
     try:
         key = form.load_ssh_public_key(line.encode())
-    except Exception:  # cryptography raises several kinds on bytes that somebody else wrote
+    except Exception:  # cryptography raises many exception classes on invalid bytes
         raise ValueError(f"is no OpenSSH public key, one line that begins with {_KEY_KIND}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("is not a key on the curve NIST P-256")
     written = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
     if "\n" in line or "\r" in line or line.split()[:2] != written.split():
-        raise ValueError("is not one line as OpenSSH writes it")  # the same key in other letters would be another's
+        # The same key in another spelling could be admitted as the key of another site.
+        raise ValueError("is not one line as OpenSSH writes it")
     return line
 
 
@@ -104,8 +105,8 @@ class SiteConnectionKit(TomlSection):
         address: ``host:port`` that the site connects to.
         site: The site's registered name.
         public_key: The site's registered public key.
-        ca_certificate: Certificate of the coordinator's own certificate authority, PEM. It is one certificate, without
-            any other text: the one whose phrase people compare (:mod:`polyclinic.common.security.phrase`).
+        ca_certificate: Certificate of the coordinator's certificate authority, PEM. It is a single certificate without
+            other text; people compare its phrase (:mod:`polyclinic.common.security.phrase`).
     """
 
     coordinator: str
@@ -127,13 +128,13 @@ class SiteConnectionKit(TomlSection):
     @classmethod
     def _check_certificate(cls, text: str) -> str:
         try:
-            # TLS trusts every certificate of a text, and people compare the phrase of the first: keep that one alone.
-            # Otherwise a stranger's certificate behind the coordinator's own would be trusted under its phrase.
+            # TLS trusts every certificate in a text, but people compare the phrase of the first one. So keep only the
+            # first; otherwise an attacker's certificate after it would be trusted, too.
             certificate = x509.load_pem_x509_certificate(text.encode())
-            certificate.public_key()  # of a kind that this program can read
+            certificate.public_key()  # raises an error for an unsupported kind of key
             only = certificate.public_bytes(form.Encoding.PEM).decode()
-            ssl.create_default_context(cadata=only)  # as the connection will
-        except (*UNREADABLE_CERTIFICATE, ssl.SSLError):
+            ssl.create_default_context(cadata=only)  # the connection will do the same
+        except (*UNREADABLE_CERTIFICATE_ERRORS, ssl.SSLError):
             raise ValueError("is no PEM certificate; the whole text from BEGIN to END CERTIFICATE is needed") from None
         return only
 
@@ -151,7 +152,7 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def read_admission_request(path: Path) -> SiteAdmissionRequest:
-    """Read and check a site's request file ``NAME.request``.
+    """Read and validate a site's request file ``NAME.request``.
 
     Raises:
         BadInput: With all faults of the file.
@@ -162,7 +163,7 @@ def read_admission_request(path: Path) -> SiteAdmissionRequest:
 
 
 def read_connection_kit(path: Path) -> SiteConnectionKit:
-    """Read and check a site's kit file ``NAME.kit``.
+    """Read and validate a site's kit file ``NAME.kit``.
 
     Raises:
         BadInput: With all faults of the file.
@@ -172,10 +173,10 @@ def read_connection_kit(path: Path) -> SiteConnectionKit:
     )
 
 
-ENDINGS = ("request", "kit")
-_PUBLIC = {b"ssh-": "an ssh key", b"ecdsa-sha2-": "an ssh key", b"-----BEGIN CERTIFICATE": "a certificate"}
-HEADING = 200
-"""Number of first bytes of a file in which a key names its kind."""
+FILE_ENDINGS = ("request", "kit")
+_PUBLIC_FILE_KINDS = {b"ssh-": "an ssh key", b"ecdsa-sha2-": "an ssh key", b"-----BEGIN CERTIFICATE": "a certificate"}
+HEADING_BYTES = 200
+"""Number of first bytes of a file that show the kind of a key."""
 
 
 def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> M:
@@ -183,6 +184,7 @@ def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> 
 
     Args:
         kind: Pydantic model of the file's content.
+        path: The file.
         ending: Ending of the file's name: ``request`` or ``kit``.
         remedy: Remedy in the faults of an existing file with wrong content.
 
@@ -191,25 +193,25 @@ def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> 
     """
     if path.is_dir():
         raise BadInput([Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")])
-    there = is_file(path)
-    content = path.read_bytes() if there else b""
-    if b"PRIVATE KEY" in content[:HEADING]:
+    exists = is_file(path)
+    content = path.read_bytes() if exists else b""
+    if b"PRIVATE KEY" in content[:HEADING_BYTES]:
         problem = "is a PRIVATE key. It must never leave the machine that made it: anyone who has seen it can use it."
         new_key = (
             "Delete every copy; its owner makes a new key (flwr-client init DIR --renew-key) and sends NAME.request."
         )
         raise BadInput([Fault(path.name, problem, new_key)])
-    for begins, name in _PUBLIC.items():
-        if content.startswith(begins):
+    for first_bytes, name in _PUBLIC_FILE_KINDS.items():
+        if content.startswith(first_bytes):
             problem = f"is {name}; a {ending} is wanted here."
             raise BadInput([Fault(path.name, problem, f"Its name is NAME.{ending}.")])
-    for other in ENDINGS:
-        if there and other != ending and path.suffix == f".{other}":
+    for other in FILE_ENDINGS:
+        if exists and other != ending and path.suffix == f".{other}":
             raise BadInput([Fault(path.name, f"is a {other}; a {ending} is wanted here.")])
     try:
         return validate_tables(kind, read_toml(path), path.name)
     except BadInput as bad:
-        raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
+        raise BadInput(replace(fault, remedy=remedy if exists else fault.remedy) for fault in bad.faults) from None
 
 
 def write_commented_toml_file(path: Path, section: TomlSection, heading: str) -> None:
@@ -237,7 +239,7 @@ def write_secret_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
+        path.unlink(missing_ok=True)  # an incomplete file would prevent another attempt
         raise
 
 
@@ -258,12 +260,12 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise BadInput([Fault(str(path), problem, make_exposed_file_remedy(path, status))])
     try:
         key = form.load_ssh_private_key(text, None)
-    except Exception:  # cryptography raises several kinds on damaged bytes
+    except Exception:  # cryptography raises many exception classes on damaged bytes
         problem = "is no OpenSSH private key that can be read: damaged, cut off, or locked by a password."
-        raise BadInput([Fault(str(path), problem, _NEW_KEY)]) from None
+        raise BadInput([Fault(str(path), problem, _KEY_REMEDY)]) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         problem = "is a key of another kind; expected one on the curve NIST P-256."
-        raise BadInput([Fault(str(path), problem, _NEW_KEY)])
+        raise BadInput([Fault(str(path), problem, _KEY_REMEDY)])
     return key
 
 
@@ -280,12 +282,12 @@ def format_public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str
 
 
 def is_same_public_key(line: str, other: str) -> bool:
-    """Return True if two OpenSSH lines hold the same public key; their comments may differ."""
-    key = line.split()[1:2]  # empty if the line holds none
+    """Return True if two OpenSSH lines contain the same public key; their comments may differ."""
+    key = line.split()[1:2]  # empty if the line has no key
     return bool(key) and key == other.split()[1:2]
 
 
 def compute_public_key_fingerprint(line: str) -> str:
-    """Return a public key's fingerprint ``SHA256:...``, as ``ssh-keygen -l`` prints it, for people to compare."""
+    """Return a public key's fingerprint ``SHA256:...``, in the format of ``ssh-keygen -l``, for people to compare."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

@@ -1,14 +1,13 @@
 """A public key as six common words, which two people compare by telephone.
 
-Anyone who can change mail between a hospital and its coordinator can exchange their keys. A telephone call is another
-way, and words survive it better than the characters of a fingerprint.
+A person who can change mail between a hospital and its coordinator can replace their keys. A telephone call is another
+channel, on which words are understood better than the characters of a fingerprint.
 
-A phrase has 60 bits: six of 1,024 words. They are the end of a slow hash (scrypt with 32 MB, a tenth of a second), so
-an attacker pays a tenth of a second and 32 MB for each key that he tries. A key with a given phrase costs 2**60 tries,
-and one whose phrase differs in a single word, which a listener may miss, 2**50 / 6.
+A phrase has 60 bits: six of 1,024 words. They come from a slow hash (scrypt with 32 MB, a tenth of a second), so an
+attacker pays a tenth of a second and 32 MB for each tried key. Finding a key with a given phrase takes 2**60 tries. A
+listener may miss one wrong word; finding a phrase that differs in one word takes 2**50 / 6 tries.
 
-The phrase is of the key, and not of the certificate: a certificate that is issued anew for the same key has the same
-phrase.
+The phrase depends on the key, not on the certificate, so a new certificate for the same key has the same phrase.
 """
 
 import hashlib
@@ -24,21 +23,23 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from polyclinic.common.system.plain_text import format_count_with_noun
 
-PHRASE_WORDS, WORD_BITS = 6, 10
+PHRASE_WORDS = 6
+WORD_BITS = 10
+"""Number of bits that one word encodes."""
 _SALT = b"polyclinic phrase"
 _SCRYPT_COST, _SCRYPT_BLOCK, _SCRYPT_LANES = 2**15, 8, 1
-"""Parameters n, r and p of RFC 7914. Another value gives every key another phrase."""
+"""Parameters n, r and p of RFC 7914. A change would give every key another phrase."""
 
 
 @cache
 def read_phrase_words() -> tuple[str, ...]:
-    """Return the 1,024 words: 4 to 8 letters each, and any two of them differ in two letters or more.
+    """Return the 1,024 words: 4 to 8 letters each; any two differ in at least two letters.
 
-    They are a part of the English list of BIP-39 without homophones and unpleasant words. A change of the file gives
-    every key another phrase.
+    They are a part of the English list of BIP-39 without homophones and unpleasant words. A change of the file would
+    give every key another phrase.
     """
     words = (Path(__file__).parent / "phrase_words.txt").read_text(encoding="ascii").split()
-    assert len(words) == 2**WORD_BITS, "the file of a release is whole"
+    assert len(words) == 2**WORD_BITS, "the file belongs to the release"
     return tuple(words)
 
 
@@ -46,19 +47,19 @@ def compute_certificate_phrase(pem: str) -> str:
     """Return the phrase of a certificate's public key, such as ``garden copper winter, salmon ticket oval``.
 
     Args:
-        pem: The certificate; of several certificates, the first.
+        pem: The certificate; the first one counts if there are several.
 
     Raises:
-        ValueError: If the text is no certificate.
+        ValueError: If the text is not a certificate.
     """
     return _compute_phrase(_encode_certificate_key(pem))
 
 
 def compute_public_key_phrase(line: str) -> str:
-    """Return the phrase of a site's public key, given as one OpenSSH line; its comment does not count.
+    """Return the phrase of a site's public key, given as one OpenSSH line; the comment does not matter.
 
     Raises:
-        ValueError: If the line is no OpenSSH public key.
+        ValueError: If the line is not an OpenSSH public key.
     """
     return _compute_phrase(_encode_key(serialization.load_ssh_public_key(line.encode())))
 
@@ -67,30 +68,32 @@ def compute_certificate_key_hash(pem: str) -> str:
     """Return the SHA-256 (64 hexadecimal digits) of a certificate's public key, for programs to compare.
 
     Args:
-        pem: The certificate; of several certificates, the first.
+        pem: The certificate; the first one counts if there are several.
 
     Raises:
-        ValueError: If the text is no certificate.
+        ValueError: If the text is not a certificate.
     """
     return hashlib.sha256(_encode_certificate_key(pem)).hexdigest()
 
 
 def find_phrase_difference(typed: str, phrase: str) -> str:
-    """Return how a phrase that a person typed differs from ``phrase``; an empty text if it does not.
+    """Return the difference between a phrase that a person typed and ``phrase``, as text; empty if there is none.
 
-    Capitals, spaces and all signs between the words do not count.
+    Capitals, spaces and punctuation do not matter.
     """
     words = _split_words(typed)
-    right_words = _split_words(phrase)
-    if len(words) != len(right_words):
-        return f"it has {format_count_with_noun(len(words), 'word')} instead of {len(right_words)}"
-    pairs = enumerate(zip(words, right_words, strict=True), start=1)
-    wrong = [f'word {number} is "{word}" instead of "{right}"' for number, (word, right) in pairs if word != right]
+    expected_words = _split_words(phrase)
+    if len(words) != len(expected_words):
+        return f"it has {format_count_with_noun(len(words), 'word')} instead of {len(expected_words)}"
+    pairs = enumerate(zip(words, expected_words, strict=True), start=1)
+    wrong = [
+        f'word {number} is "{word}" instead of "{expected}"' for number, (word, expected) in pairs if word != expected
+    ]
     return "; ".join(wrong)
 
 
 def _split_words(text: str) -> list[str]:
-    # NFKC: letters of another width, as some input methods write them, are the same letters.
+    # NFKC makes wide letters of some input methods equal to ordinary letters.
     return re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -112,4 +115,4 @@ def _compute_phrase(key: bytes) -> str:
     shifts = range(0, PHRASE_WORDS * WORD_BITS, WORD_BITS)
     chosen = [words[number >> shift & 2**WORD_BITS - 1] for shift in shifts]
     half = PHRASE_WORDS // 2
-    return f"{' '.join(chosen[:half])}, {' '.join(chosen[half:])}"  # the comma is where a reader breathes
+    return f"{' '.join(chosen[:half])}, {' '.join(chosen[half:])}"  # the comma marks a pause for reading aloud

@@ -1,10 +1,10 @@
 """A person's signed decision on a plan: the keys of approvers, and the statement that a hospital's gate verifies.
 
-An approver is a person at a hospital who decides what runs there, such as its data protection officer. Each has an
-Ed25519 key of their own. The private key is a file that the person keeps, sealed with a passphrase (scrypt, AES-GCM);
-no program that trains needs it. The hospital's ``site.toml`` has the public key.
+An approver is a person at a hospital, such as its data protection officer, who decides what runs there. Each approver
+has an Ed25519 key. The private key is in a file that the approver keeps, encrypted with a passphrase (scrypt, AES-GCM);
+no program that trains needs it. The hospital's ``site.toml`` contains the public key.
 
-A decision is one line of canonical JSON with its signature. Any other byte in its file makes it invalid.
+A decision is one line of canonical JSON with its signature. Any other byte in the file makes it invalid.
 """
 
 import base64
@@ -27,49 +27,50 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import compute_public_key_fingerprint, write_secret_file
 
 KEY_KIND = "ssh-ed25519"
-FEWEST_CHARACTERS = 8
-"""Fewest characters of a passphrase: anyone who finds the file could guess a shorter one, and approve in its
-owner's name."""
-_PREFIX = b"polyclinic plan decision\n"
-"""Keeps a signature of a decision from being shown as a signature of something else."""
+MIN_PASSPHRASE_CHARACTERS = 8
+"""Minimum length of a passphrase; a person who finds the file could guess a shorter one and approve in the owner's
+name.
+"""
+_SIGNED_PREFIX = b"polyclinic plan decision\n"
+"""Prefix of each signed text, so that the signature of a decision is not valid for another kind of text."""
 _SCRYPT_COST, _SCRYPT_BLOCK, _SCRYPT_LANES = 2**16, 8, 1
-"""Parameters n, r and p of RFC 7914: 64 MB and a fifth of a second for each guess of a passphrase."""
+"""Parameters n, r and p of RFC 7914: each guess of a passphrase takes 64 MB and a fifth of a second."""
 _SALT_BYTES, _NONCE_BYTES = 16, 12
-_HEX = "^[0-9a-f]*$"
-MOST_DECISION_BYTES = 20_000
+_HEX_PATTERN = "^[0-9a-f]*$"
+MAX_DECISION_BYTES = 20_000
 
 
 class DecisionFault(ValueError):
-    """Raised for a decision that is altered or not signed by its approver, with the reason as text."""
+    """Raised with a reason for a decision that is altered or not signed by its approver."""
 
 
 # ---------------------------------------------------------------------- keys of approvers
 
 
 class SealedApproverKey(BaseModel):
-    """The file of an approver's private key, which a passphrase opens.
+    """The file of an approver's private key, encrypted with a passphrase.
 
     Attributes:
         approver: Name of the person.
         public_key: The public key as one OpenSSH line.
         salt: Salt of scrypt, in hexadecimal digits.
-        nonce: Nonce of AES-GCM.
-        sealed: The encrypted private key (32 bytes) with its tag. Name and public key are authenticated with it.
+        nonce: Nonce of AES-GCM, in hexadecimal digits.
+        sealed: The encrypted private key (32 bytes) with its tag, which also authenticates name and public key.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     approver: str = Field(max_length=200)
     public_key: str = Field(max_length=400)
-    salt: str = Field(pattern=_HEX)
-    nonce: str = Field(pattern=_HEX)
-    sealed: str = Field(pattern=_HEX, max_length=400)
+    salt: str = Field(pattern=_HEX_PATTERN)
+    nonce: str = Field(pattern=_HEX_PATTERN)
+    sealed: str = Field(pattern=_HEX_PATTERN, max_length=400)
 
     def open_with(self, passphrase: str) -> Ed25519PrivateKey:
         """Decrypt the private key.
 
         Raises:
-            DecisionFault: If the passphrase is another one, or the file was changed.
+            DecisionFault: If the passphrase is wrong, or the file was changed.
         """
         cipher = AESGCM(_derive_sealing_key(passphrase, bytes.fromhex(self.salt)))
         content = bytes.fromhex(self.sealed)
@@ -85,15 +86,15 @@ class SealedApproverKey(BaseModel):
 
 
 def create_approver_key(path: Path, approver: str, passphrase: str) -> str:
-    """Create a key pair, write the sealed private key to a new file, and return the public key's OpenSSH line.
+    """Create a key pair, write the encrypted private key to a new file, and return the public key's OpenSSH line.
 
     Raises:
         BadInput: If the passphrase is too short, or the file exists.
     """
     faults = []
-    if len(passphrase) < FEWEST_CHARACTERS:
+    if len(passphrase) < MIN_PASSPHRASE_CHARACTERS:
         problem = f"has {len(passphrase)} characters. Anyone who finds the key's file could guess it."
-        faults.append(Fault("passphrase", problem, f"Take {FEWEST_CHARACTERS} characters or more."))
+        faults.append(Fault("passphrase", problem, f"Take {MIN_PASSPHRASE_CHARACTERS} characters or more."))
     if path.exists():
         faults.append(Fault(str(path), "is there already.", "Name another file with --out."))
     if faults:
@@ -111,10 +112,10 @@ def create_approver_key(path: Path, approver: str, passphrase: str) -> str:
 
 
 def read_sealed_approver_key(path: Path) -> SealedApproverKey:
-    """Read the file of an approver's private key, without opening it.
+    """Read the file of an approver's private key, without decrypting it.
 
     Raises:
-        BadInput: If the file is missing or is no such key.
+        BadInput: If the file is missing or is not such a key.
     """
     try:
         return SealedApproverKey.model_validate_json(path.read_bytes())
@@ -141,7 +142,7 @@ def check_approver_public_key(line: str) -> str:
     """
     try:
         key = form.load_ssh_public_key(line.encode())
-    except Exception:  # cryptography raises several kinds on bytes that somebody else wrote
+    except Exception:  # cryptography raises many exception classes on invalid bytes
         raise ValueError(f"is no OpenSSH public key, one line that begins with {KEY_KIND}") from None
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"is a key of another kind than {KEY_KIND}; flwr-client approvers add makes one")
@@ -159,20 +160,20 @@ def _derive_sealing_key(passphrase: str, salt: bytes) -> bytes:
 
 
 class PlanDecision(BaseModel):
-    """What a person decided about a plan.
+    """A person's decision on a plan.
 
     Attributes:
-        kind: Kind of the request whose text was decided on: ``training``.
-        sha256: SHA-256 of the text, byte by byte as the coordinator sent it.
-        site: Name of the site at which the decision holds.
-        coordinator: Name of the coordinator, by the site's kit.
+        kind: Kind of the request whose text the person read: ``training``.
+        sha256: SHA-256 of the text, exactly as the coordinator sent it.
+        site: Name of the site where the decision is valid.
+        coordinator: Name of the coordinator, from the site's kit.
         authority: SHA-256 of the public key of the coordinator's authority; empty if the site did not know it.
-        title, purpose: Title of the run, and the purpose by the plan or by the approver.
+        title, purpose: Title of the run, and its purpose according to the plan or the approver.
         approver, key: Name of the person, and fingerprint of their public key.
         time: UTC time of the decision (ISO 8601).
-        until: UTC time until which an approval holds; empty for a denial.
-        reason: Why the plan was denied; empty for an approval.
-        policy: The keys of the site's policy that decide what leaves, with their values at the decision.
+        until: UTC time at which an approval ends; empty for a denial.
+        reason: Reason of a denial; empty for an approval.
+        policy: The keys of the site's policy that decide what leaves the hospital, with their values at that time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -205,18 +206,18 @@ class PlanDecision(BaseModel):
 
     @property
     def end(self) -> dt.datetime:
-        """The time until which an approval holds."""
+        """The time at which an approval ends."""
         return dt.datetime.fromisoformat(self.until)
 
     def to_canonical_text(self) -> str:
-        """Return the one text of this decision that is signed: JSON with sorted keys and without spaces."""
+        """Return the text of this decision that is signed: JSON with sorted keys and without spaces."""
         return _to_canonical_json(self.model_dump(mode="json"))
 
 
 def sign_decision(decision: PlanDecision, key: Ed25519PrivateKey) -> bytes:
     """Return the content of a decision's file: its canonical text and the signature."""
     text = decision.to_canonical_text()
-    signature = base64.b64encode(key.sign(_PREFIX + text.encode())).decode()
+    signature = base64.b64encode(key.sign(_SIGNED_PREFIX + text.encode())).decode()
     return _to_canonical_json({"decision": text, "signature": signature}).encode() + b"\n"
 
 
@@ -225,10 +226,10 @@ def verify_decision(content: bytes, approvers: Mapping[str, str]) -> PlanDecisio
 
     Args:
         content: The file's bytes.
-        approvers: Name -> public key, as ``site.toml`` has them now.
+        approvers: Name -> public key, from the present ``site.toml``.
 
     Raises:
-        DecisionFault: If a byte of the file was changed, or nobody of ``approvers`` signed it.
+        DecisionFault: If a byte of the file was changed, or none of ``approvers`` signed it.
     """
     decision, signature = parse_decision(content)
     if decision.approver not in approvers:
@@ -239,20 +240,20 @@ def verify_decision(content: bytes, approvers: Mapping[str, str]) -> PlanDecisio
     key = form.load_ssh_public_key(line.encode())
     assert isinstance(key, Ed25519PublicKey), "site.toml is checked"
     try:
-        key.verify(signature, _PREFIX + decision.to_canonical_text().encode())
+        key.verify(signature, _SIGNED_PREFIX + decision.to_canonical_text().encode())
     except InvalidSignature:
         raise DecisionFault(f"its signature is not that of {decision.approver}: the file was changed") from None
     return decision
 
 
 def parse_decision(content: bytes) -> tuple[PlanDecision, bytes]:
-    """Return a decision and its signature, which is not verified here.
+    """Return a decision and its signature, which this function does not verify.
 
     Raises:
-        DecisionFault: If the file is not exactly what :func:`sign_decision` writes.
+        DecisionFault: If the file is not exactly in the format of :func:`sign_decision`.
     """
     try:
-        if len(content) > MOST_DECISION_BYTES:
+        if len(content) > MAX_DECISION_BYTES:
             raise ValueError("it is too large")
         file = json.loads(content)
         decision = PlanDecision.model_validate_json(file["decision"])
@@ -266,7 +267,7 @@ def parse_decision(content: bytes) -> tuple[PlanDecision, bytes]:
 
 
 def compute_decision_hash(content: bytes) -> str:
-    """Return the SHA-256 of a decision's file, by which the audit log names it."""
+    """Return the SHA-256 of a decision's file, with which the audit log identifies it."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -19,23 +19,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from polyclinic.common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
+from polyclinic.common.security.identity import REQUEST_SIGNING_PURPOSE, UNREADABLE_CERTIFICATE_ERRORS
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_record, read_small_fields
 
-SIGNED_WITH = ec.ECDSA(hashes.SHA256())
-# The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). These prefixes keep
-# a signature of one kind from being shown as another.
-REPLY_PREFIX, REQUEST_PREFIX = b"polyclinic reply\n", b"polyclinic request\n"
-CHAINED = ("RollCallAnswer", "TrainReply", "EvaluateReply", "BenefitReply")
+SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA256())
+# The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). Because of these
+# prefixes, a signature of one kind is not valid for another kind.
+REPLY_PREFIX = b"polyclinic reply\n"
+REQUEST_PREFIX = b"polyclinic request\n"
+NUMBERED_RECORDS = ("RollCallAnswer", "TrainReply", "EvaluateReply", "BenefitReply")
 """The records that a site numbers, from 1 in each run; a gap shows that a record is missing."""
 
-LONGEST_CERTIFICATE = 2_000
+MAX_CERTIFICATE_BYTES = 2_000
 _Sha256 = Field(pattern="^[0-9a-f]{64}$")
 
 
 class SignatureFault(ValueError):
-    """Raised for a record whose signature is missing or wrong, with the reason as text."""
+    """Raised with a reason for a record whose signature is missing or wrong."""
 
 
 class _SignableStatement(BaseModel):
@@ -83,9 +84,9 @@ class RequestStatement(_SignableStatement):
 
     Attributes:
         site: Name of the site that receives the record.
-        key: Fingerprint of that site's public key, by
-        :func:`polyclinic.common.security.identity.compute_public_key_fingerprint`. run, round, record, sha256: As in
-        :class:`ReplyStatement`.
+        key: Fingerprint of the site's public key, by
+            :func:`polyclinic.common.security.identity.compute_public_key_fingerprint`.
+        run, round, record, sha256: As in :class:`ReplyStatement`.
         nonce: 128 random bits in hexadecimal digits, which make the message and its id unique and unpredictable.
     """
 
@@ -99,7 +100,7 @@ class RequestStatement(_SignableStatement):
 
 
 class SignedStatement(BaseModel):
-    """A statement with its signature, as audit logs and receipts store it.
+    """A statement with its signature, in the form that audit logs and receipts store.
 
     Attributes:
         statement: The signed JSON text.
@@ -115,10 +116,10 @@ class SignedStatement(BaseModel):
 def sign_record(
     content: RecordDict, statement: _SignableStatement, key: ec.EllipticCurvePrivateKey, **more: bytes
 ) -> RecordDict:
-    """Sign a record: return a copy with the statement, its signature, and ``more`` (a certificate) as fields."""
+    """Return a copy of a record with a statement, its signature, and ``more`` (a certificate) as additional fields."""
     text = statement.model_dump_json()
     prefix = REPLY_PREFIX if isinstance(statement, ReplyStatement) else REQUEST_PREFIX
-    values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
+    values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNATURE_ALGORITHM), **more}
     fields: dict[str, Any] = {
         name: value for name, value in read_small_fields(content).items() if not name.startswith(SIGNATURE)
     }
@@ -128,7 +129,7 @@ def sign_record(
 
 
 def is_record_signed(content: RecordDict) -> bool:
-    """Return True if a record has fields of a signature."""
+    """Return True if a record has signature fields; they are not verified."""
     return any(name.startswith(SIGNATURE) for name in read_small_fields(content))
 
 
@@ -146,7 +147,7 @@ def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, byt
     )
     if not isinstance(statement, str) or not isinstance(signature, bytes) or fields:
         raise SignatureFault("it is not signed")
-    if not isinstance(certificate, bytes | None) or len(certificate or b"") > LONGEST_CERTIFICATE:
+    if not isinstance(certificate, bytes | None) or len(certificate or b"") > MAX_CERTIFICATE_BYTES:
         raise SignatureFault("its signature is not in the form of this release")
     try:
         return SignedStatement(statement=statement, signature=signature.hex()), certificate or b""
@@ -163,10 +164,10 @@ def read_signature_or_none(content: RecordDict) -> SignedStatement | None:
 
 
 def verify_reply_signature(signed: SignedStatement, public_key: str) -> ReplyStatement:
-    """Verify a site's signature by its public key (an OpenSSH line); return the statement.
+    """Verify a site's signature with its public key (an OpenSSH line); return the statement.
 
     Raises:
-        SignatureFault: If the signature is not by this key, or the text is not a valid statement.
+        SignatureFault: If another key made the signature, or the text is not a valid statement.
     """
     try:
         key = load_ssh_public_key(public_key.encode())
@@ -184,6 +185,7 @@ def verify_request_signature(
     """Verify the coordinator's signature; return the statement.
 
     Args:
+        signed: The statement with its signature.
         certificate: Certificate of the signing key, DER.
         authority: Certificate of the coordinator's authority, from the site's kit; it must have issued ``certificate``.
 
@@ -200,16 +202,16 @@ def verify_signing_certificate(certificate: bytes, authority: x509.Certificate) 
     Dates are not checked, so that old records can be verified.
 
     Raises:
-        SignatureFault: If the certificate is of another authority or purpose, or has another kind of key.
+        SignatureFault: If the certificate has another authority, purpose or kind of key.
     """
     try:
-        read = x509.load_der_x509_certificate(certificate)
-        read.verify_directly_issued_by(authority)
-        purposes = read.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        key = read.public_key()
-    except (*UNREADABLE_CERTIFICATE, InvalidSignature, x509.ExtensionNotFound):
+        parsed = x509.load_der_x509_certificate(certificate)
+        parsed.verify_directly_issued_by(authority)
+        purposes = parsed.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        key = parsed.public_key()
+    except (*UNREADABLE_CERTIFICATE_ERRORS, InvalidSignature, x509.ExtensionNotFound):
         raise SignatureFault("its certificate is not one of this coordinator") from None
-    if SIGNS_REQUESTS not in purposes or ExtendedKeyUsageOID.SERVER_AUTH in purposes:
+    if REQUEST_SIGNING_PURPOSE not in purposes or ExtendedKeyUsageOID.SERVER_AUTH in purposes:
         raise SignatureFault("its certificate is for another purpose")
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SignatureFault("its certificate has a key of another kind")
@@ -217,7 +219,7 @@ def verify_signing_certificate(certificate: bytes, authority: x509.Certificate) 
 
 
 def check_statement_matches_record(statement: ReplyStatement | RequestStatement, content: RecordDict) -> None:
-    """Raise :class:`SignatureFault` if the hash in a statement is not that of the record."""
+    """Raise :class:`SignatureFault` if a statement contains another hash than that of the record."""
     if statement.sha256 != hash_record(content):
         raise SignatureFault("its statement is about another record")
 
@@ -233,6 +235,6 @@ def read_run_round_class(content: RecordDict) -> tuple[str, int, str]:
 
 def _verify_signature(key: ec.EllipticCurvePublicKey, prefix: bytes, signed: SignedStatement) -> None:
     try:
-        key.verify(bytes.fromhex(signed.signature), prefix + signed.statement.encode(), SIGNED_WITH)
+        key.verify(bytes.fromhex(signed.signature), prefix + signed.statement.encode(), SIGNATURE_ALGORITHM)
     except InvalidSignature:
         raise SignatureFault("the signature is not by the key of the one in whose name it came") from None

@@ -1,7 +1,7 @@
 """A hospital's signed statement that it leaves a federation: the file ``NAME.withdrawal``.
 
-It is one line of JSON and its signature by the key with which the site was admitted. The coordinator keeps it beside
-its list of the runs that hold something of the hospital.
+The file contains one line of JSON and its signature by the site's admitted key. The coordinator stores it together with
+a list of the runs that contain contributions of the hospital.
 """
 
 import json
@@ -13,25 +13,27 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polyclinic.common.security.signatures import SIGNED_WITH, SignedStatement
+from polyclinic.common.security.signatures import SIGNATURE_ALGORITHM, SignedStatement
 from polyclinic.common.system.plain_text import make_printable_line
 
-ENDING = ".withdrawal"
-MOST_BYTES = 1_000_000
-MOST_RUNS = 2_000
-_PREFIX = b"polyclinic withdrawal\n"
-"""Keeps a signature of a withdrawal from being shown as a signature of something else."""
+WITHDRAWAL_SUFFIX = ".withdrawal"
+MAX_WITHDRAWAL_BYTES = 1_000_000
+MAX_RUNS = 2_000
+_SIGNED_PREFIX = b"polyclinic withdrawal\n"
+"""Prefix of each signed text, so that the signature of a withdrawal is not valid for another kind of text."""
 
 
 class WithdrawalFault(ValueError):
-    """Raised for a statement that is altered, or not by this site, with the reason as text."""
+    """Raised with a reason for a statement that is altered, or not by this site."""
 
 
 class RunOfSite(BaseModel):
-    """A run in which a site took part, by its own record.
+    """A run in which a site took part, according to the site's audit log.
 
     Attributes:
-        rounds: Number of rounds whose update left the site.
+        run: The run's identifier.
+        title: The run's title.
+        rounds: Number of rounds in which the site sent an update.
         first, last: UTC times of the first and the last record.
     """
 
@@ -45,14 +47,15 @@ class RunOfSite(BaseModel):
 
 
 class WithdrawalStatement(BaseModel):
-    """What a site signs when it leaves.
+    """The text that a site signs when it leaves.
 
     Attributes:
-        coordinator: Name of the coordinator, by the site's kit.
-        authority: SHA-256 of the public key of the coordinator's authority, so that the statement is for it alone.
+        site: Name of the site.
+        coordinator: Name of the coordinator, from the site's kit.
+        authority: SHA-256 of the public key of the coordinator's authority, so that no other coordinator can use it.
         time: UTC time (ISO 8601).
-        reason: Why, in the hospital's words; may be empty.
-        runs: The runs in which it took part.
+        reason: The hospital's reason; may be empty.
+        runs: The runs in which the site took part.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,32 +66,33 @@ class WithdrawalStatement(BaseModel):
     authority: str = Field(pattern="^[0-9a-f]{64}$")
     time: str = Field(max_length=40)
     reason: str = Field("", max_length=500)
-    runs: tuple[RunOfSite, ...] = Field((), max_length=MOST_RUNS)
+    runs: tuple[RunOfSite, ...] = Field((), max_length=MAX_RUNS)
 
 
 class _SignedWithdrawal(SignedStatement):
-    statement: str = Field(max_length=MOST_BYTES)
+    statement: str = Field(max_length=MAX_WITHDRAWAL_BYTES)
 
 
 def sign_withdrawal(statement: WithdrawalStatement, key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return the content of ``NAME.withdrawal``."""
     text = json.dumps(statement.model_dump(mode="json"), sort_keys=True)
-    signature = key.sign(_PREFIX + text.encode(), SIGNED_WITH).hex()
+    signature = key.sign(_SIGNED_PREFIX + text.encode(), SIGNATURE_ALGORITHM).hex()
     return _SignedWithdrawal(statement=text, signature=signature).model_dump_json(indent=1).encode() + b"\n"
 
 
 def verify_withdrawal(content: bytes, site: str, public_keys: Sequence[str], authority: str) -> WithdrawalStatement:
-    """Verify a site's statement.
+    """Verify a site's statement, and return it.
 
     Args:
+        content: The file's bytes.
         site: Name of the admitted site.
-        public_keys: Its admitted keys, the present one and earlier ones, as OpenSSH lines.
+        public_keys: Admitted keys of the site, the present one and earlier ones, as OpenSSH lines.
         authority: SHA-256 of the public key of the coordinator's authority.
 
     Raises:
         WithdrawalFault: If a byte was changed, another key signed it, or it is for another site or coordinator.
     """
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_WITHDRAWAL_BYTES:
         raise WithdrawalFault("it is too large")
     try:
         signed = _SignedWithdrawal.model_validate_json(content)
@@ -115,7 +119,7 @@ def _is_signed_by(signed: SignedStatement, public_key: str) -> bool:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False
     try:
-        key.verify(bytes.fromhex(signed.signature), _PREFIX + signed.statement.encode(), SIGNED_WITH)
+        key.verify(bytes.fromhex(signed.signature), _SIGNED_PREFIX + signed.statement.encode(), SIGNATURE_ALGORITHM)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -1,7 +1,7 @@
-"""Work of root in the folders of another account, done with that account's rights.
+"""Work with the rights of another account, for root in folders of that account.
 
-In such a folder the account can exchange any file for a link between two calls of ours. Root, who follows the link,
-would give the account a file of the system. The account, who follows it, gets no more than it has.
+In its folders an account can replace any file by a link between two of our calls. Root would follow the link, and could
+give the account access to a system file. The account itself, following the link, gains nothing.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AccountIds:
-    """Numbers of an account and of all its groups."""
+    """User id, group id and ids of all groups of an account."""
 
     user: int
     group: int
@@ -21,7 +21,7 @@ class AccountIds:
 
 
 def find_account_ids(name: str) -> AccountIds:
-    """Return the numbers of an account of this machine.
+    """Return the ids of an account of this machine.
 
     Raises:
         KeyError: If this machine has no such account.
@@ -32,12 +32,13 @@ def find_account_ids(name: str) -> AccountIds:
 
 @contextlib.contextmanager
 def act_as_account(ids: AccountIds) -> Iterator[None]:
-    """Give up root's rights for an account's in the ``with`` block; without root's rights change nothing.
+    """Act with the rights of an account instead of root's inside the ``with`` block; a process without root's rights
+    does not change.
 
-    The rights are those of the whole process, all threads included.
+    The rights apply to the whole process, including all threads.
 
     Raises:
-        OSError: If this root may not take another account's rights, as in some containers.
+        OSError: If root may not take another account's rights, as in some containers.
     """
     if os.geteuid() != 0:
         yield
@@ -47,7 +48,7 @@ def act_as_account(ids: AccountIds) -> Iterator[None]:
     try:
         os.setgroups(ids.groups)
         os.setegid(ids.group)
-        os.seteuid(ids.user)  # last: it gives up the right to change groups
+        os.seteuid(ids.user)  # must be last, because it gives up the right to change groups
         yield
     finally:
         os.seteuid(0)

@@ -1,4 +1,4 @@
-"""Tables as csv text that is safe to open in a spreadsheet."""
+"""Write tables as csv text that is safe to open in a spreadsheet."""
 
 import csv
 import io
@@ -9,9 +9,11 @@ from polyclinic.common.system.plain_text import escape_unplain_characters
 
 Cell = str | float | None
 
-_FORMULA = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
-"""The place before a formula, whose sign may be a wide one: at the start of a cell, or after another separator. German
-spreadsheets cut a line at ``;``, also within quotes that do not open the line."""
+_FORMULA_START = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
+"""Position before a formula, whose first sign may be a wide one: at the start of a cell, or after another separator.
+
+German spreadsheets split a line at ``;``, even inside quotes that do not start the line.
+"""
 
 
 def format_rows_as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
@@ -19,7 +21,7 @@ def format_rows_as_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
 
     def escape_csv_cell(cell: Cell) -> Cell:
         if isinstance(cell, str):
-            return _FORMULA.sub("'", escape_unplain_characters(cell))
+            return _FORMULA_START.sub("'", escape_unplain_characters(cell))
         return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)
 
     lines = io.StringIO(newline="")

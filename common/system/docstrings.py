@@ -7,7 +7,7 @@ _ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def read_attribute_texts(documented: type) -> dict[str, str]:
-    """Return attribute -> text from the section ``Attributes:`` of a class's own docstring, each text on one line.
+    """Return attribute -> text from the section ``Attributes:`` of a class's docstring, each text on one line.
 
     Several attributes may share a text: ``low, high: Bounds of the interval.``
     """

@@ -1,4 +1,4 @@
-"""Checks of paths that a user names, atomic writes of files, file locks, and messages about full disks."""
+"""Checks of paths from a user, atomic writes of files, file locks, and messages about full disks."""
 
 import contextlib
 import errno
@@ -20,32 +20,33 @@ from polyclinic.common.examples import suggest_examples
 from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.stopping import block_thread_if_stopping, remove_output_if_stopped
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, a used-up quota, or a file at its size limit."""
-NO_PLACE_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
-NO_PLACE_TO_WRITE |= {errno.ELOOP, errno.ENAMETOOLONG}
+UNWRITABLE_PLACE_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+"""Error numbers of a place where this account cannot create files."""
+UNWRITABLE_PLACE_ERRORS |= {errno.ELOOP, errno.ENAMETOOLONG}
 """Error numbers of a place in which this account can make no file."""
-_NO_FILE = "it is a pipe or a device, not a file"
-_RELATIVE = "Paths are relative to the folder of this file."
+_NOT_A_FILE_REASON = "it is a pipe or a device, not a file"
+_RELATIVE_PATH_REMEDY = "Paths are relative to the folder of this file."
 
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Return True if an error means that the disk is full."""
-    return isinstance(error, OSError) and error.errno in _NO_ROOM
+    return isinstance(error, OSError) and error.errno in _FULL_DISK_ERRORS
 
 
 def make_disk_full_message(error: BaseException) -> str:
     """Return a message for the user if an error means that the disk is full; empty for any other error."""
     if not isinstance(error, OSError) or not is_disk_full(error):
         return ""
-    path = error.filename2 or error.filename  # of a copy the second is what is written
+    path = error.filename2 or error.filename  # the second file of a copy is the written one
     where = f" of {path}" if path else ", where files are written"
     return f"there is no room left on the disk{where}: free some, and try again."
 
 
 @contextlib.contextmanager
 def add_file_name_to_errors(path: Path) -> Iterator[None]:
-    """Add ``path`` as the file name to an ``OSError`` that the ``with`` block raises without a file name."""
+    """Add ``path`` as the file name to an ``OSError`` without a file name that is raised inside the ``with`` block."""
     try:
         yield
     except OSError as error:
@@ -63,12 +64,12 @@ def is_file(path: Path) -> bool:
 
 
 def find_missing_file_faults(where: str, path: Path) -> list[Fault]:
-    """Return a fault if a file named by the key ``where`` of a config file is missing; else an empty list."""
+    """Return a fault if the file that the key ``where`` of a config file names is missing; else an empty list."""
     return _find_missing_path_faults(where, path, "file")
 
 
 def find_missing_folder_faults(where: str, path: Path) -> list[Fault]:
-    """Return a fault if a folder named by the key ``where`` of a config file is missing; else an empty list."""
+    """Return a fault if the folder that the key ``where`` of a config file names is missing; else an empty list."""
     return _find_missing_path_faults(where, path, "folder")
 
 
@@ -78,18 +79,18 @@ def _find_missing_path_faults(where: str, path: Path, kind: str) -> list[Fault]:
     except PermissionError:
         problem = f"{path} cannot be reached: permission denied."
         return [Fault(where, problem, "Give the account that runs this program the right to enter its folders.")]
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # the name is not valid for a file
         there = False
     if there:
         return []
     if re.search(r"[\t\n\r\f\b]", str(path)):
         problem = f"there is no {kind} {json.dumps(str(path))[1:-1]}: \\n, \\t and others are signs of their own."
         return [Fault(where, problem, "Write the path in 'single quotes', or with / for \\.")]
-    return [Fault(where, f"there is no {kind} {path}.", _RELATIVE)]
+    return [Fault(where, f"there is no {kind} {path}.", _RELATIVE_PATH_REMEDY)]
 
 
 def make_missing_input_fault(path: Path) -> Fault:
-    """Return the fault of an input path that is not a file; it says what the path is, or suggests a similar file."""
+    """Return the fault of an input path that is not a file: another kind of path, or missing with a similar name."""
     problem = ""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -97,7 +98,7 @@ def make_missing_input_fault(path: Path) -> Fault:
     except OSError as error:
         problems = {errno.ELOOP: "is a loop of links.", errno.ENAMETOOLONG: "is longer than a path can be."}
         problem = problems.get(error.errno or 0, "")
-    except ValueError:  # a name that no file can have
+    except ValueError:  # the name is not valid for a file
         pass
     if problem:
         return Fault(str(path), problem, "Name a file.")
@@ -110,7 +111,7 @@ def make_missing_input_fault(path: Path) -> Fault:
 
 def find_output_file_faults(destination: Path) -> list[Fault]:
     """Return the faults of an ``--out`` path that must be a new file in an existing folder; empty if it is valid."""
-    if os.path.lexists(destination):  # a link to nowhere too
+    if os.path.lexists(destination):  # True for a broken link, too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
     if not destination.parent.is_dir():
         return [Fault(f"--out {destination}", "its folder does not exist.", "Make it first.")]
@@ -125,7 +126,9 @@ def find_existing_output_faults(destination: Path) -> list[Fault]:
 
 
 def find_output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
-    """Return a fault if an ``--out`` path is not a new or empty folder; ``remedy`` is for a folder with files."""
+    """Return a fault if an ``--out`` path is not a new or empty folder; ``remedy`` is the remedy for a folder with
+    files.
+    """
     if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
     try:
@@ -138,29 +141,30 @@ def find_output_folder_faults(folder: Path, remedy: str = "Name another folder."
 def open_own_descriptor(path: Path, flags: int, mode: int = 0o666) -> int:
     """Open a file that a program of ours writes, without following a link in its place; return the descriptor.
 
-    Experiments, run folders and caches go from hand to hand. A link in such a folder would choose another file of the
-    person at this machine, to which we then append, or which we empty. Links to *folders* are followed: people put
-    ``runs/`` and caches on another disk, and below them our programs choose the names of the files.
+    Users pass experiments, run folders and caches to one another. A link in such a folder could lead to another file of
+    the user, to which we would append, or which we would empty. Links to *folders* are followed, because people put
+    ``runs/`` and caches on another disk, and our programs choose the file names in them.
 
     Args:
-        flags: As of ``os.open``.
-        mode: The mode of a new file, as of ``os.open``.
+        path: The file.
+        flags: As for ``os.open``.
+        mode: The mode of a new file, as for ``os.open``.
 
     Raises:
         OSError: With ``errno.ELOOP`` if the path is a link, or ``errno.EEXIST`` if it is a pipe or a device.
     """
     try:
-        # A pipe without a reader would make the program wait; of a file nothing is different.
+        # O_NONBLOCK does not matter for a file; without it, a pipe without a reader would block the program.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise OSError(errno.ELOOP, "it is a link to another file; remove it", str(path)) from None
         if error.errno == errno.ENXIO:
-            raise OSError(errno.EEXIST, _NO_FILE, str(path)) from None
+            raise OSError(errno.EEXIST, _NOT_A_FILE_REASON, str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EEXIST, _NO_FILE, str(path))
+        raise OSError(errno.EEXIST, _NOT_A_FILE_REASON, str(path))
     return descriptor
 
 
@@ -176,8 +180,9 @@ def open_own_file(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
     """Open a file to append, lock or change it, without following a link in its place (:func:`open_own_descriptor`).
 
     Args:
-        mode: As of ``open``; a text is UTF-8.
-        buffering: As of ``open``; 0 for a binary file without a buffer.
+        path: The file.
+        mode: As for ``open``; text is UTF-8.
+        buffering: As for ``open``; 0 for a binary file without a buffer.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -188,36 +193,38 @@ def open_own_file(path: Path, mode: str, *, buffering: int = -1) -> IO[Any]:
 
 
 def open_input_file(path: Path) -> BufferedReader:
-    """Open a file that a user or a shared file names, to read it; a link to a file is followed.
+    """Open a file for reading that a user or another file names; a link to a file is followed.
 
     Raises:
-        OSError: If it cannot be opened, or is a pipe, a device or another thing that has no end.
+        OSError: If it cannot be opened, or is a pipe or a device, on which reading could last forever.
     """
 
     def opener(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags | os.O_NONBLOCK)  # a pipe without a writer would make the program wait
+        descriptor = os.open(name, flags | os.O_NONBLOCK)  # otherwise a pipe without a writer blocks the program
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-        raise OSError(errno.EINVAL, _NO_FILE, name)
+        raise OSError(errno.EINVAL, _NOT_A_FILE_REASON, name)
 
     return open(path, "rb", opener=opener)
 
 
-Parts = Sequence[bytes | memoryview]
-"""A file's content in pieces, which need not be copied into one."""
+ContentParts = Sequence[bytes | memoryview]
+"""A file's content in several parts, which then need not be copied into one."""
 
 
-def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True, private: bool = False) -> None:
+def write_atomically(path: Path, content: bytes | ContentParts, *, durable: bool = True, private: bool = False) -> None:
     """Write a file so that readers see all of its content or nothing: write a temporary file, then rename it.
 
-    A link at ``path`` is replaced; the file that it leads to stays as it is.
+    A link at ``path`` is replaced; the file to which it leads does not change.
 
     Args:
-        durable: Flush the file and its folder to the disk before the return.
-        private: Let only the owner read the file, also while it is written.
+        path: The file.
+        content: Its content.
+        durable: True to flush the file and its folder to the disk before returning.
+        private: True if only the owner may read the file, even while it is written.
     """
-    block_thread_if_stopping()  # a file begun now would stay half done when the program ends
+    block_thread_if_stopping()  # otherwise the program's end would leave an incomplete file
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = make_temporary_path(path)
     remove = partial(temporary.unlink, missing_ok=True)
@@ -226,7 +233,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
                 descriptor = open_own_descriptor(temporary, flags, 0o600 if private else 0o666)
-            except FileNotFoundError:  # its folder is there: so answers /proc
+            except FileNotFoundError:  # the folder exists; /proc raises this error
                 raise PermissionError(errno.EACCES, "no file can be made there", str(temporary.parent)) from None
             with add_file_name_to_errors(path), os.fdopen(descriptor, "wb") as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
@@ -265,10 +272,12 @@ def remove_outputs_on_failure(*outputs: Path) -> Iterator[None]:
 
 
 def lock_file(file: IO[Any] | int, fault: Fault, *, shared: bool = False) -> None:
-    """Lock an open file or folder, until it is closed, against other processes.
+    """Lock an open file or folder against other processes, until it is closed.
 
     Args:
-        shared: Only against processes that do not share the lock.
+        file: The open file or its descriptor.
+        fault: The fault to raise.
+        shared: True to exclude only processes that do not share the lock.
 
     Raises:
         BadInput: With ``fault``, if another process has the lock.
@@ -290,33 +299,33 @@ def is_file_locked(path: Path) -> bool:
 
 
 def _is_given_by_root(status: os.stat_result) -> bool:
-    """Return True if root owns a file, and this account, which is not root, is in the file's group."""
+    """Return True if root owns a file, and this account is not root but in the file's group."""
     return status.st_uid == 0 and os.geteuid() != 0 and status.st_gid in (os.getegid(), *os.getgroups())
 
 
 def is_exposed_to_others(status: os.stat_result) -> bool:
-    """Return True if other accounts than this one, and root, may read or change a file with a secret.
+    """Return True if an account other than this one and root may read or change a file with a secret.
 
-    A group may read a file that root owns if this account is in the group and not root: root gave the file to this
-    account in that way, as Kubernetes does with a secret (mode 440 and the pod's fsGroup), and the account cannot
-    change it. A file of this account itself needs no group.
+    If root owns the file, a group of this account may read it, unless this account is root. Root can pass a secret to
+    an account in this way, as Kubernetes does (mode 440 and the pod's fsGroup), and the account cannot change the file.
+    A file that this account owns must not be readable for a group.
     """
     return bool(status.st_mode & (0o037 if _is_given_by_root(status) else 0o077))
 
 
 def make_exposed_file_remedy(path: Path, status: os.stat_result) -> str:
-    """Return the command that makes a file with a secret readable by this account alone."""
+    """Return the command after which only this account can read a file with a secret."""
     if _is_given_by_root(status):
         return f"Run as root: chmod 440 {quote_for_shell(path)}"
     return f"Run: chmod 600 {quote_for_shell(path)}"
 
 
-PRIVATE = 0o700
+OWNER_ONLY_MODE = 0o700
 
 
 @contextlib.contextmanager
 def write_for_owner_only() -> Iterator[None]:
-    """Let only this account read the files and folders that this process makes in the ``with`` block."""
+    """Make files and folders that this process creates inside the ``with`` block readable only for this account."""
     before = os.umask(0o077)
     try:
         yield
@@ -332,11 +341,11 @@ def make_private_folder(path: Path) -> bool:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        path.mkdir(PRIVATE)
+        path.mkdir(OWNER_ONLY_MODE)
     if not path.stat().st_mode & 0o077:
         return False
     try:
-        path.chmod(PRIVATE)
+        path.chmod(OWNER_ONLY_MODE)
     except PermissionError:
         return False
     return True
@@ -348,11 +357,11 @@ def make_temporary_path(path: Path) -> Path:
 
 
 def remove_temporary_files(folder: Path, *, below: bool = False) -> None:
-    """Remove temporary files of killed processes from a folder, or also from its subfolders if ``below``."""
+    """Remove temporary files of killed processes from a folder; with ``below``, from its subfolders, too."""
     for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
-        gone = writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists())
-        if gone and not path.is_dir():
+        is_abandoned = writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists())
+        if is_abandoned and not path.is_dir():
             path.unlink(missing_ok=True)
 
 

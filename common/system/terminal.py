@@ -16,7 +16,7 @@ from rich.table import Table
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.system.files import NO_PLACE_TO_WRITE, make_disk_full_message
+from polyclinic.common.system.files import UNWRITABLE_PLACE_ERRORS, make_disk_full_message
 from polyclinic.common.system.plain_text import HANGING, escape_for_terminal, format_as_json_text
 from polyclinic.common.system.resources import raise_descriptor_limit
 
@@ -218,7 +218,7 @@ def run_command_line_program(
             if full := make_disk_full_message(error):
                 _print_error("stopped", full)
                 sys.exit(1)
-            if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
+            if not (isinstance(error.filename, str | bytes) and error.errno in UNWRITABLE_PLACE_ERRORS):
                 raise
             problem = f"cannot be written: {(error.strerror or 'the system refuses it').lower()}."
             fault = Fault(str(error.filename), problem, "Name another place, or change its owner or mode.")

@@ -16,7 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret_file
+from polyclinic.common.security.identity import (
+    REQUEST_SIGNING_PURPOSE,
+    UNREADABLE_CERTIFICATE_ERRORS,
+    write_secret_file,
+)
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.preflight import find_certificate_date_faults
@@ -25,7 +29,7 @@ from polyclinic.server.coordinator.folder import CoordinatorFolder
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30
 _NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
-UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE)
+UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE_ERRORS)
 """Errors of reading a key or certificate; TypeError is that of a key with a password."""
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 _NO_USAGES = (
@@ -79,7 +83,7 @@ def ensure_valid_signing_key(coordinator: CoordinatorFolder) -> tuple[ec.Ellipti
     """
     identity = _read_signing_key_and_certificate(coordinator)
     if identity is None:
-        name, usage = f"{coordinator.file.name} (Polyclinic requests)", x509.ExtendedKeyUsage([SIGNS_REQUESTS])
+        name, usage = f"{coordinator.file.name} (Polyclinic requests)", x509.ExtendedKeyUsage([REQUEST_SIGNING_PURPOSE])
         _issue_certificate(coordinator, "signing", name, SERVER_DAYS, (usage, True))
         identity = _read_signing_key_and_certificate(coordinator)
     assert identity is not None, "it was issued just now"

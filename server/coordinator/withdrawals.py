@@ -6,8 +6,8 @@ from pathlib import Path
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.phrase import compute_certificate_key_hash
 from polyclinic.common.security.withdrawal import (
-    ENDING,
-    MOST_BYTES,
+    MAX_WITHDRAWAL_BYTES,
+    WITHDRAWAL_SUFFIX,
     WithdrawalFault,
     WithdrawalStatement,
     verify_withdrawal,
@@ -41,7 +41,7 @@ def read_withdrawal(coordinator: CoordinatorFolder, site: AdmittedSite, path: Pa
     authority = compute_certificate_key_hash(read_authority_certificate(coordinator))
     try:
         with open_input_file(path) as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_WITHDRAWAL_BYTES + 1)
     except OSError:
         raise BadInput([make_missing_input_fault(path)]) from None
     keys = (site.public_key, *site.old_keys)
@@ -55,6 +55,6 @@ def read_withdrawal(coordinator: CoordinatorFolder, site: AdmittedSite, path: Pa
 def store_withdrawal(coordinator: CoordinatorFolder, site: str, withdrawal: SignedWithdrawal) -> Path:
     """Keep a statement that was verified, byte by byte; return its path."""
     make_private_folder(coordinator.removed_path)
-    kept = join_plain_name(coordinator.removed_path, PlainName(site), ENDING)
+    kept = join_plain_name(coordinator.removed_path, PlainName(site), WITHDRAWAL_SUFFIX)
     write_atomically(kept, withdrawal.content, private=True)
     return kept

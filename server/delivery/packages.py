@@ -10,13 +10,13 @@ from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.evaluation.thresholds import make_summary_of_thresholds
 from polyclinic.common.models.saved import read_model_description
 from polyclinic.common.security.delivery import (
-    CARD,
-    DESCRIPTION,
-    ENDING,
-    MODEL,
-    RECEIPT,
-    REPORT,
-    THRESHOLDS,
+    DELIVERY_SUFFIX,
+    DESCRIPTION_FILE,
+    MODEL_CARD_FILE,
+    MODEL_FILE,
+    RECEIPT_FILE,
+    REPORT_FILE,
+    THRESHOLDS_FILE,
     Delivery,
     DeliveryManifest,
     describe_files,
@@ -63,7 +63,7 @@ def make_run_packages(coordinator: CoordinatorFolder, folder: Path) -> RunPackag
         BadInput: If the run is not finished, has no model, is of no hospital of this coordinator, or a file in the
             folder is not the one that its receipt names.
     """
-    run, receipt = read_run(folder), read_run_receipt(folder / RECEIPT)
+    run, receipt = read_run(folder), read_run_receipt(folder / RECEIPT_FILE)
     deliverable, left_out = _select_sites(receipt, read_all_admitted_sites(coordinator))
     if not deliverable:
         reasons = "; ".join(f"{site}: {reason}" for site, reason in sorted(left_out.items())) or "it has no hospital"
@@ -75,8 +75,8 @@ def make_run_packages(coordinator: CoordinatorFolder, folder: Path) -> RunPackag
     deliveries = dict[str, Delivery]()
     with tempfile.TemporaryDirectory() as scratch:
         for site in deliverable:
-            page = write_own_report(Path(scratch) / REPORT, run, receipt, site, coordinator.file.name, time)
-            contents = {**shared, REPORT: page.read_bytes()}
+            page = write_own_report(Path(scratch) / REPORT_FILE, run, receipt, site, coordinator.file.name, time)
+            contents = {**shared, REPORT_FILE: page.read_bytes()}
             manifest = DeliveryManifest(
                 run=receipt.run,
                 name=receipt.name,
@@ -95,7 +95,7 @@ def write_run_packages(packages: RunPackages, out: Path) -> list[Path]:
     make_private_folder(out)
     paths = []
     for site, delivery in packages.deliveries.items():
-        path = join_plain_name(out, PlainName(site), ENDING)
+        path = join_plain_name(out, PlainName(site), DELIVERY_SUFFIX)
         write_atomically(path, pack_delivery(delivery), private=True)
         paths.append(path)
     return paths
@@ -131,7 +131,7 @@ def _read_model_files(folder: Path, receipt: RunReceipt) -> dict[str, bytes]:
     saved = read_model_description(folder)
     card = render_model_card(folder)  # refuses a summary of another model
     contents, faults = dict[str, bytes](), list[Fault]()
-    for name in (MODEL, DESCRIPTION, RECEIPT):
+    for name in (MODEL_FILE, DESCRIPTION_FILE, RECEIPT_FILE):
         try:
             contents[name] = (folder / name).read_bytes()
         except OSError as error:
@@ -139,11 +139,11 @@ def _read_model_files(folder: Path, receipt: RunReceipt) -> dict[str, bytes]:
     raise_faults(faults)
     remedy = "Nothing was signed. flwr-server verify says what was changed in this folder."
     if saved.model_sha256 != receipt.model_sha256:
-        problem = f"is of the model {saved.model_sha256}, and {RECEIPT} of {receipt.model_sha256}."
-        faults.append(Fault(str(folder / DESCRIPTION), problem, remedy))
-    actual = hashlib.sha256(contents[MODEL]).hexdigest()
+        problem = f"is of the model {saved.model_sha256}, and {RECEIPT_FILE} of {receipt.model_sha256}."
+        faults.append(Fault(str(folder / DESCRIPTION_FILE), problem, remedy))
+    actual = hashlib.sha256(contents[MODEL_FILE]).hexdigest()
     if actual != saved.safetensors_sha256:
-        problem = f"has SHA-256 {actual}, and {DESCRIPTION} names {saved.safetensors_sha256}."
-        faults.append(Fault(str(folder / MODEL), problem, remedy))
+        problem = f"has SHA-256 {actual}, and {DESCRIPTION_FILE} names {saved.safetensors_sha256}."
+        faults.append(Fault(str(folder / MODEL_FILE), problem, remedy))
     raise_faults(faults)
-    return {**contents, CARD: card.encode(), THRESHOLDS: make_summary_of_thresholds(folder)}
+    return {**contents, MODEL_CARD_FILE: card.encode(), THRESHOLDS_FILE: make_summary_of_thresholds(folder)}

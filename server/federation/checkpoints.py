@@ -19,7 +19,7 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.zoo.spec import PATCH_KEYS, PLANNED_KEYS, RUN_DETERMINED_KEYS
 from polyclinic.common.plugins import format_plugin_user_name, is_local_plugin_name
-from polyclinic.common.system.files import Parts, make_private_folder, write_atomically
+from polyclinic.common.system.files import ContentParts, make_private_folder, write_atomically
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.server.runs.tracking import flatten_nested_tables
 from polyclinic.strategies.engine.state import (
@@ -170,7 +170,7 @@ class CheckpointFolder:
         return self.folder / f"round-{number:06d}.{kind}"
 
 
-def _hash_checkpoint(content: Parts, facts: Any) -> str:
+def _hash_checkpoint(content: ContentParts, facts: Any) -> str:
     digest = blake3()
     for part in content:
         digest.update(part)

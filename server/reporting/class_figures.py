@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from polyclinic.common.metrics.calibration import Calibration, DecisionCounts, RocCurve, compute_wilson_interval
 from polyclinic.common.reporting.figure import ROW_HEIGHT, LegendEntry, draw_figure
 from polyclinic.common.reporting.plot import Axis, Plot, Tick, replace_none_by_nan
-from polyclinic.common.reporting.svg import BLUE, DOTTED, INK, RULE, VERMILION
+from polyclinic.common.reporting.svg import BLUE, DOTTED, LINE_COLOR, TEXT_COLOR, VERMILION
 
 COLUMNS, MOST_PANELS = 5, 25
 """Panels in a row, and in one figure."""
@@ -35,7 +35,7 @@ def draw_reliability_diagrams(calibrations: Mapping[str, Calibration]) -> Markup
         means = replace_none_by_nan([each.mean_score for each in bins])
         positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
         low, high = compute_wilson_interval(positives, images)
-        plot.add_line([0, 1], [0, 1], INK, width=1, dash=DOTTED)
+        plot.add_line([0, 1], [0, 1], TEXT_COLOR, width=1, dash=DOTTED)
         for mean, *interval in zip(means.tolist(), low.tolist(), high.tolist(), strict=True):
             plot.add_line([mean, mean], interval, BLUE, width=1.2, opacity=0.6)
         diameters = np.sqrt(14 + 60 * images / images.sum())  # areas grow with the images
@@ -85,7 +85,7 @@ def _draw_rate_with_interval(
     """
     low, high = compute_wilson_interval(hits, images)
     plot.add_band(x, low, high, BLUE, 0.2)
-    plot.add_line([0, 1], guessing, INK, width=1, dash=DOTTED)
+    plot.add_line([0, 1], guessing, TEXT_COLOR, width=1, dash=DOTTED)
     plot.add_line(x, hits / images, BLUE, width=1.6)
 
 
@@ -137,7 +137,7 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
     plot = Plot(Axis("sensitivity, specificity", (-0.02, 1.02)))
     plot.y.label_rows(list(map(_shorten_class_name, decisions)))
     for row in range(len(decisions)):
-        plot.add_horizontal_rule(row, RULE, width=0.6)
+        plot.add_horizontal_rule(row, LINE_COLOR, width=0.6)
     legend = list[LegendEntry]()
     for kind, color, marker, shift in (
         ("sensitivity", BLUE, "circle", -0.12),
@@ -161,7 +161,7 @@ def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[
     counts, shares = counts[np.ix_(shown, shown)], shares[np.ix_(shown, shown)]
     size, names = len(shown), [_shorten_class_name(class_names[row], 16) for row in shown]
     plot = Plot(Axis("answer"), Axis("class"))
-    plot.x.label_places(names)
+    plot.x.label_columns(names)
     plot.y.label_rows(names)
     plot.x.text_size = plot.y.text_size = 10 if size <= MOST_NUMBERED else 6
     if size < len(class_names):

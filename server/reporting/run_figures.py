@@ -12,16 +12,16 @@ from polyclinic.common.metrics.multi_class import BestClientAccuracies, estimate
 from polyclinic.common.reporting.figure import ROW_HEIGHT, LegendEntry, draw_figure, make_line_entry
 from polyclinic.common.reporting.plot import Axis, Plot, replace_none_by_nan
 from polyclinic.common.reporting.svg import (
+    BACKGROUND_COLOR,
     BLUE,
     DASHED,
     DOTTED,
     GREEN,
-    INK,
+    LINE_COLOR,
     ORANGE,
-    PAPER,
-    RULE,
     SKY,
     SOLID,
+    TEXT_COLOR,
     VERMILION,
     choose_series_styles,
 )
@@ -194,8 +194,8 @@ def _add_bar(
     plot.add_bar(start, value, row, 0.68, color, hatch)
     low, high = interval or (value, value)
     if interval:
-        plot.add_interval(low, high, row, PAPER, 4)
-        plot.add_interval(low, high, row, INK, 1.4, ends=7)
+        plot.add_interval(low, high, row, BACKGROUND_COLOR, 4)
+        plot.add_interval(low, high, row, TEXT_COLOR, 1.4, ends=7)
     plot.add_text(figure_text(measured), max(high, start), row, shift=(4, 0))
 
 
@@ -249,7 +249,7 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
     plot = Plot(Axis(limits=(0.5, len(sites) + 0.5)))
     plot.y.label_rows(names)
     for row, name in enumerate(names):
-        plot.add_horizontal_rule(row, RULE, width=0.6)
+        plot.add_horizontal_rule(row, LINE_COLOR, width=0.6)
         members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
         edges = np.flatnonzero(np.diff(members)).reshape(-1, 2).tolist()
         for first, end in edges:
@@ -324,7 +324,7 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
     # Cosines of these features lie near 1: colours begin at the least similar pair.
     lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
     cosines = Plot(title="Cosine between positives of two classes")
-    cosines.x.label_places(names)
+    cosines.x.label_columns(names)
     cosines.y.label_rows(names)
     texts = _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
     cosines.add_heat_map(between, (lowest, 1.0), texts)

@@ -25,7 +25,7 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.plugins import PluginIdentity
 from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
-from polyclinic.common.security.signatures import CHAINED
+from polyclinic.common.security.signatures import NUMBERED_RECORDS
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.wire.records import RollCallAnswer, TrainReply
@@ -242,7 +242,7 @@ class ReceiptDraft:
 
     def _add_receipt_reply(self, entry: AuditEntry) -> None:
         """Add a reply to the receipt if sites sign this kind of reply, even if its signature is missing."""
-        if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in CHAINED:
+        if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in NUMBERED_RECORDS:
             values = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
             texts = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
             self.replies.append(ReceivedReplyRecord(**values, **texts))

@@ -53,7 +53,7 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.models.network import Head, build_network
 from polyclinic.common.models.state import ModelState, read_model_state, write_model_state
-from polyclinic.common.system.files import Parts
+from polyclinic.common.system.files import ContentParts
 from polyclinic.common.system.toml import TomlSection
 from polyclinic.common.wire.codec import make_packed_array
 from polyclinic.common.wire.records import Arrays, Form, ModelGroups, make_empty_arrays, select_arrays_with_prefix
@@ -446,7 +446,7 @@ def serialize_federation_state(state: FederationState) -> bytes:
     return b"".join(serialize_federation_state_parts(state))
 
 
-def serialize_federation_state_parts(state: FederationState) -> Parts:
+def serialize_federation_state_parts(state: FederationState) -> ContentParts:
     """Return the bytes of :func:`serialize_federation_state` in parts, which share the memory of the state's arrays.
 
     This avoids a copy, which takes as long for a large model as writing the file.
@@ -467,7 +467,7 @@ def serialize_federation_state_parts(state: FederationState) -> Parts:
     return _serialize_as_safetensors_parts(tensors)
 
 
-def _serialize_as_safetensors_parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
+def _serialize_as_safetensors_parts(tensors: Mapping[str, NDArray[Any]]) -> ContentParts:
     """Return the parts of a safetensors file: the header's length in 8 bytes, the header as JSON, the tensors."""
     widest_first = list(_DTYPES)
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())

@@ -17,8 +17,8 @@ from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site import Site
 from polyclinic.common.errors import BadInput, WireError
 from polyclinic.common.security.delivery import (
-    FILES,
-    MANIFEST,
+    MANIFEST_FILE,
+    PACKAGE_FILES,
     Delivery,
     DeliveryFault,
     DeliveryManifest,
@@ -34,7 +34,7 @@ from polyclinic.server.coordinator.folder import read_coordinator_folder
 from tests.client.check.sites import Hospital
 from tests.network.real import flwr_server
 
-CONTENTS = {name: f"content of {name}".encode() for name in FILES}
+CONTENTS = {name: f"content of {name}".encode() for name in PACKAGE_FILES}
 
 
 class Coordinator:
@@ -90,7 +90,7 @@ def test_a_package_with_a_changed_byte_is_refused_or_holds_what_was_signed(
     except DeliveryFault:
         return
     # The byte is a time or a mode of the zip file, which nobody reads.
-    assert {name: delivery.contents[name] for name in FILES} == CONTENTS
+    assert {name: delivery.contents[name] for name in PACKAGE_FILES} == CONTENTS
 
 
 def test_a_package_whose_zip_directory_is_changed_is_refused_or_holds_what_was_signed(
@@ -105,7 +105,7 @@ def test_a_package_whose_zip_directory_is_changed_is_refused_or_holds_what_was_s
             except DeliveryFault:
                 refused += 1
             else:
-                assert {name: delivery.contents[name] for name in FILES} == CONTENTS
+                assert {name: delivery.contents[name] for name in PACKAGE_FILES} == CONTENTS
     assert refused >= 40
 
 
@@ -134,7 +134,7 @@ def test_a_package_with_a_file_more_is_refused(package: bytes, name: str) -> Non
 def test_a_package_with_a_file_twice_is_refused(package: bytes) -> None:
     file = io.BytesIO(package)
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(file, "a") as archive:
-        archive.writestr(FILES[0], b"more")
+        archive.writestr(PACKAGE_FILES[0], b"more")
     with pytest.raises(DeliveryFault, match="other files"):
         unpack_delivery(file.getvalue())
 
@@ -150,7 +150,7 @@ def test_a_compressed_package_is_refused_before_it_is_unpacked(package: bytes) -
 
 def test_a_manifest_that_another_key_signed_is_refused(trial: Coordinator) -> None:
     forged = trial.sign(key=ec.generate_private_key(ec.SECP256R1()))
-    with pytest.raises(DeliveryFault, match=MANIFEST):
+    with pytest.raises(DeliveryFault, match=MANIFEST_FILE):
         verify_delivery(forged.contents, trial.authority, "north")
 
 
@@ -166,7 +166,7 @@ def test_a_site_stores_a_package_that_is_its_own_and_no_other(site: Site, trial:
     noted = receive_delivery_request(site, make_delivery_request("delivery-1", pack_delivery(trial.sign(site.name))))
     assert (noted.run, noted.site) == ("delivery-1", site.name)
     stored = get_delivered_folder(site.folder) / "run-1"
-    assert {name: (stored / name).read_bytes() for name in FILES} == CONTENTS
+    assert {name: (stored / name).read_bytes() for name in PACKAGE_FILES} == CONTENTS
     others = make_delivery_request("delivery-2", pack_delivery(trial.sign("another", "run-2")))
     with pytest.raises(BadInput, match="it is for the site"):
         receive_delivery_request(site, others)

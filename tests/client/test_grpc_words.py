@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from polyclinic.client.connection.exit_codes import ConnectionNotAccepted, CoordinatorUnreachable
 from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
-from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
+from polyclinic.common.security.call_signatures import ANOTHER_PROCESS_MESSAGE
 from polyclinic.common.system.plain_text import MAX_REASON_CHARACTERS, is_plain_text
 from polyclinic.common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from polyclinic.server.coordinator.folder import CoordinatorFolder
@@ -68,7 +68,7 @@ def asking(answer: Any, coordinator: CoordinatorFolder) -> Iterator[FleetClient]
         *((code, "", CoordinatorUnreachable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)),
         (grpc.StatusCode.PERMISSION_DENIED, "", UnacceptableAnswer),
         (grpc.StatusCode.FAILED_PRECONDITION, "", UnacceptableAnswer),
-        (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS, ConnectionNotAccepted),
+        (grpc.StatusCode.UNAUTHENTICATED, ANOTHER_PROCESS_MESSAGE, ConnectionNotAccepted),
         (grpc.StatusCode.UNAUTHENTICATED, "", ConnectionNotAccepted),
         (grpc.StatusCode.ALREADY_EXISTS, "", CoordinatorUnreachable),
     ],

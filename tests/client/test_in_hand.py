@@ -35,7 +35,7 @@ from polyclinic.client.connection.status import ClientStatus
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.errors import WireVersionError
-from polyclinic.common.security.call_signatures import WAIT, parse_wait_header_s
+from polyclinic.common.security.call_signatures import WAIT_HEADER, parse_wait_header_s
 from polyclinic.common.security.identity import SiteConnectionKit, read_admission_request
 from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
@@ -148,7 +148,7 @@ class Desk:
         return fleet.SendNodeHeartbeatResponse(success=True)
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
-        self.waits += [str(value) for name, value in context.invocation_metadata() if name == WAIT]
+        self.waits += [str(value) for name, value in context.invocation_metadata() if name == WAIT_HEADER]
         if not self.waiting:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "timestamp")
         return self.waiting.pop()

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from polyclinic.client.approval.record import COLUMNS, read_hospital_record
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.common.security.audit import AUDIT_FILE, AuditLog
-from polyclinic.common.security.delivery import FILES, MANIFEST, DeliveryManifest, describe_files
+from polyclinic.common.security.delivery import MANIFEST_FILE, PACKAGE_FILES, DeliveryManifest, describe_files
 from polyclinic.common.security.plan_decisions import PlanDecision, sign_decision
 from tests.client.rounds import changed_plan, plan
 from tests.network.real import flwr_client
@@ -152,10 +152,10 @@ def test_a_delivered_model_and_a_departure_are_in_the_record(folder: Path) -> No
         coordinator="trial",
         time="2026-12-01T09:30:00+00:00",
         model_sha256="d" * 64,
-        files=describe_files(dict.fromkeys(FILES, b"")),
+        files=describe_files(dict.fromkeys(PACKAGE_FILES, b"")),
     )
     (state / "delivered" / "ef56").mkdir(parents=True)
-    (state / "delivered" / "ef56" / MANIFEST).write_text(by_hand.model_dump_json(), encoding="utf-8")
+    (state / "delivered" / "ef56" / MANIFEST_FILE).write_text(by_hand.model_dump_json(), encoding="utf-8")
     record = read_hospital_record(state)
     delivery = record.runs[-1]
     assert (delivery.kind, delivery.title, delivery.coordinator) == ("delivery", "Lung findings", "trial")

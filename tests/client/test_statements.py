@@ -20,7 +20,7 @@ from polyclinic.client.site.statements import SiteRecordSigner, read_accepted_re
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.identity import compute_public_key_fingerprint, format_public_key_line
 from polyclinic.common.security.signatures import (
-    SIGNED_WITH,
+    SIGNATURE_ALGORITHM,
     ReplyStatement,
     RequestStatement,
     SignatureFault,
@@ -263,7 +263,7 @@ def noted(side: Side, state: Path, **changes: str) -> bool:
 def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fault(side: Side, tmp_path: Path) -> None:
     assert noted(side, tmp_path / "whole")
     assert not noted(side, tmp_path / "record", sha256="f" * 64)
-    assert not noted(side, tmp_path / "signature", signature=SITE_KEY.sign(b"", SIGNED_WITH).hex())
+    assert not noted(side, tmp_path / "signature", signature=SITE_KEY.sign(b"", SIGNATURE_ALGORITHM).hex())
     assert not noted(side, tmp_path / "text", certificate="no certificate")
     earlier, certificate = read_unverified_signature(Side(coordinator_in(tmp_path / "earlier")).request())
     assert noted(side, tmp_path / "earlier site", **earlier.model_dump(), certificate=certificate.hex())

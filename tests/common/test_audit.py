@@ -154,7 +154,7 @@ def test_a_kill_between_line_and_head_is_no_fault(ending: bytes, tmp_path: Path)
 
 
 def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "ROTATED_AT_BYTES", 500)
+    monkeypatch.setattr(audit, "MAX_AUDIT_FILE_BYTES", 500)
     written(tmp_path, 12)
     assert [path.name for path in list_audit_files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
     assert is_sound(tmp_path, 12)

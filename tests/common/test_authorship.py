@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyclinic.common.security.authorship import OwnReplyRecord, SentReply, check_receipt_authorship
+from polyclinic.common.security.authorship import SentReply, SiteReplyRecord, check_receipt_authorship
 from polyclinic.common.security.identity import format_public_key_line
-from polyclinic.common.security.signatures import REPLY_PREFIX, SIGNED_WITH
+from polyclinic.common.security.signatures import REPLY_PREFIX, SIGNATURE_ALGORITHM
 from tests.receipts import message_of, signed_reply, the_receipt
 
 KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}
@@ -75,7 +75,7 @@ def poison(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
 
 
 def no_statement(old: dict[str, Any]) -> dict[str, Any]:
-    signature = KEYS["north"].sign(REPLY_PREFIX + b"polyclinic", SIGNED_WITH).hex()
+    signature = KEYS["north"].sign(REPLY_PREFIX + b"polyclinic", SIGNATURE_ALGORITHM).hex()
     return {**old, "statement": "polyclinic", "signature": signature}
 
 
@@ -217,17 +217,17 @@ def test_a_site_names_what_it_sent_last(receipt: RunReceipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
     sent = [SentReply(record, 3, sha(f"north {record} 3")) for record in ("TrainReply", "EvaluateReply")]
     assert check_receipt_authorship(receipt, TRUSTED).faults == []
-    (fault,) = check_receipt_authorship(receipt, TRUSTED, OwnReplyRecord("north", 5, sent)).faults
+    (fault,) = check_receipt_authorship(receipt, TRUSTED, SiteReplyRecord("north", 5, sent)).faults
     assert "after its TrainReply of round 3" in fault.problem
     assert "EvaluateReply of round 3" in fault.problem
-    assert check_receipt_authorship(receipt, TRUSTED, OwnReplyRecord("east", 5)).faults == []
+    assert check_receipt_authorship(receipt, TRUSTED, SiteReplyRecord("east", 5)).faults == []
 
 
 def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fault(receipt: RunReceipt) -> None:
     old = reply(receipt, "north", "TrainReply", 3)
     again = signed_reply(KEYS["north"], "north", "TrainReply", 3, 3, sha("again"))
     statement = again["statement"].replace(message_of("north", 3), message_of("north", 99))
-    signature = KEYS["north"].sign(REPLY_PREFIX + statement.encode(), SIGNED_WITH).hex()
+    signature = KEYS["north"].sign(REPLY_PREFIX + statement.encode(), SIGNATURE_ALGORITHM).hex()
     replace(receipt, old, {**again, "statement": statement, "signature": signature})
     number_five = reply(receipt, "north", "EvaluateReply", 3)
     replace(receipt, number_five, signed_reply(KEYS["north"], "north", "EvaluateReply", 3, 4, number_five["sha256"]))

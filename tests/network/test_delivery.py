@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.common.security.delivery import CARD, FILES, MANIFEST, REPORT, SIGNATURE, THRESHOLDS
+from polyclinic.common.security.delivery import (
+    MANIFEST_FILE,
+    MODEL_CARD_FILE,
+    PACKAGE_FILES,
+    REPORT_FILE,
+    SIGNATURE_FILE,
+    THRESHOLDS_FILE,
+)
 from polyclinic.server.delivery.own_report import REPLY_WORDS
 from tests.network.federated import Federation, admitted
 from tests.network.real import FULL, flwr_client, flwr_server, flwr_sim, lines_of, summary_of
@@ -40,15 +47,15 @@ def run_name(federation: Federation) -> str:
 def test_each_connected_hospital_stores_its_own_package(handed_out: Federation) -> None:
     for site in handed_out.sites:
         folder = site.folder / "state" / "delivered" / run_name(handed_out)
-        assert {path.name for path in folder.iterdir()} == {*FILES, MANIFEST, SIGNATURE}
+        assert {path.name for path in folder.iterdir()} == {*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE}
         assert (folder / "model.safetensors").read_bytes() == (handed_out.out / "model.safetensors").read_bytes()
         assert (folder / "receipt.json").read_bytes() == (handed_out.out / "receipt.json").read_bytes()
         points = summary_of(handed_out.out)["test"]["operating_points"]
         kept = ("rule", "target", "threshold")
         chosen = {name: [{key: point[key] for key in kept} for point in each] for name, each in points.items()}
-        assert json.loads((folder / THRESHOLDS).read_text()) == {"test": {"operating_points": chosen}}
+        assert json.loads((folder / THRESHOLDS_FILE).read_text()) == {"test": {"operating_points": chosen}}
         assert chosen
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST_FILE).read_text())
         assert (manifest["site"], manifest["name"], manifest["coordinator"]) == (site.name, "first study", "trial")
         assert manifest["model_sha256"] == summary_of(handed_out.out)["model_sha256"]
         assert folder.stat().st_mode & 0o077 == 0
@@ -56,7 +63,7 @@ def test_each_connected_hospital_stores_its_own_package(handed_out: Federation) 
 
 def test_the_report_of_a_hospital_has_its_own_figures_and_no_others(handed_out: Federation) -> None:
     folder = handed_out.north.folder / "state" / "delivered" / run_name(handed_out)
-    text = body_text((folder / REPORT).read_text())
+    text = body_text((folder / REPORT_FILE).read_text())
     benefit = summary_of(handed_out.out)["benefit"]["north"]["benefit"]
     assert f"{benefit['mean']['federated']['value']:.3f}" in text
     for name in benefit["auroc"]["alone"]:
@@ -108,7 +115,7 @@ def test_another_hospitals_package_is_refused(handed_out: Federation) -> None:
     assert "north.delivery" in words  # what to ask for; the package itself is whole
 
 
-@pytest.mark.parametrize("name", [*FILES, MANIFEST, SIGNATURE])
+@pytest.mark.parametrize("name", [*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE])
 def test_a_changed_byte_of_any_file_is_refused(handed_out: Federation, tmp_path: Path, name: str) -> None:
     changed = tmp_path / "north.delivery"
     with zipfile.ZipFile(handed_out.folder / "packages" / "north.delivery") as original:
@@ -153,7 +160,7 @@ def test_a_package_of_an_unknown_authority_is_refused(handed_out: Federation, tm
 def test_a_stored_model_that_was_changed_is_listed_as_such(handed_out: Federation) -> None:
     site = handed_out.east
     assert json.loads(flwr_client("delivered", site.folder, "--json").out)[0]["fault"] == ""
-    card = site.folder / "state" / "delivered" / run_name(handed_out) / CARD
+    card = site.folder / "state" / "delivered" / run_name(handed_out) / MODEL_CARD_FILE
     whole = card.read_bytes()
     card.write_bytes(whole + b"This model is a medical device.\n")
     ended = flwr_client("delivered", site.folder)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from polyclinic.common.security.call_signatures import LONGEST_WAIT_S, parse_wait_header_s
+from polyclinic.common.security.call_signatures import MAX_WAIT_S, parse_wait_header_s
 from polyclinic.server.deployment.superlink import fleet_service, refused_calls
 from polyclinic.server.deployment.superlink.refused_calls import (
     MOST_KINDS,
@@ -82,7 +82,7 @@ def test_a_header_that_is_no_number_of_seconds_is_no_wait(header: str) -> None:
 
 def test_nobody_waits_longer_than_the_bound() -> None:
     assert (parse_wait_header_s("999"), parse_wait_header_s("0"), parse_wait_header_s("4.5")) == (
-        LONGEST_WAIT_S,
+        MAX_WAIT_S,
         0.0,
         4.5,
     )

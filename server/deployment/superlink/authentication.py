@@ -26,12 +26,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from polyclinic.common.security.call_signatures import (
-    LONGEST_PROCESS,
-    PROCESS,
-    PUBLIC_KEY,
-    SIGNATURE,
-    TIME,
-    WAIT,
+    MAX_PROCESS_CHARACTERS,
+    PROCESS_HEADER,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    TIME_HEADER,
+    WAIT_HEADER,
     is_call_signature_valid,
     parse_wait_header_s,
 )
@@ -329,13 +329,13 @@ class CallAuthenticator:
         if not -AHEAD_S < age_s < OLD_S + AHEAD_S:
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
         self._signatures.refuse_unnamed_repetition(caller.name, key, signed)
-        process = _find_call_header(metadata, PROCESS)
-        if len(process) > LONGEST_PROCESS:
+        process = _find_call_header(metadata, PROCESS_HEADER)
+        if len(process) > MAX_PROCESS_CHARACTERS:
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
         return replace(
             caller,
             process=process,
-            wait_s=parse_wait_header_s(_find_call_header(metadata, WAIT)),
+            wait_s=parse_wait_header_s(_find_call_header(metadata, WAIT_HEADER)),
             stated=read_stated_release(metadata, signed),
         )
 
@@ -359,11 +359,11 @@ def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     """
     headers: dict[str, Any] = {}
     for name, value in metadata or ():
-        if name in (PUBLIC_KEY, TIME, SIGNATURE):
+        if name in (PUBLIC_KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER):
             if name in headers:
                 raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{name} is there twice")
             headers[name] = value
-    key, when, signature = (headers.get(name) for name in (PUBLIC_KEY, TIME, SIGNATURE))
+    key, when, signature = (headers.get(name) for name in (PUBLIC_KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER))
     if not isinstance(key, bytes) or not isinstance(when, str) or not isinstance(signature, bytes):
         raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, "Missing authentication metadata")
     if len(key) > LONGEST_KEY or len(signature) > LONGEST_SIGNATURE or len(when) > LONGEST_TIME:

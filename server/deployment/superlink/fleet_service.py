@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from polyclinic.common import __version__
-from polyclinic.common.security.call_signatures import ANOTHER_PROCESS
+from polyclinic.common.security.call_signatures import ANOTHER_PROCESS_MESSAGE
 from polyclinic.common.wire.fleet_protocol import (
     COORDINATOR,
     SMALL_BYTES_IN_ALL,
@@ -140,7 +140,7 @@ class LatestProcessAdmission:
             site = self._sites.get(caller.node_id)
             if site is None or caller.process not in site.earlier:
                 return
-            reason = f"{ANOTHER_PROCESS} {site.since}"
+            reason = f"{ANOTHER_PROCESS_MESSAGE} {site.since}"
         # A process that was killed does not call: this one is alive, and the coordinator should know of it.
         raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, noted=True)
 

@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 
 from polyclinic.common.security.identity import compute_public_key_fingerprint
 from polyclinic.common.security.signatures import (
-    CHAINED,
+    NUMBERED_RECORDS,
     ReplyStatement,
     RequestStatement,
     SignatureFault,
@@ -92,7 +92,7 @@ class RequestSigner:
             if stated != (site.name, run, server_round, message_id):
                 raise SignatureFault("its statement names another site, run, round or message")
             record = read_run_round_class(reply.content)[2]
-            if statement.record != record or (statement.number > 0) != (record in CHAINED):
+            if statement.record != record or (statement.number > 0) != (record in NUMBERED_RECORDS):
                 raise SignatureFault("its statement names another kind of record")
         except SignatureFault as fault:
             return f"its reply is not signed by {site.name} as an answer to what it was asked: {fault}"
