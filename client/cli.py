@@ -45,7 +45,7 @@ from polyclinic.common.system.terminal import (
     EscapingConsole,
     LogFormat,
     LogOutputFormat,
-    Restarted,
+    WaitOnRefusal,
     make_command_line_program,
     make_event_printer,
     run_command_line_program,
@@ -222,7 +222,7 @@ def _read_experiment_file(path: Path | None) -> "Experiment | None":
 def start_client(
     folder: Folder,
     log_format: LogFormat = LogOutputFormat.text,
-    restarted: Restarted = False,
+    restarted: WaitOnRefusal = False,
     until_idle: Annotated[
         float | None,
         typer.Option("--until-idle", min=0, help="End after so many minutes without a request, as jobs of a queue do."),

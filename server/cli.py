@@ -37,7 +37,7 @@ from polyclinic.common.system.terminal import (
     EscapingConsole,
     LogFormat,
     LogOutputFormat,
-    Restarted,
+    WaitOnRefusal,
     make_command_line_program,
     make_event_printer,
     make_name_override,
@@ -140,7 +140,7 @@ def admit_hospital(
 
 @app.command("start")
 def run_superlink_until_stopped(
-    folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: Restarted = False
+    folder: Folder, log_format: LogFormat = LogOutputFormat.text, restarted: WaitOnRefusal = False
 ) -> None:
     """Start the server that hospitals connect to, and keep it running.
 

@@ -6,6 +6,6 @@ Python itself ends such a fork server too, but only after all of its imports, se
 
 import os
 
-from polyclinic.common.system.stopping import PROGRAM, end_process_with_parent
+from polyclinic.common.system.stopping import PROGRAM_VARIABLE, end_process_with_parent
 
-end_process_with_parent(int(os.environ[PROGRAM]) if PROGRAM in os.environ else None)
+end_process_with_parent(int(os.environ[PROGRAM_VARIABLE]) if PROGRAM_VARIABLE in os.environ else None)

@@ -33,7 +33,7 @@ from polyclinic.common.system.files import (
     make_disk_full_message,
     open_own_file,
 )
-from polyclinic.common.system.stopping import PROGRAM, end_process_with_parent, remove_output_if_stopped
+from polyclinic.common.system.stopping import PROGRAM_VARIABLE, end_process_with_parent, remove_output_if_stopped
 from polyclinic.common.system.terminal import ProgressFormat
 from polyclinic.server.runs.progress import SilentRunProgress
 from polyclinic.server.simulation.simulate import simulate
@@ -213,7 +213,7 @@ def start_fork_server() -> Iterator[None]:
     Python removes at the end of a program. If a signal stops the program within the context, this function removes the
     folder.
     """
-    os.environ[PROGRAM] = str(os.getpid())
+    os.environ[PROGRAM_VARIABLE] = str(os.getpid())
     with _STARTING, _hide_callers_script():
         multiprocessing.forkserver.ensure_running()
     with remove_output_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):

@@ -17,7 +17,7 @@ from polyclinic.client.preview.data_dictionary import COMMON_FIELDS, MEANING, SE
 from polyclinic.client.site.policy import LEVELS, SitePolicy
 from polyclinic.common.counts import COUNT_TABLES, TABLE_MENU
 from polyclinic.common.system.docstrings import read_attribute_texts
-from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
+from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import SENTENCES
@@ -95,7 +95,7 @@ def describe_exit_codes() -> str:
             "the reason",
         ),
         ("2", "all", "A fault in a file, an option or the data, each one listed.", "you"),
-        (str(STOPPED_ON_REQUEST), "all", "Stopped on request; nothing half done is left.", "the line that it prints"),
+        (str(STOPPED_EXIT_CODE), "all", "Stopped on request; nothing half done is left.", "the line that it prints"),
     ]
     rows += _list_exit_codes("`flwr-server run`", set(RunExitCode) - {RunExitCode.DONE, RunExitCode.BAD_INPUT})
     rows += _list_exit_codes("`flwr-client`", set(ClientExitCode) - {ClientExitCode.BAD_INPUT})

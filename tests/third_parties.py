@@ -77,7 +77,7 @@ def install_module(
 
 def forget(patched: pytest.MonkeyPatch) -> None:
     """Have this process know nothing of plug-ins, as a new one."""
-    for name in ("_loaded", "_latest"):
+    for name in ("_loaded_plugins", "_latest_identities"):
         patched.setattr(plugins, name, {})
 
 

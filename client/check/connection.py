@@ -40,7 +40,7 @@ from polyclinic.common.security.identity import (
     split_host_port,
 )
 from polyclinic.common.security.phrase import compute_certificate_phrase
-from polyclinic.common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
+from polyclinic.common.system.timers import FIRST_RETRY_S, REFUSED_KEY_RETRY_S, TLS_TIMEOUT_S
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 
@@ -238,7 +238,7 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
         with FleetClient(kit.address, kit.ca_certificate.encode(), key) as link:
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
             # that the next one is timed without it.
-            patience_ends = time.monotonic() + KEY_PATIENCE_S
+            patience_ends = time.monotonic() + REFUSED_KEY_RETRY_S
             while (hello := link.exchange_hello()) and hello.key == "unknown" and is_spoken(hello.wire):
                 if time.monotonic() >= patience_ends:
                     break

@@ -41,7 +41,7 @@ from polyclinic.common.security.call_signatures import (
 from polyclinic.common.security.phrase import compute_certificate_key_hash
 from polyclinic.common.security.signatures import SignatureFault, is_record_signed
 from polyclinic.common.system.plain_text import make_printable_line, shorten_grpc_details
-from polyclinic.common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
+from polyclinic.common.system.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S, MAX_CLOCK_DIFFERENCE_S, TLS_TIMEOUT_S
 from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.flower_messages import make_message_of_envelope
 from polyclinic.common.wire.message_objects import (
@@ -528,7 +528,7 @@ def is_message_expired(received: bytes, now: float) -> bool:
         MessageContentGone: If the bytes are not a message.
     """
     metadata, _ = _parse_metadata_and_object_tree(received)
-    return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
+    return bool(metadata.created_at + metadata.ttl + MAX_CLOCK_DIFFERENCE_S <= now)
 
 
 def _parse_metadata_and_object_tree(received: bytes) -> tuple[Any, Any]:

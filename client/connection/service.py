@@ -68,7 +68,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_text import make_printable_line, make_printable_lines, quote_for_shell
 from polyclinic.common.system.resources import release_free_memory
 from polyclinic.common.system.stopping import notify_of_stop_request
-from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
+from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S, REFUSED_KEY_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
 from polyclinic.common.wire.fleet_protocol import SCORING, HelloAnswer
@@ -197,7 +197,7 @@ class HospitalMessageLoop:
                     self._answer_messages(link)
             except ConnectionNotAccepted as refusal:
                 # A coordinator that has just opened its port is still registering the sites it has admitted.
-                patience_ends = patience_ends or time.monotonic() + KEY_PATIENCE_S
+                patience_ends = patience_ends or time.monotonic() + REFUSED_KEY_RETRY_S
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)

@@ -35,7 +35,7 @@ from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import ProgramCannotContinue
 from polyclinic.common.security.identity import SiteConnectionKit, read_private_key
 from polyclinic.common.system.files import write_atomically
-from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
+from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S, REFUSED_KEY_RETRY_S
 
 JOB_LOOK_S = 15.0
 """Pause between two questions to the queue about a job."""
@@ -99,7 +99,7 @@ class QueueWatcher:
             BadInput: If the queue refuses a job.
         """
         self._take_over_job_of_earlier_program()
-        wait_s, patience_ends = FIRST_RETRY_S, time.monotonic() + KEY_PATIENCE_S
+        wait_s, patience_ends = FIRST_RETRY_S, time.monotonic() + REFUSED_KEY_RETRY_S
         while True:
             try:
                 with self._open_connection() as link:
@@ -117,7 +117,7 @@ class QueueWatcher:
                 self._error = str(error)
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
-                patience_ends = time.monotonic() + KEY_PATIENCE_S
+                patience_ends = time.monotonic() + REFUSED_KEY_RETRY_S
 
     def _take_over_job_of_earlier_program(self) -> None:
         """Go on with the job that an earlier program submitted on this folder, if it waits or runs.

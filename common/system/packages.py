@@ -1,6 +1,6 @@
-"""Optional packages, and torchvision, which may not fit torch; each fault names the command that repairs it.
+"""Check optional packages, and that torchvision fits torch; each fault contains the command that repairs it.
 
-The checks read metadata or import a package where it is used, so that no program starts more slowly.
+The checks read metadata, or import a package only where it is used, so that programs start fast.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from types import ModuleType
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 
-EXTRAS: Mapping[str, str] = {
+EXTRA_BY_MODULE: Mapping[str, str] = {
     "ray": "sim",
     "onnx": "export",
     "onnxruntime": "export",
@@ -27,9 +27,9 @@ EXTRAS: Mapping[str, str] = {
     "highdicom": "sr",
 }
 """Module of an optional package -> the extra of ``pyproject.toml`` that installs it."""
-WHEELS = "https://download.pytorch.org/whl"
-"""PyTorch's own index, with a folder for each build of torch: ``cpu``, ``cu130``."""
-_PROJECT = "polyclinic"
+TORCH_WHEEL_INDEX = "https://download.pytorch.org/whl"
+"""PyTorch's package index, with a folder for each build of torch: ``cpu``, ``cu130``."""
+_PROJECT_NAME = "polyclinic"
 
 
 def is_package_installed(module: str) -> bool:
@@ -38,19 +38,19 @@ def is_package_installed(module: str) -> bool:
 
 
 def find_missing_package_faults(where: str, *modules: str, otherwise: str = "") -> list[Fault]:
-    """Return one fault if optional packages are not installed, with the command that installs them; else no fault.
+    """Return one fault if optional packages are not installed, with the command that installs them; else an empty list.
 
     Args:
         where: Option or key that needs the packages, for the fault.
-        modules: Names of modules in :data:`EXTRAS`.
-        otherwise: What the user can do instead, a clause such as "Leave --track out".
+        modules: Names of modules in :data:`EXTRA_BY_MODULE`.
+        otherwise: An alternative for the user, a clause such as "Leave --track out".
     """
     missing = [module for module in modules if not is_package_installed(module)]
     if not missing:
         return []
-    extras = sorted({EXTRAS[module] for module in missing})
+    extras = sorted({EXTRA_BY_MODULE[module] for module in missing})
     problem = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here."
-    # The command stands last, so that it can be copied.
+    # The command comes last, so that it is easy to copy.
     request = f"{otherwise}, or run" if otherwise else "Run"
     remedy = f"{request}: {make_extras_command(*extras)}"
     return [Fault(where, problem, remedy)]
@@ -68,15 +68,17 @@ def refuse_missing_packages(where: str, *modules: str, otherwise: str = "") -> N
 def make_extras_command(*extras: str) -> str:
     """Return the command that adds extras to this installation.
 
-    The name alone is right for a wheel, a checkout and an editable installation: pip takes the installed release and
-    adds what its extras need. A checkout that is only on the path is named by its folder.
+    The project's name works for a wheel, a checkout and an editable installation: pip keeps the installed release and
+    adds the packages of the extras. A checkout that is only on the path is given by its folder.
     """
-    name = _PROJECT if read_package_version(_PROJECT) else str(Path(__file__).resolve().parents[2])
+    name = _PROJECT_NAME if read_package_version(_PROJECT_NAME) else str(Path(__file__).resolve().parents[2])
     return f"{make_pip_command()} install '{name}[{','.join(extras)}]'"
 
 
 def make_pip_command() -> str:
-    """Return the command of this environment's pip: ``pip`` if the shell finds that one, else with Python's path."""
+    """Return the command of this environment's pip: ``pip`` if the shell finds the same one, else with the path of
+    Python.
+    """
     import shlex
     import shutil
 
@@ -98,8 +100,8 @@ def import_torchvision(where: str) -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        # RuntimeError "operator torchvision::nms does not exist": built for another torch, as PyPI's beside a torch
-        # for CPUs. A second import in the same process fails with an AttributeError.
+        # RuntimeError "operator torchvision::nms does not exist" means a build for another torch, such as PyPI's
+        # torchvision with a CPU build of torch. A second import in the same process raises an AttributeError.
         raise BadInput([_make_torchvision_fault(where, error)]) from error
 
 
@@ -118,13 +120,17 @@ def make_torchvision_command(torch_version: str, torchvision_version: str) -> st
     """Return pip's arguments that install a torchvision for this torch.
 
     Args:
-        torch_version: Version in torch's metadata. A build from PyTorch's own index names its kind: ``2.13.0+cpu``.
-        torchvision_version: The same of torchvision; empty if it is not installed.
+        torch_version: Version in torch's metadata. A build from PyTorch's index contains its kind: ``2.13.0+cpu``.
+        torchvision_version: Version in torchvision's metadata; empty if it is not installed.
     """
-    kind, other_kind = (text.partition("+")[2] for text in (torch_version, torchvision_version))
-    index = f" --index-url {WHEELS}/{kind}" if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+|xpu", kind) else ""
-    if torchvision_version and kind != other_kind:
-        # The release fits, or pip would not have installed it beside this torch; the build does not.
+    torch_build, torchvision_build = (text.partition("+")[2] for text in (torch_version, torchvision_version))
+    index = (
+        f" --index-url {TORCH_WHEEL_INDEX}/{torch_build}"
+        if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+|xpu", torch_build)
+        else ""
+    )
+    if torchvision_version and torch_build != torchvision_build:
+        # pip has checked that the release fits this torch, so only the build is wrong.
         release = torchvision_version.partition("+")[0]
         return f"install --force-reinstall --no-deps torchvision=={release}{index}"
     return f"install --upgrade --force-reinstall torch torchvision{index}"
@@ -132,7 +138,7 @@ def make_torchvision_command(torch_version: str, torchvision_version: str) -> st
 
 def read_package_version(name: str) -> str:
     """Return the version in an installed package's metadata; empty if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # here: every program would start 20 ms later
+    from importlib.metadata import PackageNotFoundError, version  # imported here, because the import takes 20 ms
 
     try:
         return version(name)

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
-"""Names of sites, tasks and federations, which fit into files, folders and messages."""
+"""Pattern of names of sites, tasks and federations, which are safe in file names and messages."""
 MAX_REASON_CHARACTERS = 500
-"""Most characters of a reason, with the note of a cut: two or three sentences."""
-MOST_LINES = 40
-"""Most lines of a text."""
-TRACE = "=== Source Location Trace"
-HANGING = "    "
-"""Indent of each line but the first, so that no line of somebody else looks like one of ours."""
+"""Maximum length of a reason, including the note about the cut: two or three sentences."""
+MAX_LINES = 40
+"""Maximum number of lines of an untrusted text."""
+GRPC_TRACE_START = "=== Source Location Trace"
+HANGING_INDENT = "    "
+"""Indent of all lines after the first, so that a line of untrusted text cannot imitate one of ours."""
 
-_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and marks without a glyph, which Unicode counts among the visible ones."""
-_UNSEEN_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
+_INVISIBLE_CHARACTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""Letters and marks without a glyph, which Unicode classifies as visible."""
+_VARIATION_SELECTOR_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
 """Ranges of variation selectors, which change only the look of the character before them."""
 
 
@@ -41,12 +41,14 @@ def is_plain_text(text: str) -> bool:
     Characters that are not plain are controls (C0, C1, escape, line feeds), format characters (bidirectional,
     zero-width), surrogates, private use, unassigned code points, line and paragraph separators.
     """
-    # A page of a hundred thousand characters has a hundred different ones.
+    # Check each character once: a page of a hundred thousand characters has about a hundred different ones.
     return text.isprintable() if text.isascii() else all(map(_is_plain_character, set(text)))
 
 
 def _is_plain_character(character: str) -> bool:
-    if character in _UNSEEN or any(low <= ord(character) <= high for low, high in _UNSEEN_RANGES):
+    if character in _INVISIBLE_CHARACTERS or any(
+        low <= ord(character) <= high for low, high in _VARIATION_SELECTOR_RANGES
+    ):
         return False
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
@@ -59,16 +61,21 @@ def escape_unplain_characters(text: str) -> str:
     return "".join(letter if _is_plain_character(letter) else escape for letter, escape in pairs)
 
 
-def make_printable_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
-    """Make untrusted text safe to print as one line: escape it, and cut it to ``most`` characters with a note.
+def make_printable_line(text: str, limit: int = MAX_REASON_CHARACTERS) -> str:
+    """Make untrusted text safe to print as one line: escape it, and cut it to a maximum length with a note.
 
     A second application does not change the result.
+
+    Args:
+        text: The text.
+        limit: Maximum number of characters of the result.
     """
-    whole = escape_unplain_characters(text[: most + 1])  # no more of it is looked at, however long it is
-    if len(text) <= most and len(whole) <= most:
-        return whole
-    end, size = 0, 0
-    room = most - len(_make_cut_note(len(text)))
+    escaped = escape_unplain_characters(text[: limit + 1])  # the rest of a long text is not read
+    if len(text) <= limit and len(escaped) <= limit:
+        return escaped
+    end = 0
+    size = 0
+    room = limit - len(_make_cut_note(len(text)))
     while end < len(text) and size + len(letter := escape_unplain_characters(text[end])) <= room:
         end = end + 1
         size = size + len(letter)
@@ -82,24 +89,26 @@ def _make_cut_note(characters: int) -> str:
 def make_printable_lines(text: str) -> str:
     """Make untrusted text of several lines safe to print: escape each line, and indent all lines but the first.
 
-    Text after :data:`MOST_LINES` lines is cut, with a note of the number of characters.
+    Text after :data:`MAX_LINES` lines is cut, with a note of the number of characters.
     """
-    lines = text[: MOST_LINES * 2 * MAX_REASON_CHARACTERS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
-    lines = lines[: MOST_LINES - 1] if len(lines) > MOST_LINES else lines
+    lines = text[: MAX_LINES * 2 * MAX_REASON_CHARACTERS].split("\n")[
+        : MAX_LINES + 1
+    ]  # the rest of a long text is not read
+    lines = lines[: MAX_LINES - 1] if len(lines) > MAX_LINES else lines
     left = len(text) - len("\n".join(lines))
     note = [_make_cut_note(left).strip()] if left else []
-    return f"\n{HANGING}".join(
-        make_printable_line(line.removeprefix(HANGING) if n else line) for n, line in enumerate(lines + note)
+    return f"\n{HANGING_INDENT}".join(
+        make_printable_line(line.removeprefix(HANGING_INDENT) if n else line) for n, line in enumerate(lines + note)
     )
 
 
 def escape_for_terminal(text: str) -> str:
-    """Escape all control characters of a text except line feeds, so that the text cannot control the terminal."""
+    """Escape all control characters of a text except line feeds, so that it cannot control the terminal."""
     return text if is_plain_text(text) else "\n".join(map(escape_unplain_characters, text.split("\n")))
 
 
 def escape_for_html_page(value: object) -> object:
-    """Escape a value for an HTML page, except our own markup; used as ``finalize`` of the jinja templates."""
+    """Escape a value for an HTML page, except our markup; used as ``finalize`` of the jinja templates."""
     return escape_for_terminal(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -111,14 +120,14 @@ def format_as_json_text(value: Any, indent: int | None = None, *, allow_nan: boo
     text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, indent=indent)
     if is_plain_text(text.replace("\n", "")):
         return text
-    # json.dumps writes a character beyond 16 bits as two surrogates, and leaves DEL alone.
+    # json.dumps writes a character beyond 16 bits as two surrogates, and does not escape DEL.
     pairs = ((letter, "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]) for letter in text)
     return "".join(letter if letter == "\n" or _is_plain_character(letter) else escape for letter, escape in pairs)
 
 
 @cache
 def make_jinja_environment(*folders: Path) -> "Environment":
-    """Return a jinja environment for the HTML templates in these folders, which are searched in order.
+    """Return a jinja environment for the HTML templates in these folders, which are searched in this order.
 
     Values are escaped, and an undefined variable in a template raises an error.
     """
@@ -136,7 +145,7 @@ def make_jinja_environment(*folders: Path) -> "Environment":
 
 def shorten_grpc_details(details: str | None) -> str:
     """Return the details of a gRPC error as one short line, without the trace that gRPC appends."""
-    return make_printable_line((details or "").split(TRACE)[0].strip())
+    return make_printable_line((details or "").split(GRPC_TRACE_START)[0].strip())
 
 
 # ---------------------------------------------------------------------- amounts
@@ -206,20 +215,20 @@ def join_as_english_list(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def join_first_and_count(words: Sequence[str], most: int = 3) -> str:
-    """Join the first ``most`` words and the number of further words by commas: ``"a, b, c, 2 more"``."""
-    rest = len(words) - most
-    return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
+def join_first_and_count(words: Sequence[str], limit: int = 3) -> str:
+    """Join the first ``limit`` words and the number of the others by commas: ``"a, b, c, 2 more"``."""
+    rest = len(words) - limit
+    return ", ".join([*words[:limit], f"{rest} more"] if rest > 0 else words)
 
 
-def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
-    """Join the first ``most`` words and the number of further words as an English list: ``"a, b and 3 more"``."""
-    rest = len(words) - most
-    return join_as_english_list([*words[:most], f"{rest:,} more"] if rest > 0 else words)
+def list_first_and_count_rest(words: Sequence[str], limit: int) -> str:
+    """Join the first ``limit`` words and the number of the others as an English list: ``"a, b and 3 more"``."""
+    rest = len(words) - limit
+    return join_as_english_list([*words[:limit], f"{rest:,} more"] if rest > 0 else words)
 
 
 def format_utc_now() -> str:
-    """Return the present UTC time in ISO 8601, to the second, as files and messages hold it."""
+    """Return the present UTC time in ISO 8601, to the second, for files and messages."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
@@ -234,7 +243,7 @@ def format_rounds_in_words(rounds: Collection[int]) -> str:
 
 
 def _join_ranges(numbers: Iterable[int], between: str) -> str:
-    """Join numbers with commas; of consecutive ones the first and the last stand, with a text between them."""
+    """Join numbers with commas; consecutive numbers become a range, with the text ``between`` its ends."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][-1] + 1:
@@ -245,5 +254,5 @@ def _join_ranges(numbers: Iterable[int], between: str) -> str:
 
 
 def quote_for_shell(word: object) -> str:
-    """Return a path or a name as one word of a command that the user types, in quotes if it needs any."""
+    """Return a path or a name as one word of a shell command, in quotes if necessary."""
     return shlex.quote(str(word))

@@ -1,4 +1,4 @@
-"""Checks when a program starts: ports, folders, dates of certificates, and Flower's release.
+"""Checks at the start of a program: ports, folders, dates of certificates, and Flower's release.
 
 Each check takes milliseconds and needs neither Flower nor torch.
 """
@@ -21,12 +21,16 @@ from cryptography import x509
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import quote_for_shell
 
-LEAST_FREE = 16 * 2**20
-"""Fewest free bytes with which a program can write its first files."""
-FLOWER = (1, 39)
-"""The first release that we support, as in pyproject.toml. There is no last: a minor one comes every two weeks."""
-LONGEST_HOLD_S, POLL_INTERVAL_S = 900.0, 2.0
-"""Longest wait after a refusal of a program that would be restarted at once; pause between looks at its folder."""
+MIN_FREE_BYTES = 16 * 2**20
+"""Minimum number of free bytes on a disk for a program to write its first files."""
+MIN_FLOWER_RELEASE = (1, 39)
+"""The first supported release of Flower, as in pyproject.toml. There is no last one, because minor releases are
+frequent.
+"""
+MAX_HOLD_S = 900.0
+"""Maximum wait after a refusal, of a program that would be restarted at once."""
+POLL_INTERVAL_S = 2.0
+"""Pause between two checks of the program's folder."""
 
 
 @contextmanager
@@ -36,24 +40,26 @@ def delay_failure_until_change(
     """After a refusal in the ``with`` block, wait until a file in a folder changes, then start the program again.
 
     Without the wait, a container that is restarted automatically would fail with the same error again and again. After
-    a change the process executes its own command line anew instead of ending: a container ends with its first process,
-    and with it the sessions in which somebody is just putting its files in place.
+    a change, the process executes its command line again instead of ending. A container ends with its first process,
+    and would also end the sessions of the people who put files in place.
 
     Args:
+        folder: The folder whose files are watched.
+        tell: Prints a line for the user.
         refusals: Types of the exceptions after which the program waits; others are raised at once.
         held: False to raise every exception at once.
 
     Raises:
-        Exception: The refusal, if no file has changed for ``LONGEST_HOLD_S`` seconds.
+        Exception: The refusal, if no file has changed for ``MAX_HOLD_S`` seconds.
     """
     try:
         yield
     except refusals as error:
         if held:
             tell(f"refused: {error}")
-            tell(f"starts again when a file in {folder} changes; ends in {LONGEST_HOLD_S / 60:.0f} min if none does")
+            tell(f"starts again when a file in {folder} changes; ends in {MAX_HOLD_S / 60:.0f} min if none does")
             before = _read_file_modification_times(folder)
-            until = time.monotonic() + LONGEST_HOLD_S
+            until = time.monotonic() + MAX_HOLD_S
             while time.monotonic() < until:
                 time.sleep(POLL_INTERVAL_S)
                 if _read_file_modification_times(folder) != before:
@@ -62,7 +68,7 @@ def delay_failure_until_change(
 
 
 def _execute_program_again() -> NoReturn:
-    """Replace this process by a new one of the same command line, which has the same process id."""
+    """Replace this process by a new one with the same command line and process id."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -81,11 +87,13 @@ def find_port_faults(where: str, host: str, port: int, remedy: str) -> list[Faul
 
     Args:
         where: Option or config key of the port, for the fault.
-        remedy: How to choose another port, for the fault.
+        host: Name or address of the host.
+        port: The port.
+        remedy: Advice for choosing another port, for the fault.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores connections that are closing
         try:
             trial.bind((host, port))
         except (OSError, OverflowError) as error:
@@ -107,18 +115,18 @@ def find_folder_write_faults(folder: Path) -> list[Fault]:
         user = os.geteuid()
         remedy = f"Run: chown -R {user} {quote_for_shell(place)}, or name another place."
         return [Fault(str(place), f"user {user} may not write there.", remedy)]
-    if (free := shutil.disk_usage(place).free) < LEAST_FREE:
-        problem = f"{free / 1e6:.1f} MB are free on its disk; {LEAST_FREE / 1e6:.0f} MB are needed to start."
+    if (free := shutil.disk_usage(place).free) < MIN_FREE_BYTES:
+        problem = f"{free / 1e6:.1f} MB are free on its disk; {MIN_FREE_BYTES / 1e6:.0f} MB are needed to start."
         return [Fault(str(place), problem, "Free some, or name a place on another disk.")]
     return []
 
 
-_OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml": "a coordinator"}
+_OWNER_BY_FILE = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml": "a coordinator"}
 
 
 def find_occupied_folder_faults(out: Path) -> list[Fault]:
     """Return a fault if an ``--out`` folder already belongs to a run, a hospital or a coordinator."""
-    owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
+    owners = [owner for name, owner in _OWNER_BY_FILE.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
 
@@ -127,8 +135,9 @@ def find_certificate_date_faults(where: str, certificate: x509.Certificate, reme
     """Return a fault if a certificate is expired or not yet valid; else an empty list.
 
     Args:
-        where: The certificate's place, for the fault.
-        remedy: How to get a valid certificate, for the fault.
+        where: Location of the certificate, for the fault.
+        certificate: The certificate.
+        remedy: Advice for getting a valid certificate, for the fault.
     """
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
@@ -142,13 +151,13 @@ def find_certificate_date_faults(where: str, certificate: x509.Certificate, reme
 
 def find_flower_release_faults() -> list[Fault]:
     """Return a fault if the installed release of Flower is not supported; else an empty list."""
-    least = ".".join(map(str, FLOWER))
+    least = ".".join(map(str, MIN_FLOWER_RELEASE))
     try:
         installed = version("flwr")
     except PackageNotFoundError:
         return [Fault("flwr", "is not installed.", f'Run: pip install "flwr>={least}"')]
     numbers = re.match(r"(\d+)\.(\d+)", installed)
-    if numbers and (int(numbers[1]), int(numbers[2])) >= FLOWER:
+    if numbers and (int(numbers[1]), int(numbers[2])) >= MIN_FLOWER_RELEASE:
         return []
     problem = f"{installed} is installed; this release works with {least} and later."
     return [Fault("flwr", problem, f'Run: pip install "flwr>={least}"')]

@@ -1,7 +1,7 @@
 """Memory and open files of our processes: memory limits, reuse of large buffers, garbage collection, descriptors.
 
 By default glibc's malloc requests each large buffer from the kernel and returns it after use, which costs much CPU time
-with a large model. A process that reuses its buffers occupies up to ``KEPT_BYTES`` more memory than it uses.
+with a large model. A process that reuses its buffers occupies up to ``MAX_KEPT_BUFFER_BYTES`` more memory than it uses.
 """
 
 import ctypes
@@ -13,23 +13,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-KEPT_BYTES = 2**30
+MAX_KEPT_BUFFER_BYTES = 2**30
 LARGE_MODEL_BYTES = 2**27
-"""Size of a model from which buffers are not kept: those of several models would lie beside one another, unused."""
+"""Size of a model from which free buffers are returned to the kernel; unused buffers of several models would fill
+memory.
+"""
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
+# Options of mallopt, from <malloc.h>.
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4
+_ARENA_MAX = -8
 
-LARGE_BUFFERS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES), "MALLOC_ARENA_MAX": "1"}
-"""Environment of a process that keeps large buffers; glibc reads these variables at its start."""
+BUFFER_REUSE_ENVIRONMENT = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(MAX_KEPT_BUFFER_BYTES),
+    "MALLOC_ARENA_MAX": "1",
+}
+"""Environment variables of a process that reuses large buffers; glibc reads them when a process starts."""
 
 
 def measure_physical_memory() -> int:
-    """Return the size of the machine's memory in bytes."""
+    """Return the size of the machine's memory, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def read_container_memory_limit() -> int:
-    """Return the memory limit of this process's control groups (cgroups, version 1 or 2) in bytes; 2^62 for no limit.
+    """Return the memory limit of this process's control groups (cgroups, version 1 or 2), in bytes; 2^62 for no limit.
 
     Containers, systemd services and ``systemd-run -p MemoryMax=...`` set such limits.
     """
@@ -56,7 +65,7 @@ def reuse_large_buffers() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, KEPT_BYTES), (_ARENA_MAX, 1)):
+        for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, MAX_KEPT_BUFFER_BYTES), (_ARENA_MAX, 1)):
             mallopt(option, value)
 
 
@@ -68,9 +77,9 @@ def release_free_memory() -> None:
 
 
 def release_free_memory_of_large_model(model_bytes: int) -> None:
-    """Return unused memory to the kernel if the model has :data:`LARGE_MODEL_BYTES` or more; else keep it for reuse.
+    """Return unused memory to the kernel if the model has at least :data:`LARGE_MODEL_BYTES`; else keep it for reuse.
 
-    To get it again takes some milliseconds for each 100 MB, which with such a model is little beside its training.
+    Requesting it again takes some milliseconds per 100 MB, which is little compared with training such a model.
     """
     if model_bytes >= LARGE_MODEL_BYTES:
         release_free_memory()
@@ -78,17 +87,17 @@ def release_free_memory_of_large_model(model_bytes: int) -> None:
 
 @contextmanager
 def exclude_imports_from_gc() -> Iterator[None]:
-    """Exclude objects that are created inside the ``with`` block, by imports, from garbage collection.
+    """Exclude objects that imports create inside the ``with`` block from garbage collection.
 
-    The import of torch creates some hundred thousand objects that live as long as the process. Checking them repeatedly
-    takes a fifth of the CPU time of a small run.
+    The import of torch creates some hundred thousand objects that live as long as the process. Checking them again and
+    again takes a fifth of the CPU time of a small run.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        if not gc.get_freeze_count():  # a second freeze would keep all that was made since the first
+        if not gc.get_freeze_count():  # a second freeze would also keep all objects created since the first
             gc.freeze()
 
 
@@ -101,6 +110,6 @@ def raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # macOS sets less than it names
+    except (OSError, ValueError):  # macOS does not allow the hard limit that it reports
         hard, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard

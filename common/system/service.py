@@ -1,8 +1,8 @@
 """The text of a systemd unit, or of a Podman quadlet, that keeps one of our programs running on its folder.
 
-Both forms are read by systemd, which expands ``%`` in nearly every value and splits most of them at spaces. A path is
-therefore never written as it is: :func:`quote_for_systemd` and :func:`escape_whole_value` write it for the two kinds of
-values that systemd has (systemd.syntax(7), systemd.service(5)).
+systemd reads both. It expands ``%`` in nearly every value and splits most values at spaces, so a path must always be
+escaped. :func:`quote_for_systemd` and :func:`escape_whole_value` do this for the two kinds of values of systemd
+(systemd.syntax(7), systemd.service(5)).
 """
 
 import re
@@ -13,27 +13,31 @@ from pathlib import Path
 from polyclinic.common.errors import Fault
 
 FOLDER_KEY = "X-PolyclinicFolder"
-"""Key of a unit that names the program's folder. systemd ignores keys that begin with ``X-``."""
-RESTART_S, STOP_S = 30, 30
-"""Pause before a restart; time to stop before systemd kills, of which our programs need 7 s at most."""
-IMAGE_USER = 10001
-"""Number of the account and of its group inside our images."""
-MODPROBE = "/usr/bin/nvidia-modprobe -c=0 -u"
-"""Command of NVIDIA's driver that makes the devices of its GPUs, as CUDA itself does for an account that may."""
-_SHARED_TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Key of a unit with the program's folder. systemd ignores keys that begin with ``X-``."""
+RESTART_PAUSE_S = 30
+"""Pause before a restart."""
+STOP_TIMEOUT_S = 30
+"""Time to stop before systemd kills a program; our programs need at most 7 s."""
+IMAGE_USER_ID = 10001
+"""User id and group id of the account inside our container images."""
+NVIDIA_MODPROBE_COMMAND = "/usr/bin/nvidia-modprobe -c=0 -u"
+"""Command of NVIDIA's driver that creates the GPU devices; CUDA does the same for an account with the right to
+do so.
+"""
+_SHARED_TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
 class ServiceProgram:
-    """A program of ours that stays up, as a unit describes it.
+    """One of our programs that a service keeps running.
 
     Attributes:
         name: Name of the program, such as ``flwr-client``.
-        module: Module that runs it, for an installation without its script.
-        final_exit_codes: Exit codes after which a restart ends in the same code until a person has fixed the cause.
-        image: Default name of its image.
-        what_stays: Further folders that ``service remove`` leaves, in words; empty if there are none.
+        module: Python module of the program, for an installation without its script.
+        final_exit_codes: Exit codes that a restart cannot change, because a person has to fix the cause.
+        image: Default name of its container image.
+        what_stays: Further folders that ``service remove`` does not delete, in words; empty if there are none.
     """
 
     name: str
@@ -44,28 +48,30 @@ class ServiceProgram:
 
     @property
     def unit_prefix(self) -> str:
-        """First part of the names of its units."""
+        """Prefix of the names of the program's units."""
         return f"polyclinic-{self.name.removeprefix('flwr-')}-"
 
 
 @dataclass(frozen=True)
 class Service:
-    """A program on a folder, with all that its unit says.
+    """A program on a folder, with the settings of its unit.
 
     Attributes:
-        name: Name of the unit, without its ending.
+        program: The program.
+        name: Name of the unit, without its suffix.
         folder: The program's folder, absolute and without links.
         command: The program's command line up to ``start``.
-        account: Account that runs a unit of the system; empty for a user's own unit.
-        state_home: Folder of the privacy ledger, as the variable ``XDG_STATE_HOME`` of the program; None without one.
-        writable: Further folders that the program writes to; they exist.
-        read_only: Folders, such as those of images, that have to be mounted first and are only read.
-        port: Port that the program listens on; None if it listens on none.
-        gpu: Let a container have all GPUs.
-        environment: Variables, such as a proxy with its password.
-        environment_path: File with these and further variables, beside the unit where systemd or Podman finds it. It
-            is never in the program's folder: root's ``ExecStartPre`` has these variables too, and by ``LD_PRELOAD``
-            the folder's account would become root.
+        account: Account that runs a system unit; empty for a user unit.
+        state_home: Folder of the privacy ledger, which the program gets as ``XDG_STATE_HOME``; None without one.
+        writable: Further existing folders to which the program writes.
+        read_only: Folders, such as those of images, that must be mounted before the start and are only read.
+        port: Port on which the program listens; None if it does not listen.
+        image: Name of the container image.
+        gpu: True to give a container all GPUs.
+        environment: Environment variables, such as a proxy with its password.
+        environment_path: File with these and further variables, beside the unit. It is never in the program's folder,
+            because root's ``ExecStartPre`` has these variables, too, and ``LD_PRELOAD`` would make the folder's account
+            root.
     """
 
     program: ServiceProgram
@@ -87,28 +93,29 @@ def quote_for_systemd(word: str, *, in_command: bool = False) -> str:
     """Quote one word of a value that systemd splits at spaces.
 
     Args:
-        in_command: True for an argument of a command line, in which systemd replaces ``$NAME`` too.
+        word: The word.
+        in_command: True for an argument of a command line, in which systemd also replaces ``$NAME``.
     """
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped.replace("$", "$$") if in_command else escaped}"'
 
 
 def escape_whole_value(text: str) -> str:
-    """Escape a value that systemd takes as a whole, with its spaces and quotes."""
+    """Escape a value that systemd does not split, including its spaces and quotes."""
     return text.replace("%", "%%")
 
 
 def escape_path_pattern(path: Path) -> str:
-    """Escape a path that systemd reads as a pattern of file names: a pattern that fits no file is no error there."""
+    """Escape a path that systemd reads as a file name pattern; systemd ignores a pattern without a match."""
     return escape_whole_value(re.sub(r"([\\*?\[])", r"\\\1", str(path)))
 
 
 def find_unit_path_faults(where: str, path: Path) -> list[Fault]:
-    """Return a fault if no line of a unit can name this path; else an empty list."""
+    """Return a fault if a path cannot be written into a unit; else an empty list."""
     problem = ""
-    if _CONTROL.search(str(path)):
+    if _CONTROL_CHARACTER.search(str(path)):
         problem = "holds a line feed or another control character, which ends or changes a line of a unit."
-    elif not str(path).isprintable():  # a byte that is no UTF-8 too
+    elif not str(path).isprintable():  # False for bytes that are not UTF-8, too
         problem = "holds a character that is no printable UTF-8, which systemd does not read."
     elif str(path) != str(path).strip():
         problem = "ends with a space, which systemd removes: the unit would use another folder."
@@ -118,7 +125,7 @@ def find_unit_path_faults(where: str, path: Path) -> list[Fault]:
 
 
 def find_volume_faults(where: str, path: Path) -> list[Fault]:
-    """Return a fault if a container cannot mount this path by a line ``Volume=``; else an empty list."""
+    """Return a fault if a container cannot mount a path with a line ``Volume=``; else an empty list."""
     marks = [mark for mark in ":\"'\\" if mark in str(path)]
     if not marks:
         return []
@@ -129,8 +136,8 @@ def find_volume_faults(where: str, path: Path) -> list[Fault]:
 def make_systemd_unit(service: Service, *, system: bool) -> str:
     """Return the text of a ``.service`` file.
 
-    A unit of the system runs as the folder's account and sees the whole file system read-only but for its own folders.
-    A user's own unit cannot have these walls on every kernel, so that it has only those that need no rights.
+    A system unit runs as the folder's account, and can write only to its folders. A user unit has fewer protections,
+    because not every kernel allows them without root's rights.
     """
     variables = service.environment_path
     sections = {
@@ -144,7 +151,7 @@ def make_systemd_unit(service: Service, *, system: bool) -> str:
             f"ExecStart={_join_command(service)}",
             *_make_restart_lines(service),
             "KillMode=mixed",
-            f"TimeoutStopSec={STOP_S}",
+            f"TimeoutStopSec={STOP_TIMEOUT_S}",
             "UMask=0077",
             "NoNewPrivileges=yes",
             *(_make_sandbox_lines(service) if system else ()),
@@ -155,7 +162,7 @@ def make_systemd_unit(service: Service, *, system: bool) -> str:
 
 
 def make_quadlet(service: Service, *, system: bool) -> str:
-    """Return the text of a ``.container`` file, from which Podman 4.5 and later make a unit at each boot."""
+    """Return the text of a ``.container`` file, from which Podman 4.5 and later create a unit at each boot."""
     volumes = [f"Volume={escape_whole_value(str(service.folder))}:/data"]
     if service.state_home is not None:
         volumes.append(f"Volume={escape_whole_value(str(service.state_home))}:/ledger")
@@ -164,7 +171,7 @@ def make_quadlet(service: Service, *, system: bool) -> str:
         volumes.append(f"Volume={escape_whole_value(str(path))}:{place}:ro")
     variables = service.environment_path
     if variables and not service.environment and not variables.exists():
-        variables = None  # Podman does not start a container whose file is missing
+        variables = None  # Podman does not start a container without its environment file
     container = [
         f"ContainerName={service.name}",
         f"Image={escape_whole_value(service.image)}",
@@ -172,8 +179,8 @@ def make_quadlet(service: Service, *, system: bool) -> str:
         *volumes,
         *([f"EnvironmentFile={quote_for_systemd(str(variables))}"] if variables else ()),
         *([f"PublishPort={service.port}:{service.port}"] if service.port is not None else ()),
-        # The person's own account is the image's account, so that the files in the folder stay the person's.
-        *([] if system else [f"UserNS=keep-id:uid={IMAGE_USER},gid={IMAGE_USER}"]),
+        # Map the user's account to the image's account, so that the user owns the files in the folder.
+        *([] if system else [f"UserNS=keep-id:uid={IMAGE_USER_ID},gid={IMAGE_USER_ID}"]),
         *(["AddDevice=nvidia.com/gpu=all"] if service.gpu else ()),
         "ReadOnly=true",
         "Tmpfs=/tmp",
@@ -183,7 +190,7 @@ def make_quadlet(service: Service, *, system: bool) -> str:
     sections = {
         "Unit": _make_unit_section(service),
         "Container": container,
-        "Service": [*_make_restart_lines(service), f"TimeoutStopSec={STOP_S}"],
+        "Service": [*_make_restart_lines(service), f"TimeoutStopSec={STOP_TIMEOUT_S}"],
         "Install": [f"WantedBy={'multi-user' if system else 'default'}.target"],
     }
     return _join_sections(service, sections)
@@ -206,14 +213,14 @@ def _make_unit_section(service: Service) -> list[str]:
         "Wants=network-online.target",
         "After=network-online.target time-sync.target remote-fs.target",
         "RequiresMountsFor=" + " ".join(quote_for_systemd(str(path)) for path in dict.fromkeys(mounted)),
-        "StartLimitIntervalSec=0",  # a coordinator that is away for a night is no reason to give up
+        "StartLimitIntervalSec=0",  # restart without limit, because a coordinator may be down for a night
     ]
 
 
 def _make_restart_lines(service: Service) -> list[str]:
     return [
         "Restart=on-failure",
-        f"RestartSec={RESTART_S}",
+        f"RestartSec={RESTART_PAUSE_S}",
         "RestartPreventExitStatus=" + " ".join(map(str, service.program.final_exit_codes)),
     ]
 
@@ -230,8 +237,8 @@ def _make_account_lines(service: Service, *, system: bool) -> list[str]:
         return []
     lines = [f"User={escape_whole_value(service.account)}"]
     if service.port is None:
-        # Without rights CUDA cannot make the GPU's devices after a boot, and would train on the CPU.
-        lines.append(f"ExecStartPre=-+{MODPROBE}")
+        # After a boot CUDA cannot create the GPU devices without root's rights, and would use the CPU.
+        lines.append(f"ExecStartPre=-+{NVIDIA_MODPROBE_COMMAND}")
     return lines
 
 
@@ -242,7 +249,7 @@ def _list_variables(service: Service) -> Iterator[tuple[str, str]]:
 
 
 def _make_sandbox_lines(service: Service) -> list[str]:
-    """Return the lines that close the system to a unit, except its folders, its GPUs and the network.
+    """Return the lines that restrict a unit to its folders, its GPUs and the network.
 
     ``PrivateDevices`` and ``MemoryDenyWriteExecute`` are left out on purpose: the first hides GPUs, the second stops
     CUDA and compiled kernels.
@@ -251,16 +258,18 @@ def _make_sandbox_lines(service: Service) -> list[str]:
     needs_port_right = service.port is not None and service.port < 1024
     rights = "CAP_NET_BIND_SERVICE" if needs_port_right else ""
     used = [*writable, *service.read_only, Path(service.command[0])]
-    own_temporary = not any(path.is_relative_to(shared) for path in used for shared in _SHARED_TEMPORARY)
+    has_private_temporary = not any(
+        path.is_relative_to(shared) for path in used for shared in _SHARED_TEMPORARY_FOLDERS
+    )
     cache = f"%t/{service.name}"
     return [
         "ProtectSystem=strict",
         "ProtectHome=read-only",
         "ReadWritePaths=" + " ".join(quote_for_systemd(str(path)) for path in writable),
-        # Libraries write caches of their own, which a read-only home does not take.
+        # Libraries write caches, which is impossible in a read-only home folder.
         f"RuntimeDirectory={service.name}",
         *(f'Environment="{name}={cache}/{name.lower()}"' for name in ("FLWR_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")),
-        *(["PrivateTmp=yes"] if own_temporary else ()),
+        *(["PrivateTmp=yes"] if has_private_temporary else ()),
         f"CapabilityBoundingSet={rights}",
         *([f"AmbientCapabilities={rights}"] if needs_port_right else ()),
         "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",

@@ -1,4 +1,4 @@
-"""Arguments and output that the ``service`` commands of both programs share; what they do is in ``service_files``."""
+"""Arguments and output that the ``service`` commands of both programs share; :mod:`.service_files` does the work."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +27,6 @@ Now = Annotated[bool, typer.Option("--now", help="Start it too, now and at each 
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines as they are, without wrapping."""
+    """Print lines unchanged, without wrapping."""
     for line in lines:
         _console.print(line, soft_wrap=True, highlight=False, markup=False)

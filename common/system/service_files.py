@@ -1,7 +1,7 @@
-"""Where the units of our programs lie, and what ``service install``, ``status`` and ``remove`` do with them.
+"""Find, write and remove the systemd units of our programs: ``service install``, ``status`` and ``remove``.
 
-A unit is found by the folder that it names, not by its name: a folder may be moved, and names may be chosen. systemd is
-asked through ``systemctl``, and only where it runs (sd_booted(3)).
+A unit is found by the folder that it contains, not by its name, because a folder may be moved, and names may be chosen.
+systemd is called through ``systemctl``, and only if it runs (sd_booted(3)).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.service import (
     FOLDER_KEY,
-    IMAGE_USER,
+    IMAGE_USER_ID,
     Service,
     ServiceProgram,
     find_unit_path_faults,
@@ -31,17 +31,22 @@ from polyclinic.common.system.service import (
     make_systemd_unit,
 )
 
-SYSTEMD, QUADLET, VARIABLES = ".service", ".container", ".env"
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy")
-"""Variables that gRPC reads, in lower case only."""
-_BOOTED = Path("/run/systemd/system")
-_VENDOR_PLACES = {
+UNIT_SUFFIX = ".service"
+QUADLET_SUFFIX = ".container"
+ENVIRONMENT_SUFFIX = ".env"
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy")
+"""Proxy variables that gRPC reads, which are in lower case only."""
+_SYSTEMD_RUN_FOLDER = Path("/run/systemd/system")
+"""Folder that exists if systemd runs."""
+_SYSTEM_UNIT_FOLDERS = {
     manager: [Path(f"{base}/systemd/{manager}") for base in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")]
     for manager in ("system", "user")
 }
-"""Folders of the units that belong to the machine, by their manager; a unit of ours of that name hides them."""
-_SYSTEMCTL_S = 60.0
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
+"""Manager (``system`` or ``user``) -> folders of the machine's units, which a unit of ours with the same name would
+hide.
+"""
+_SYSTEMCTL_TIMEOUT_S = 60.0
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,254}")
 _PLAIN_VALUE = re.compile(r"""[^\s"'\\]+""")
 
 
@@ -55,15 +60,17 @@ class UnitName(PlainName):
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """The options of ``service install`` that both programs have.
+    """The options of ``service install`` that both programs share.
 
     Attributes:
-        system: True for a unit of the system, False for the user's own; None chooses by the account.
-        quadlet: Write a Podman quadlet in the place of a systemd unit.
-        into: Folder to write the unit to, to look at it: nothing else is written, and systemd is not asked.
-        name: Name of the unit; empty to derive it from the folder's.
-        account: Account that runs a unit of the system; empty for the folder's owner.
-        now: Start the program, now and at each boot.
+        system: True for a system unit, False for a user unit; None for a system unit if root runs the command.
+        quadlet: True to write a Podman quadlet instead of a systemd unit.
+        into: Folder in which to write the unit for inspection only; nothing else is written, and systemd is not called.
+        name: Name of the unit; empty to derive it from the folder's name.
+        account: Account that runs a system unit; empty for the folder's owner.
+        image: Name of the container image; empty for the program's default.
+        gpu: True to give a container all GPUs.
+        now: True to start the program, now and at each boot.
     """
 
     system: bool | None = None
@@ -82,12 +89,17 @@ class ServiceOptions:
 
 @dataclass(frozen=True)
 class InstalledUnit:
-    """The unit of a folder, as it lies on the disk."""
+    """The unit file of a folder.
+
+    Attributes:
+        path: The file.
+        system: True for a system unit, False for a user unit.
+        managed: True if the file is in a folder that systemd or Podman reads.
+    """
 
     path: Path
     system: bool
     managed: bool
-    """True if the file lies where systemd or Podman looks for it."""
 
     @property
     def name(self) -> str:
@@ -95,14 +107,14 @@ class InstalledUnit:
 
     @property
     def is_quadlet(self) -> bool:
-        return self.path.suffix == QUADLET
+        return self.path.suffix == QUADLET_SUFFIX
 
     @property
     def environment_path(self) -> Path:
-        return self.path.with_suffix(VARIABLES)
+        return self.path.with_suffix(ENVIRONMENT_SUFFIX)
 
     def make_command(self, *words: str) -> list[str]:
-        """Return the line of ``systemctl`` with these words for the manager that this unit belongs to."""
+        """Return a ``systemctl`` command with these words, for the manager of this unit."""
         return ["systemctl", *(() if self.system else ("--user",)), *words]
 
 
@@ -113,16 +125,17 @@ def install_service(service: Service, options: ServiceOptions, *, running: bool)
     """Write the unit of a program on its folder; return lines for the person who installs it.
 
     Args:
-        service: The program, its folder and what it needs; name, account and command are filled in here.
-        running: True if the program runs on the folder already.
+        service: The program and its folders; this function sets name, account and command.
+        options: The options of the command.
+        running: True if the program already runs on the folder.
 
     Raises:
-        BadInput: With every fault: a path that no unit can name, no such account, another unit of this folder.
+        BadInput: With every fault, such as a path that is invalid in a unit, an unknown account, or another unit.
     """
     system = options.is_system
-    ending = QUADLET if options.quadlet else SYSTEMD
-    unit_place = find_unit_place(quadlet=options.quadlet, system=system)
-    place = options.into or unit_place
+    ending = QUADLET_SUFFIX if options.quadlet else UNIT_SUFFIX
+    managed_folder = find_unit_place(quadlet=options.quadlet, system=system)
+    unit_folder = options.into or managed_folder
     installed = find_units_of_folder(service.program, service.folder)
     present = installed if options.into is None else find_units_of_folder(service.program, service.folder, options.into)
     service = replace(
@@ -133,35 +146,37 @@ def install_service(service: Service, options: ServiceOptions, *, running: bool)
         gpu=options.gpu,
         environment=_read_proxies(),
     )
-    before = [unit for unit in present if (unit.path.parent, unit.path.suffix) == (place, ending)]
-    names = [unit.name for unit in (*before, *installed) if unit.path.suffix == ending]
-    name = options.name or (names[0] if names else _choose_unit_name(service, place, system=system))
+    earlier_units = [unit for unit in present if (unit.path.parent, unit.path.suffix) == (unit_folder, ending)]
+    names = [unit.name for unit in (*earlier_units, *installed) if unit.path.suffix == ending]
+    name = options.name or (names[0] if names else _choose_unit_name(service, unit_folder, system=system))
     faults = _find_service_faults(service, options)
-    faults += _find_other_unit_faults(service, present, place, ending)
-    faults += _find_name_faults(name, (*present, *installed), place, options)
+    faults += _find_other_unit_faults(service, present, unit_folder, ending)
+    faults += _find_name_faults(name, (*present, *installed), unit_folder, options)
     raise_faults(faults)
-    service = replace(service, name=name, environment_path=join_plain_name(unit_place, UnitName(name), VARIABLES))
-    unit = InstalledUnit(join_plain_name(place, UnitName(name), ending), system, options.into is None)
+    service = replace(
+        service, name=name, environment_path=join_plain_name(managed_folder, UnitName(name), ENVIRONMENT_SUFFIX)
+    )
+    unit = InstalledUnit(join_plain_name(unit_folder, UnitName(name), ending), system, options.into is None)
     text = (make_quadlet if options.quadlet else make_systemd_unit)(service, system=system)
     if not unit.managed:
         _write_unit(unit, text)
         note = "That is all that was written, and systemd does not look there. Without --into it is installed."
         return [f"wrote {unit.path}", note]
     make_writable_folders(service, options)
-    write_environment_file(unit, service.environment, [old.environment_path for old in before])
+    write_environment_file(unit, service.environment, [old.environment_path for old in earlier_units])
     _write_unit(unit, text)
-    for old in before:
+    for old in earlier_units:
         if old.path != unit.path:
             old.path.unlink()
             old.environment_path.unlink(missing_ok=True)
     lines = [f"wrote {unit.path}", *_make_notes(unit, service, options, running=running)]
-    start = _list_start_commands(unit, is_new=not before)
+    start = _list_start_commands(unit, is_new=not earlier_units)
     if options.now:
         for command in start:
             _run_systemctl(command)
         lines.append(f"started {name}")
     else:
-        verb = "Start it again with what is new" if before else "Start it, now and at each boot"
+        verb = "Start it again with what is new" if earlier_units else "Start it, now and at each boot"
         lines += [f"{verb}:", *(f"    {shlex.join(command)}" for command in start)]
     if not system:
         account = pwd.getpwuid(os.geteuid()).pw_name
@@ -178,7 +193,12 @@ def find_program_command(program: ServiceProgram) -> tuple[str, ...]:
 
 
 def find_unit_place(*, quadlet: bool, system: bool) -> Path:
-    """Return the folder in which an administrator, or a person for the own account, puts units or quadlets."""
+    """Return the folder in which an administrator, or a user, puts units or quadlets.
+
+    Args:
+        quadlet: True for quadlets, False for systemd units.
+        system: True for the folder of the system, False for the user's folder.
+    """
     below = Path("containers/systemd") if quadlet else Path("systemd/system" if system else "systemd/user")
     if system:
         return Path("/etc") / below
@@ -187,7 +207,7 @@ def find_unit_place(*, quadlet: bool, system: bool) -> Path:
 
 
 def find_units_of_folder(program: ServiceProgram, folder: Path, into: Path | None = None) -> list[InstalledUnit]:
-    """Return the units of this program that name a folder: of this account and of the system, or in ``into`` alone."""
+    """Return the units of a program for a folder: user and system units, or only those in ``into``."""
     units = []
     for place, system in _list_unit_places(into):
         for path in sorted(_iterate_unit_files(place)):
@@ -210,7 +230,7 @@ def _list_unit_places(into: Path | None) -> list[tuple[Path, bool]]:
 
 
 def _iterate_unit_files(place: Path) -> Iterator[Path]:
-    for ending in (SYSTEMD, QUADLET):
+    for ending in (UNIT_SUFFIX, QUADLET_SUFFIX):
         yield from place.glob(f"*{ending}")
 
 
@@ -231,7 +251,7 @@ def _find_service_faults(service: Service, options: ServiceOptions) -> list[Faul
         faults += _find_root_faults(service)
     if options.into is not None and options.now:
         faults.append(Fault("--now", "systemd starts no unit that lies in --into FOLDER.", "Leave out one of the two."))
-    if not _IMAGE.fullmatch(service.image):
+    if not _IMAGE_NAME.fullmatch(service.image):
         problem = f"{service.image!r} is no name of an image, such as registry.example/flwr-client:1."
         faults.append(Fault("--image", problem, "Write letters, digits and . _ / : @ + - only."))
     for name, text in service.environment.items():
@@ -242,33 +262,33 @@ def _find_service_faults(service: Service, options: ServiceOptions) -> list[Faul
 
 
 def _find_root_faults(service: Service) -> list[Fault]:
-    """Return a fault if another account can put a folder of its own in the place of one on which root will run."""
-    strangers = [path for path in service.folder.parents if path.stat().st_uid != 0]
-    if not strangers:
+    """Return a fault if another account can replace the folder on which root would run."""
+    replaceable = [path for path in service.folder.parents if path.stat().st_uid != 0]
+    if not replaceable:
         return []
-    problem = f"root would run on it, and the owner of {strangers[-1]} can exchange it for another folder."
+    problem = f"root would run on it, and the owner of {replaceable[-1]} can exchange it for another folder."
     return [Fault(str(service.folder), problem, "Give it to an account of its own, or name that one by --account.")]
 
 
 def _find_other_unit_faults(
     service: Service, present: Sequence[InstalledUnit], place: Path, ending: str
 ) -> list[Fault]:
-    """Return a fault for each unit of another form or manager: two programs on one folder stop one another."""
+    """Return a fault for each unit of another kind or manager, because two programs on one folder stop each other."""
     others = [unit for unit in present if (unit.path.parent, unit.path.suffix) != (place, ending)]
     remedy = f"Remove it first: {service.program.name} service remove {shlex.quote(str(service.folder))}"
     return [Fault(str(service.folder), f"{unit.path} runs it already.", remedy) for unit in others]
 
 
 def _find_name_faults(name: str, own: Sequence[InstalledUnit], place: Path, options: ServiceOptions) -> list[Fault]:
-    """Return a fault if a unit of this name serves something else: ours would take its place, and stop it."""
+    """Return a fault if another unit has this name, because our unit would replace it."""
     try:
         unit_name = UnitName(name)
     except ValueError as error:
         return [Fault("--name", f"{error}.")]
     own_paths = {unit.path for unit in own}
     places = [place, *(each for each, of_system in _list_unit_places(None) if of_system is options.is_system)]
-    places += _VENDOR_PLACES["system" if options.is_system else "user"]
-    paths = [join_plain_name(each, unit_name, ending) for each in places for ending in (SYSTEMD, QUADLET)]
+    places += _SYSTEM_UNIT_FOLDERS["system" if options.is_system else "user"]
+    paths = [join_plain_name(each, unit_name, ending) for each in places for ending in (UNIT_SUFFIX, QUADLET_SUFFIX)]
     foreign = [path for path in paths if os.path.lexists(path) and path not in own_paths]
     if not foreign:
         return []
@@ -289,7 +309,7 @@ def _choose_account(folder: Path, options: ServiceOptions) -> str:
 
 
 def _choose_unit_name(service: Service, place: Path, *, system: bool) -> str:
-    """Return the folder's name with the program's prefix, and a number if another folder has that name already."""
+    """Return the program's prefix with the folder's name, and a number if another unit has that name."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", service.folder.name).strip("-.") or "folder"
     base = f"{service.program.unit_prefix}{plain}"[:90]
     places = {place, *(each for each, of_system in _list_unit_places(None) if of_system is system)}
@@ -303,26 +323,26 @@ def _choose_unit_name(service: Service, place: Path, *, system: bool) -> str:
 
 
 def _read_proxies() -> dict[str, str]:
-    """Return the proxies of this shell: a program that systemd starts does not have them."""
-    return {name: os.environ[name] for name in PROXIES if os.environ.get(name)}
+    """Return the proxy variables of this shell, because a program that systemd starts does not have them."""
+    return {name: os.environ[name] for name in PROXY_VARIABLES if os.environ.get(name)}
 
 
 def make_writable_folders(service: Service, options: ServiceOptions) -> None:
-    """Make the folders that the unit opens for writing: systemd does not start a unit whose folders are missing.
+    """Create the folders to which the unit may write, because systemd does not start a unit whose folders are missing.
 
-    The account of the unit makes them, since ``site.toml``, which may name any path, belongs to that account. Made by
-    root and then given away, a folder of systemd's would be a way to become root. A ledger that cannot be written lies
-    in the site's own folder instead, and counts for that folder alone.
+    The unit's account creates them, because ``site.toml``, which may name any path, belongs to that account. If root
+    created a folder and gave it to the account, the account could become root through one of systemd's folders. A
+    ledger that cannot be created there is stored in the site's folder instead, and counts only for that folder.
 
     Raises:
-        BadInput: If the account may not make one of them.
+        BadInput: If the account may not create one of them.
     """
     folders = (service.state_home,) if options.quadlet else service.writable
     name = "this account"
     acting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if os.geteuid() == 0 and options.is_system:
-        name = f"the account {IMAGE_USER} of the image" if options.quadlet else f'the account "{service.account}"'
-        image = AccountIds(IMAGE_USER, IMAGE_USER, (IMAGE_USER,))
+        name = f"the account {IMAGE_USER_ID} of the image" if options.quadlet else f'the account "{service.account}"'
+        image = AccountIds(IMAGE_USER_ID, IMAGE_USER_ID, (IMAGE_USER_ID,))
         acting = act_as_account(image if options.quadlet else find_account_ids(service.account))
     with acting:
         for folder in filter(None, folders):
@@ -346,13 +366,15 @@ _ENVIRONMENT_HEAD = (
 
 
 def write_environment_file(unit: InstalledUnit, variables: Mapping[str, str], earlier: Sequence[Path] = ()) -> None:
-    """Write variables, which may hold a password, into the unit's file, which only its owner reads.
+    """Write variables, which may contain a password, into the unit's environment file, which only its owner can read.
 
-    Lines about other variables stay as they are.
+    Lines with other variables are kept.
 
     Args:
-        earlier: Environment files that earlier names of this unit left. If the unit has no file yet, it takes over the
-            lines of the first of these that exists.
+        unit: The unit.
+        variables: The variables to write.
+        earlier: Environment files under earlier names of this unit. If the unit has no file yet, the lines of the first
+            existing one are copied.
     """
     path = unit.environment_path
     source = next((each for each in (path, *earlier) if each.exists()), None)
@@ -365,7 +387,7 @@ def write_environment_file(unit: InstalledUnit, variables: Mapping[str, str], ea
 
 
 def _read_environment_lines(path: Path) -> list[str]:
-    """Return the lines of a file of variables but for our comment; bytes that are no UTF-8 stay what they are."""
+    """Return the lines of an environment file without our comment; bytes that are not UTF-8 are preserved."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     return [line for line in lines if line not in ("", _ENVIRONMENT_HEAD)]
 
@@ -375,7 +397,7 @@ def _name_variable(line: str) -> str:
 
 
 def _write_unit(unit: InstalledUnit, text: str) -> None:
-    before = os.umask(0o022)  # units are readable by all, and hold no secret
+    before = os.umask(0o022)  # everybody may read units, which contain no secret
     try:
         write_atomically(unit.path, text.encode())
     finally:
@@ -390,16 +412,18 @@ def _make_notes(unit: InstalledUnit, service: Service, options: ServiceOptions, 
         notes.append("no proxy: sudo removes https_proxy. If you have one: sudo --preserve-env=https_proxy ...")
     if running:
         notes.append(f"{service.program.name} runs on this folder already: stop it before the unit is started")
-    if options.quadlet and options.is_system and service.folder.stat().st_uid != IMAGE_USER:
+    if options.quadlet and options.is_system and service.folder.stat().st_uid != IMAGE_USER_ID:
         places = shlex.join([str(path) for path in (service.folder, service.state_home) if path])
-        notes.append(f"the image runs as {IMAGE_USER}, which does not own the folder: chown -R {IMAGE_USER} {places}")
+        notes.append(
+            f"the image runs as {IMAGE_USER_ID}, which does not own the folder: chown -R {IMAGE_USER_ID} {places}"
+        )
     if not options.quadlet and options.is_system and service.account == "root":
         notes.append("it will run as root: give the folder to an account of its own, or name one with --account")
     return notes
 
 
 def _list_start_commands(unit: InstalledUnit, *, is_new: bool) -> list[list[str]]:
-    # Podman enables what a quadlet's [Install] says; a generated unit cannot be enabled.
+    # Podman enables a quadlet by its section [Install]; a generated unit cannot be enabled.
     start = ["restart"] if unit.is_quadlet or not is_new else ["enable", "--now"]
     return [unit.make_command("daemon-reload"), unit.make_command(*start, unit.name)]
 
@@ -412,10 +436,10 @@ def _make_log_command(unit: InstalledUnit) -> str:
 
 
 def describe_service(program: ServiceProgram, folder: Path, into: Path | None = None) -> tuple[list[str], bool]:
-    """Return lines about the units of a folder, and True if one of them runs.
+    """Return lines about the units of a folder, and True if one of them is running.
 
     Raises:
-        BadInput: If the folder has none.
+        BadInput: If the folder has no unit.
     """
     lines = []
     running = False
@@ -437,10 +461,10 @@ def describe_service(program: ServiceProgram, folder: Path, into: Path | None = 
 
 
 def remove_service(program: ServiceProgram, folder: Path, into: Path | None = None) -> list[str]:
-    """Stop the units of a folder and delete their files; return lines about what is gone and what stays.
+    """Stop the units of a folder and delete their files; return lines about removed and remaining files.
 
     Raises:
-        BadInput: If the folder has none.
+        BadInput: If the folder has no unit.
     """
     lines = []
     for unit in _find_units_or_fail(program, folder, into):
@@ -463,11 +487,11 @@ def remove_service(program: ServiceProgram, folder: Path, into: Path | None = No
 
 
 def _remove_environment_file(unit: InstalledUnit) -> list[str]:
-    """Delete the unit's file of variables unless a person wrote some of its lines; return what was done."""
+    """Delete the unit's environment file, unless it has lines of the user; return a line about it."""
     path = unit.environment_path
     if not unit.managed or not path.exists():
         return []
-    if any(_name_variable(line) not in PROXIES for line in _read_environment_lines(path)):
+    if any(_name_variable(line) not in PROXY_VARIABLES for line in _read_environment_lines(path)):
         return [f"stays, for its lines of yours: {path}"]
     path.unlink()
     return [f"removed {path}"]
@@ -489,11 +513,11 @@ def _remove_boot_links(unit: InstalledUnit) -> None:
 
 
 def is_systemd_reachable(unit: InstalledUnit) -> bool:
-    """Return True if the manager runs that this unit belongs to, and the unit lies where that manager looks."""
+    """Return True if the unit's manager is running and reads the folder of the unit."""
     if not unit.managed or shutil.which("systemctl") is None:
         return False
     if unit.system:
-        return _BOOTED.is_dir()
+        return _SYSTEMD_RUN_FOLDER.is_dir()
     return Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd").is_dir()
 
 
@@ -504,16 +528,16 @@ def _read_unit_state(unit: InstalledUnit) -> Mapping[str, str]:
 
 
 def _run_systemctl(command: Sequence[str]) -> str:
-    """Run a command of systemd; return its output.
+    """Run a systemctl command; return its output.
 
     Raises:
         BadInput: If it fails or cannot be run.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_S, check=False)
-        reason = "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_TIMEOUT_S, check=False)
+        reason = "" if process.returncode == 0 else (process.stderr.strip() or f"exit code {process.returncode}")
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason:
         raise BadInput([Fault(shlex.join(command), f"failed: {reason}", "Type it where systemd runs.")])
-    return done.stdout
+    return process.stdout

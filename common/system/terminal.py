@@ -17,7 +17,7 @@ from rich.table import Table
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import UNWRITABLE_PLACE_ERRORS, make_disk_full_message
-from polyclinic.common.system.plain_text import HANGING, escape_for_terminal, format_as_json_text
+from polyclinic.common.system.plain_text import HANGING_INDENT, escape_for_terminal, format_as_json_text
 from polyclinic.common.system.resources import raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ class LogOutputFormat(StrEnum):
     json = "json"
 
 
-_log_form = [LogOutputFormat.text]
+_log_format = [LogOutputFormat.text]
 
 
 def _set_log_format(form: LogOutputFormat) -> LogOutputFormat:
-    _log_form[:] = [form]
+    _log_format[:] = [form]
     return form
 
 
 def get_log_format() -> LogOutputFormat:
     """Return the value of ``--log-format`` in this process; text if the command has no such option."""
-    return _log_form[0]
+    return _log_format[0]
 
 
 LogFormat = Annotated[
@@ -62,7 +62,7 @@ LogFormat = Annotated[
 ]
 
 
-Restarted = Annotated[
+WaitOnRefusal = Annotated[
     bool,
     typer.Option(
         "--wait-on-refusal",
@@ -79,7 +79,7 @@ class EscapingConsole(Console):
         super().__init__(file=file, emoji=False, **more)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, then escape the text of every segment."""
+        """Render like rich, then escape the text of every segment."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=escape_for_terminal(segment.text))
 
@@ -88,6 +88,8 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
     """Return a new typer application with ``--version`` and shell completion, to which commands can be added.
 
     Args:
+        name: Name of the program.
+        purpose: Help text of the program.
         exit_codes: Exit codes with their meanings, comma-separated, for the help text.
     """
     app = typer.Typer(
@@ -97,7 +99,7 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
-        suggest_commands=False,  # click does
+        suggest_commands=False,  # click already suggests commands
         rich_markup_mode="rich",
     )
 
@@ -118,12 +120,12 @@ def make_command_line_program(name: str, purpose: str, exit_codes: str) -> typer
 
 
 class _NeverFailingStream(io.FileIO):
-    """Raw stream for standard output or error that drops output which it cannot write, instead of raising.
+    """Raw stream for standard output or error that drops output which it cannot write, instead of raising an error.
 
     A closed pipe (``| head -1``) or a full disk must not stop a run of hours.
 
     Attributes:
-        lost: The first error that is no closed pipe, such as a full disk; None if there was none.
+        lost: The first error except a closed pipe, such as a full disk; None if there was none.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -145,7 +147,7 @@ def _make_stream_safe(stream: Any, descriptor: int) -> Any:
     """Wrap standard output or error so that writing never fails; return any other stream unchanged."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
-    stream.reconfigure(errors="replace")  # in a locale without our signs
+    stream.reconfigure(errors="replace")  # the locale may lack some of our characters
     try:
         if stream.fileno() != descriptor:
             return stream
@@ -168,7 +170,10 @@ def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
         SystemExit: With code 1, if the program succeeded but could not print its result.
     """
     before = sys.stdout, sys.stderr
-    out, error = sys.stdout, sys.stderr = _make_stream_safe(sys.stdout, 1), _make_stream_safe(sys.stderr, 2)
+    out = _make_stream_safe(sys.stdout, 1)
+    error = _make_stream_safe(sys.stderr, 2)
+    sys.stdout = out
+    sys.stderr = error
     try:
         yield
     except SystemExit as end:
@@ -201,7 +206,9 @@ def run_command_line_program(
     A closed pipe at standard output changes neither the work nor the exit code.
 
     Args:
-        stopped: Further exception types whose text is for a person. The exit code is the exception's attribute
+        app: The program.
+        arguments: The command line after the program's name; None for that of this process.
+        stopped: Further exception types with messages for a person. The exit code is the exception's attribute
             ``exit_code``, or 1 if it has none.
         prints_result: True if output that is lost on a full disk is a failure; False for a log.
     """
@@ -230,7 +237,7 @@ def run_command_line_program(
 
 
 def _print_error(kind: str, text: str) -> None:
-    """Print on standard error the reason why the program ends, in the format of ``--log-format``."""
+    """Print on standard error why the program ends, in the format of ``--log-format``."""
     if get_log_format() is LogOutputFormat.json:
         make_json_printer(sys.stderr)({"level": "error", "message": escape_for_terminal(text)})
     else:
@@ -239,7 +246,7 @@ def _print_error(kind: str, text: str) -> None:
 
 
 def make_name_override(name: str) -> list[str]:
-    """Return the override of an experiment's ``run.name`` that an option ``--name`` stands for; none without a name."""
+    """Return the override of ``run.name`` for an option ``--name``; empty without a name."""
     return [f"run.name={format_as_json_text(name)}"] if name else []
 
 
@@ -255,7 +262,9 @@ def make_event_printer(console: Console) -> Callable[[str], None]:
 
     def print_event(text: str) -> None:
         first, *others = escape_for_terminal(text).split("\n")
-        lines = "\n".join([first, *(line if line.startswith(HANGING) else f"{HANGING}{line}" for line in others)])
+        lines = "\n".join(
+            [first, *(line if line.startswith(HANGING_INDENT) else f"{HANGING_INDENT}{line}" for line in others)]
+        )
         console.print(f"[dim]{make_local_timestamp()}[/]  {escape(lines)}", soft_wrap=True, highlight=False)
         console.file.flush()
 
@@ -263,7 +272,7 @@ def make_event_printer(console: Console) -> Callable[[str], None]:
 
 
 def fold_long_words(table: Table) -> Table:
-    """Let all columns of a table break words that are too long for them, which rich would cut; return the table."""
+    """Make all columns of a table break words that are too long, which rich would cut; return the table."""
     for column in table.columns:
         column.overflow = "fold"
     return table
@@ -279,14 +288,14 @@ def choose_progress_format(requested: ProgressFormat, console: Console) -> Progr
     """
     if console.quiet:
         return ProgressFormat.none
-    # is_terminal alone is what FORCE_COLOR says, which build servers set for a log file
-    drawn = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
-    if requested is ProgressFormat.bar and not drawn:
+    # Check isatty, too: is_terminal is also True with FORCE_COLOR, which build servers set for a log file.
+    can_draw = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
+    if requested is ProgressFormat.bar and not can_draw:
         problem = "needs a terminal that can draw, and standard output is none."
         raise BadInput([Fault("--progress bar", problem, "Use lines, json, or leave it out.")])
     if requested is not ProgressFormat.auto:
         return requested
-    return ProgressFormat.bar if drawn else ProgressFormat.lines
+    return ProgressFormat.bar if can_draw else ProgressFormat.lines
 
 
 def make_json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:

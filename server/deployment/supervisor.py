@@ -16,8 +16,8 @@ from enum import IntEnum
 from pathlib import Path
 
 from polyclinic.common.system.stopping import (
-    STARTER,
-    STOPPED_ON_REQUEST,
+    STARTER_VARIABLE,
+    STOPPED_EXIT_CODE,
     graceful_shutdown,
     make_exit_message,
     stop_on_signals,
@@ -49,7 +49,7 @@ class RunExitCode(IntEnum):
     DONE = 0
     STOPPED = 1
     BAD_INPUT = 2
-    ON_REQUEST = STOPPED_ON_REQUEST
+    ON_REQUEST = STOPPED_EXIT_CODE
     CRASHED = 70
 
 
@@ -76,7 +76,7 @@ def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], Non
 
     # The child ends when this process does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork
     # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
-    environment = {**os.environ, STARTER: str(os.getpid())}
+    environment = {**os.environ, STARTER_VARIABLE: str(os.getpid())}
     with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop_child_process):
         deaths, before = 0, count_checkpointed_rounds(out)
         while True:

@@ -9,18 +9,18 @@ from polyclinic.common.config import Experiment, ParticipationSection
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.system.timers import (
-    ALONE_TIMES,
     CALL_TIMEOUT_S,
-    CLOCKS_DIFFER_S,
-    HEARTBEAT_EVERY_S,
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_PAUSE_S,
     JOIN_DEADLINE_S,
-    KEY_PATIENCE_S,
+    LOCAL_COMPARISON_TIME_FACTOR,
+    MAX_CLOCK_DIFFERENCE_S,
     MAX_RETRY_S,
-    REFUSAL_NOTED_S,
+    REFUSAL_CONFIRMATION_S,
+    REFUSED_KEY_RETRY_S,
+    RUN_HEARTBEAT_INTERVAL_S,
     TLS_TIMEOUT_S,
-    UPLOAD_STALL_S,
+    UPLOAD_STALL_TIMEOUT_S,
 )
 from polyclinic.server.deployment.superlink.control_client import ANSWER_S, LINK_PATIENCE_S
 from polyclinic.server.deployment.superlink.process import START_TIMEOUT_S, STOP_GRACE_S
@@ -78,7 +78,7 @@ def find_timer_order_faults(all_timers: Sequence[TimerSetting]) -> list[Fault]:
 
 FIXED_TIMERS = (
     TimerSetting("late joiner's roll call", JOIN_DEADLINE_S, "the site is not asked again before it reconnects"),
-    TimerSetting("refused site says that it knows", REFUSAL_NOTED_S, "the site is left without the reason"),
+    TimerSetting("refused site says that it knows", REFUSAL_CONFIRMATION_S, "the site is left without the reason"),
     TimerSetting("heartbeat of a site", HEARTBEAT_PAUSE_S, "the site sends the next one"),
     TimerSetting(
         "site taken for lost",
@@ -87,16 +87,16 @@ FIXED_TIMERS = (
         source="fixed (two heartbeats as told to the SuperLink)",
     ),
     TimerSetting("call of a site", CALL_TIMEOUT_S, "the site reconnects and sends again"),
-    TimerSetting("clocks of site and coordinator", CLOCKS_DIFFER_S, "flwr-client ends with exit code 15"),
+    TimerSetting("clocks of site and coordinator", MAX_CLOCK_DIFFERENCE_S, "flwr-client ends with exit code 15"),
     TimerSetting("TLS check of a site", TLS_TIMEOUT_S, "the site tries again"),
-    TimerSetting("a refused key is tried again for", KEY_PATIENCE_S, "flwr-client ends with exit code 14"),
+    TimerSetting("a refused key is tried again for", REFUSED_KEY_RETRY_S, "flwr-client ends with exit code 14"),
     TimerSetting("longest pause between a site's tries", MAX_RETRY_S, "the site tries again, for ever"),
-    TimerSetting("a reply's upload stands still", UPLOAD_STALL_S, "the site gets its work again"),
+    TimerSetting("a reply's upload stands still", UPLOAD_STALL_TIMEOUT_S, "the site gets its work again"),
     TimerSetting("SuperLink away during a run", LINK_PATIENCE_S, "the run stops"),
     TimerSetting("SuperLink's start", START_TIMEOUT_S, "flwr-server start ends with the end of its log"),
     TimerSetting("SuperLink's stop", STOP_GRACE_S, "it is killed; its database stands that"),
     TimerSetting("call of a run to the SuperLink", ANSWER_S, "the run makes the call again"),
-    TimerSetting("heartbeat of a run", HEARTBEAT_EVERY_S, "the run sends the next one"),
+    TimerSetting("heartbeat of a run", RUN_HEARTBEAT_INTERVAL_S, "the run sends the next one"),
     TimerSetting("run taken for dead", RUN_SILENT_S, "sites drop their work on it; if it still lives, it goes on anew"),
 )
 """The timers that no experiment changes."""
@@ -114,7 +114,7 @@ def list_timer_settings(experiment: Experiment | None) -> list[TimerSetting]:
         source = "the experiment" if key in section.model_fields_set else "the experiment (here: default)"
         run_timers.append(TimerSetting(f"participation.{key}", getattr(section, key), effect, source=source))
     if experiment and experiment.evaluation.compare_local:
-        longer = f"plus {ALONE_TIMES:g} times what all rounds took, where all sites take part in each"
+        longer = f"plus {LOCAL_COMPARISON_TIME_FACTOR:g} times what all rounds took, where all sites take part in each"
         effect = "a site that has not answered has no sentence in the report; the run ends"
         name = "evaluation.compare_local, after the test"
         run_timers.append(TimerSetting(name, section.round_deadline_s, effect, source=f"the experiment; {longer}"))

@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 from polyclinic.common.metrics.benefit import COMPARED_SITE_MODELS, CONTENDER_MODELS, FederationBenefit
 from polyclinic.common.metrics.bootstrap import EstimateWithInterval
 from polyclinic.common.models.state import ModelState
-from polyclinic.common.system.timers import ALONE_TIMES
+from polyclinic.common.system.timers import LOCAL_COMPARISON_TIME_FACTOR
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from polyclinic.server.federation.recorder import RunTotals
@@ -68,14 +68,14 @@ def compare_with_local_training(
 def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
     """Return the deadline for the sites to train a model alone each and compare it with the run's model.
 
-    It is a round's deadline plus :data:`ALONE_TIMES` times the time that the rounds would have taken with all sites,
-    estimated as ``rounds_took_s / drawn``.
+    It is a round's deadline plus :data:`LOCAL_COMPARISON_TIME_FACTOR` times the time that the rounds would have taken
+    with all sites, estimated as ``rounds_took_s / drawn``.
 
     Args:
         rounds_took_s: Duration of all rounds together.
         drawn: Share of the sites that was drawn for each round, above 0 and at most 1.
     """
-    return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
+    return round_deadline_s + LOCAL_COMPARISON_TIME_FACTOR * rounds_took_s / drawn
 
 
 def federation_benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_la
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.pixel_contract import PixelTerms, agree_on_pixels
 from polyclinic.common.security.signatures import read_signature_or_none
-from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
+from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_CONFIRMATION_S
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
 from polyclinic.common.wire.flower_messages import WAITING_FOR_APPROVAL, make_request
@@ -295,10 +295,12 @@ class RollCaller:
 
     def _send_and_await_note(self, records: Mapping[int, Refusal | Question], kind: str) -> None:
         messages = [
-            make_request(encode_record(record), node, kind, group_id="roll call", ttl=REFUSAL_NOTED_S)
+            make_request(encode_record(record), node, kind, group_id="roll call", ttl=REFUSAL_CONFIRMATION_S)
             for node, record in records.items()
         ]
-        noted = send_and_receive(self.grid, messages, lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
+        noted = send_and_receive(
+            self.grid, messages, lambda at_work, lost: None, deadline_s=REFUSAL_CONFIRMATION_S, enough=0
+        )
         list(noted)
 
     def refuse_faulty_sites(self, faults: Iterable[Fault], kind: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from polyclinic.common.errors import WireError
-from polyclinic.common.system.plain_text import MAX_REASON_CHARACTERS, MOST_LINES, make_printable_line
+from polyclinic.common.system.plain_text import MAX_LINES, MAX_REASON_CHARACTERS, make_printable_line
 from polyclinic.common.wire.bounds import (
     BOUNDS,
     MOST_LOSS,
@@ -130,7 +130,7 @@ def harmless(value: object, bound: object) -> bool:
         return len(str(value)) <= bound.longest
     free = isinstance(bound, EscapedFreeText)
     texts = [value] if isinstance(value, str) else list(typing.cast(Any, value))
-    most = MOST_LINES * (MAX_REASON_CHARACTERS + 4) if free else 1_000
+    most = MAX_LINES * (MAX_REASON_CHARACTERS + 4) if free else 1_000
     return all(raw_in(text, "\n" if free else "") == set() and len(text) <= most for text in texts)
 
 

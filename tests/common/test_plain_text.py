@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.common.system.plain_text import (
+    MAX_LINES,
     MAX_REASON_CHARACTERS,
-    MOST_LINES,
     escape_for_html_page,
     escape_for_terminal,
     escape_unplain_characters,
@@ -60,7 +60,7 @@ def test_lines_are_plain_few_and_none_but_the_first_begins_where_ours_do(text: s
     shown = make_printable_lines(text)
     lines = shown.split("\n")
     assert raw_in(shown) == set()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert all(line.startswith("    ") for line in lines[1:])
     assert make_printable_lines(shown) == shown
 
@@ -100,8 +100,8 @@ def test_an_endless_text_costs_no_time(letter: str) -> None:
     """Only as much of it is looked at as is shown: a walk over 14 million characters would take seconds."""
     counted = Counted(letter * 14_000_000)
     assert len(make_printable_line(counted)) <= MAX_REASON_CHARACTERS
-    assert len(make_printable_lines(counted)) <= MOST_LINES * (MAX_REASON_CHARACTERS + 4)
-    assert counted.most_read <= 2 * MOST_LINES * MAX_REASON_CHARACTERS
+    assert len(make_printable_lines(counted)) <= MAX_LINES * (MAX_REASON_CHARACTERS + 4)
+    assert counted.most_read <= 2 * MAX_LINES * MAX_REASON_CHARACTERS
 
 
 NOT_OF_OTHERS = [

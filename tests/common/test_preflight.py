@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system import preflight
 from polyclinic.common.system.preflight import (
-    FLOWER,
+    MIN_FLOWER_RELEASE,
     delay_failure_until_change,
     find_certificate_date_faults,
     find_flower_release_faults,
@@ -90,7 +90,7 @@ def test_another_flower_is_told_with_the_line_that_installs_ours(
 
 
 def test_the_releases_are_those_of_the_package() -> None:
-    least = ".".join(map(str, FLOWER))
+    least = ".".join(map(str, MIN_FLOWER_RELEASE))
     assert f'"flwr>={least}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
 
 
@@ -99,7 +99,7 @@ import os, sys
 from pathlib import Path
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system import preflight
-preflight.POLL_INTERVAL_S, preflight.LONGEST_HOLD_S = 0.01, float(sys.argv[2])
+preflight.POLL_INTERVAL_S, preflight.MAX_HOLD_S = 0.01, float(sys.argv[2])
 folder = Path(sys.argv[1])
 print("process", os.getpid(), flush=True)
 with preflight.delay_failure_until_change(folder, lambda line: print(line, flush=True), (BadInput,), held=True):

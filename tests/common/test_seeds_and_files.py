@@ -55,7 +55,7 @@ def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
     path, registered, real = tmp_path / "file.json", list[bool](), getattr(owner, name)
 
     def is_registered() -> bool:
-        removals = [getattr(remove, "func", None) for remove in stopping._to_remove]
+        removals = [getattr(remove, "func", None) for remove in stopping._removal_callbacks]
         return any(getattr(function, "__self__", None) == make_temporary_path(path) for function in removals)
 
     def looking(*arguments: Any, **options: Any) -> Any:
@@ -72,11 +72,11 @@ def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
 def test_a_program_that_is_being_stopped_begins_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = list[int]()  # the threads that wait; others than this one may write files, too
     sleeping = SimpleNamespace(sleep=lambda seconds: waiting.append(threading.get_ident()))
-    monkeypatch.setattr(stopping, "_ending", threading.Event())
+    monkeypatch.setattr(stopping, "_program_is_ending", threading.Event())
     monkeypatch.setattr(stopping, "time", sleeping)
     write_atomically(tmp_path / "first", b"")
     assert threading.get_ident() not in waiting
-    stopping._ending.set()
+    stopping._program_is_ending.set()
     write_atomically(tmp_path / "second", b"")
     assert waiting.count(threading.get_ident()) == 1
 
@@ -84,8 +84,10 @@ def test_a_program_that_is_being_stopped_begins_no_file(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("late", [True, False])
 def test_while_a_program_ends_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     is_ending = list[bool]()
-    monkeypatch.setattr(stopping, "_ending", threading.Event())
-    monkeypatch.setattr(stopping, "_to_remove", [lambda: is_ending.append(stopping._ending.is_set())])
+    monkeypatch.setattr(stopping, "_program_is_ending", threading.Event())
+    monkeypatch.setattr(
+        stopping, "_removal_callbacks", [lambda: is_ending.append(stopping._program_is_ending.is_set())]
+    )
     monkeypatch.setattr(stopping, "_end_children", lambda: None)
     staying = SimpleNamespace(isatty=os.isatty, write=os.write, open=os.open, devnull=os.devnull, O_WRONLY=os.O_WRONLY)
     vars(staying).update(dup=lambda file: os.open(os.devnull, os.O_WRONLY), dup2=lambda *files: None)

@@ -31,7 +31,7 @@ from polyclinic.common.system.service import (
     make_systemd_unit,
     quote_for_systemd,
 )
-from polyclinic.common.system.service_files import PROXIES, ServiceOptions, make_writable_folders
+from polyclinic.common.system.service_files import PROXY_VARIABLES, ServiceOptions, make_writable_folders
 from polyclinic.server.deployment.service import SERVER
 from tests.network.real import flwr_client, flwr_server
 from tests.processes import environment
@@ -43,7 +43,7 @@ DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in PROXIES:
+    for name in PROXY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name in ("SUDO_UID", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)

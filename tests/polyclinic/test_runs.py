@@ -201,7 +201,7 @@ def test_network_loss_and_metric_of_ones_own_are_used_and_unknown_to_another_pro
     assert metric.startswith("plugin:own-share_above-")
     assert own.network().backbone[2].out_features == 12
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plugins, "_offered", {})
+        patched.setattr(plugins, "_registered_parts", {})
         with pytest.raises(
             BadInput, match=r"was given to polyclinic.simulate in another process.*pc.load\(FOLDER, model="
         ):

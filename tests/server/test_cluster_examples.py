@@ -14,7 +14,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
+from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
 from tests.federations import ALL_DIGITS, DIGITS, finished
 from tests.network.real import lines_of
 from tests.server.commands import rounds_of
@@ -87,7 +87,7 @@ def test_a_slurm_job_past_its_time_limit_goes_on_when_submitted_again(
             time.sleep(0.1)
         os.kill(first.pid, signal.SIGTERM)
         _, err = first.communicate(timeout=WITHIN_S)
-        assert first.returncode == STOPPED_ON_REQUEST, err
+        assert first.returncode == STOPPED_EXIT_CODE, err
         again = slurm(tmp_path, *arguments, machines=machines)
         _, err = again.communicate(timeout=WITHIN_S)
         assert again.returncode == 0, err

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
+from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
 from polyclinic.strategies.method_list import METHOD_CLASS_PATHS
 from polyclinic.strategies.registry import STRATEGIES
 from polyclinic.studies.cli import make_resume_command
@@ -122,7 +122,7 @@ def check_end(
         files = [path.name for path in scratch.iterdir() if not path.name.startswith("torchinductor")]  # torch's cache
         shutil.rmtree(scratch)
     print(f"{way}, {'late' if late else 'early'} and {after_s:.1f} s: {seconds:.2f} s, {program.returncode}, {left}")
-    assert (program.returncode, left, files) == (STOPPED_ON_REQUEST, [], [])
+    assert (program.returncode, left, files) == (STOPPED_EXIT_CODE, [], [])
     assert seconds < LIMIT_S
     again = "--resume" if arguments[0] == "run" and (out / "events.jsonl").exists() else ""
     assert "stopped on request; to go on: flwr-sim" in err
@@ -264,11 +264,11 @@ def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) ->
     done = run_with_signals(LEAVES_AN_ORPHAN, start_new_session=True, env={**os.environ, MARK: str(tmp_path)})
     left = marked(str(tmp_path))
     kill(left)
-    assert (done.returncode, left) == (STOPPED_ON_REQUEST, [])
+    assert (done.returncode, left) == (STOPPED_EXIT_CODE, [])
 
 
 def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() -> None:
-    assert run_with_signals(OPENS_FILES).returncode == STOPPED_ON_REQUEST
+    assert run_with_signals(OPENS_FILES).returncode == STOPPED_EXIT_CODE
 
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:

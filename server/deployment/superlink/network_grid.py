@@ -20,7 +20,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from polyclinic.common.security.signatures import SignatureFault
-from polyclinic.common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
+from polyclinic.common.system.timers import RUN_HEARTBEAT_INTERVAL_S, UPLOAD_STALL_TIMEOUT_S
 from polyclinic.common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, list_tree_object_ids
 from polyclinic.common.wire.flower_messages import make_message, make_request, read_metadata, replace_metadata
 from polyclinic.common.wire.message_objects import (
@@ -110,7 +110,7 @@ def open_network_grid(
     def send_run_heartbeats() -> None:
         """Send heartbeats over a connection of its own; interrupt the main thread if the SuperLink ended the run."""
         with closing(SuperLinkControlClient(coordinator)) as own_control:
-            while not stop.wait(HEARTBEAT_EVERY_S):
+            while not stop.wait(RUN_HEARTBEAT_INTERVAL_S):
                 with suppress(SuperLinkUnreachable, OSError):
                     if not own_control.send_run_heartbeat(run) and not stop.is_set():
                         os.kill(os.getpid(), LOST_SIGNAL)
@@ -391,14 +391,14 @@ class NetworkGrid(Grid):
                 pending.missing, pending.since = missing, time.monotonic()
             if request := self._requests.get(name):
                 pending.fault = request.bound.find_reply_size_fault(len(pending.names), pending.size)
-            if pending.fault or not missing or time.monotonic() - pending.since > UPLOAD_STALL_S:
+            if pending.fault or not missing or time.monotonic() - pending.since > UPLOAD_STALL_TIMEOUT_S:
                 complete[name] = pending
         return complete
 
     def _assemble_reply_message(self, pending: _IncompleteReply) -> Message:
         name, metadata = pending.status.request, pending.status.envelope.metadata
         if pending.missing and not pending.fault:
-            reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
+            reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_TIMEOUT_S:.0f} s"
             return self._make_error_reply_message(name, NODE_UNAVAILABLE, reason)
         fault, message, request = pending.fault, None, self._requests.get(name)
         bound = request.bound if request else NO_REPLY

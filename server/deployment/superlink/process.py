@@ -15,8 +15,8 @@ from typing import IO
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_as_json_text
-from polyclinic.common.system.resources import LARGE_BUFFERS
-from polyclinic.common.system.stopping import STARTER
+from polyclinic.common.system.resources import BUFFER_REUSE_ENVIRONMENT
+from polyclinic.common.system.stopping import STARTER_VARIABLE
 from polyclinic.common.system.terminal import LogOutputFormat, get_log_format
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.preflight import find_hospital_port_faults
@@ -55,7 +55,11 @@ class SuperLinkProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, STARTER: str(os.getpid()), **LARGE_BUFFERS},  # it ends when this process does
+            env={
+                **os.environ,
+                STARTER_VARIABLE: str(os.getpid()),
+                **BUFFER_REUSE_ENVIRONMENT,
+            },  # it ends when this process does
         )
         assert self._process.stdout is not None
         self._log = copy_lines_to_log(

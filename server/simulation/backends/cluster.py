@@ -15,7 +15,7 @@ from typing import Any
 
 from polyclinic.common import __version__
 from polyclinic.common.errors import BadInput, Fault, raise_faults
-from polyclinic.common.system.resources import LARGE_BUFFERS
+from polyclinic.common.system.resources import BUFFER_REUSE_ENVIRONMENT
 
 BYTES_PER_WORKER = 1.5 * 2**30  # torch, Flower and a model of some 10 M parameters in one worker: an estimate
 OWN_RAY = {
@@ -115,7 +115,7 @@ def start_or_join_ray(settings: RayWorkerSettings) -> None:
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     if settings.address:
-        variables = {**QUIET_VARIABLES, **LARGE_BUFFERS, "PYTHONPATH": os.pathsep.join(settings.paths)}
+        variables = {**QUIET_VARIABLES, **BUFFER_REUSE_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(settings.paths)}
         options |= {"address": settings.address, "runtime_env": {"env_vars": variables}}
     else:
         cores = max(len(os.sched_getaffinity(0)), max(settings.workers, 1) * settings.threads)
@@ -229,7 +229,7 @@ def list_uninstalled_import_folders() -> tuple[str, ...]:
 def make_ray_driver_environment(address: str) -> dict[str, str]:
     """Return environment variables for the process that drives Ray; its workers on this machine inherit them."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
-    variables = {"PYTHONPATH": os.pathsep.join(paths), **QUIET_VARIABLES, **LARGE_BUFFERS}
+    variables = {"PYTHONPATH": os.pathsep.join(paths), **QUIET_VARIABLES, **BUFFER_REUSE_ENVIRONMENT}
     return {**os.environ, **variables, **({} if address else OWN_RAY | make_ray_token_variables())}
 
 
