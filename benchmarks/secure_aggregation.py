@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.common.models.network import Head
-from polyclinic.common.wire.codec import R, count_payload_bytes, decode_record, encode_record
+from polyclinic.common.wire.codec import AnyRecord, count_payload_bytes, decode_record, encode_record
 from polyclinic.common.wire.records import ModelGroups, Record
 from polyclinic.common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest
@@ -42,7 +42,9 @@ class Meter:
     up: int = 0
     down: int = 0
 
-    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+    def __call__(
+        self, requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
+    ) -> Iterator[tuple[str, AnyRecord]]:
         for site, request in requests.items():
             self.down += count_payload_bytes(encode_record(request))
             began = time.process_time()

@@ -27,9 +27,9 @@ from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.delivery import DeliveryRequest
 from polyclinic.common.wire.evaluation import ScoringReply, ScoringRequest
 from polyclinic.common.wire.records import (
-    HIDDEN,
-    NOT_SHOWN,
-    SHOWN,
+    HIDDEN_SIGN,
+    NOT_SHOWN_SIGN,
+    SHOWN_SIGN,
     UNKNOWN_COUNT,
     BenefitRequest,
     EvaluateRequest,
@@ -40,7 +40,13 @@ from polyclinic.common.wire.records import (
     RollCallAnswer,
     TrainRequest,
 )
-from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.common.wire.secure_aggregation import (
+    STAGE_BY_REQUEST,
+    KeysRequest,
+    MaskedRequest,
+    RevealRequest,
+    SharesRequest,
+)
 from polyclinic.common.wire.versions import read_version, write_in_version
 from polyclinic.data.base.image_set import find_missing_mask_faults
 from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
@@ -103,10 +109,10 @@ def make_client_app(
     app.query("scoring")(make_record_handler(ScoringRequest, _answer_scoring_request))
     app.query("delivery")(make_record_handler(DeliveryRequest, _receive_delivery_request))
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
-    app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
-    app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
-    app.query(STAGES[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
-    app.query(STAGES[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
+    app.query(STAGE_BY_REQUEST[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
+    app.query(STAGE_BY_REQUEST[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
+    app.query(STAGE_BY_REQUEST[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
+    app.query(STAGE_BY_REQUEST[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
     return app
 
 
@@ -201,8 +207,10 @@ def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:
         return ""
     hidden = site.hidden_classes("train")
     shown = (site.reported_training_images.labels == 1).any(axis=0).tolist()
-    signs = (SHOWN if is_shown else NOT_SHOWN for is_shown in shown)
-    return "".join(HIDDEN if name in hidden else sign for name, sign in zip(site.train.class_names, signs, strict=True))
+    signs = (SHOWN_SIGN if is_shown else NOT_SHOWN_SIGN for is_shown in shown)
+    return "".join(
+        HIDDEN_SIGN if name in hidden else sign for name, sign in zip(site.train.class_names, signs, strict=True)
+    )
 
 
 def count_training_images_per_class(site: Site, value: int) -> tuple[int, ...]:

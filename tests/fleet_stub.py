@@ -19,7 +19,9 @@ RegisterNodeRequest, UnregisterNodeRequest, Anything = (
 )
 """Messages of Flower's calls that our coordinator never serves, and a message of any content."""
 SERVED = tuple(
-    line.partition("Request:")[0] for line in fleet.MESSAGES.splitlines() if line.partition(":")[0].endswith("Request")
+    line.partition("Request:")[0]
+    for line in fleet.MESSAGE_DEFINITIONS.splitlines()
+    if line.partition(":")[0].endswith("Request")
 )
 """Names of the calls that have messages."""
 
@@ -37,7 +39,7 @@ class FleetStub:
     def __getattr__(self, call: str) -> Callable[..., Any]:
         answer = getattr(fleet, f"{call}Response") if call in SERVED else Anything
         made: Callable[..., Any] = self._channel.unary_unary(
-            f"/{fleet.SERVICE}/{call}",
+            f"/{fleet.FLEET_SERVICE}/{call}",
             request_serializer=lambda request: request.SerializeToString(),
             response_deserializer=answer.FromString,
         )
@@ -54,4 +56,4 @@ def add_fleet_servicer(servicer: object, server: grpc.Server) -> None:
         )
         for call in SERVED
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(fleet.SERVICE, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(fleet.FLEET_SERVICE, handlers),))

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from polyclinic.common.wire import message_objects
-from polyclinic.common.wire.codec import RAW
+from polyclinic.common.wire.codec import RAW_FORMAT
 from polyclinic.common.wire.message_objects import split_array_into_chunks
 
 Spoil = Callable[[RecordDict], None]
@@ -29,7 +29,9 @@ class Harm:
 
 def raw(values: np.ndarray, dtype: str = "float32") -> Array:
     """An array as our records hold it."""
-    return Array(dtype=dtype, shape=values.shape, stype=RAW, data=values.astype(f"<{values.dtype.str[1:]}").tobytes())
+    return Array(
+        dtype=dtype, shape=values.shape, stype=RAW_FORMAT, data=values.astype(f"<{values.dtype.str[1:]}").tobytes()
+    )
 
 
 def trunk(change: Callable[[np.ndarray], np.ndarray], dtype: str = "float32") -> Spoil:
@@ -92,7 +94,7 @@ def _many_times(content: RecordDict) -> None:
     """Say of each array that it is its only part 3,000 times: the part travels once."""
     for record in content.array_records.values():
         for array in record.values():
-            vars(array)[message_objects._CHUNKS] = array.data, [*split_array_into_chunks(array)] * 3000
+            vars(array)[message_objects._CHUNKS_ATTRIBUTE] = array.data, [*split_array_into_chunks(array)] * 3000
 
 
 REPEATED = Harm("one part of an array 3,000 times", _many_times, "its reply weighs more than")

@@ -18,13 +18,19 @@ from polyclinic.common.security.signatures import sign_record
 from polyclinic.common.wire.canonical_bytes import hash_record
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.records import EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
-from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from polyclinic.common.wire.secure_aggregation import (
+    STAGE_BY_REQUEST,
+    KeysRequest,
+    MaskedRequest,
+    RevealRequest,
+    SharesRequest,
+)
 
 MESSAGE_TYPES: Mapping[type, str] = {
     RollCall: "query.roll_call",
     TrainRequest: "train",
     EvaluateRequest: "evaluate",
-    **{kind: f"query.{stage}" for kind, stage in STAGES.items()},
+    **{kind: f"query.{stage}" for kind, stage in STAGE_BY_REQUEST.items()},
 }
 LOOK_ALIKES = ("ｒｕｎ", "rυn", "run\u200b", "ru\u0301n", "\u202enur", "run\ufe0f", "run\U000e0100")
 PATHS = ("..", ".", "../outside", "../../../bait", "a/b", "a\\b", "~", "~/bait", "-rf", "C:\\bait", "run/", "//")

@@ -19,7 +19,7 @@ from polyclinic.client.site.statements import AcceptedReplyCount, has_accepted_r
 from polyclinic.client.training.privacy import PrivacyBudgetLedger
 from polyclinic.common.models.saved import SavedModelDescription
 from polyclinic.common.security.audit import AuditLog, check_audit_log
-from polyclinic.common.wire.versions import OLDEST_VERSION
+from polyclinic.common.wire.versions import OLDEST_WIRE_VERSION
 from polyclinic.server.deployment.superlink.database import DATABASE_FILE, SuperLinkDatabase
 from polyclinic.server.deployment.superlink.registrations import SiteConnectionState, SiteRegistry
 from polyclinic.server.federation.checkpoints import CheckpointFolder
@@ -33,7 +33,7 @@ RUN = "d6c9f0885bd34e3d903f1fbe446ce3d3"
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     """A copy of the files, because programs write to such folders."""
-    folder = Path(__file__).parent / "golden" / f"stored-{OLDEST_VERSION}"
+    folder = Path(__file__).parent / "golden" / f"stored-{OLDEST_WIRE_VERSION}"
     return Path(shutil.copytree(folder, tmp_path / "stored"))
 
 

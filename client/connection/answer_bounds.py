@@ -16,11 +16,11 @@ from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.system.resources import measure_physical_memory, read_container_memory_limit
 from polyclinic.common.wire.fleet_protocol import (
     CHUNK_BYTES,
+    FLEET_SERVICE,
     HELLO_METHOD,
     HELLO_SERVICE,
-    LARGEST_CALL,
-    SERVICE,
-    SMALL_BYTES_IN_ALL,
+    MAX_CALL_BYTES,
+    MAX_SMALL_OBJECTS_TOTAL_BYTES,
 )
 from polyclinic.common.wire.message_objects import MessageTooLarge
 
@@ -36,12 +36,12 @@ ANSWER_BYTES: Mapping[str, int] = {
     "ActivateNode": _BARE,
     "DeactivateNode": _BARE,
     "SendNodeHeartbeat": _BARE,
-    "PullMessages": _ENVELOPE + SMALL_BYTES_IN_ALL,
+    "PullMessages": _ENVELOPE + MAX_SMALL_OBJECTS_TOTAL_BYTES,
     "PushMessages": _ENVELOPE,
     "GetRun": _BARE,
     "GetFab": BUNDLE_MAX_BYTES + _BARE,
     "PushObject": _BARE,
-    "PullObject": LARGEST_CALL,
+    "PullObject": MAX_CALL_BYTES,
     "ConfirmMessageReceived": _BARE,
     HELLO_METHOD: _BARE,
 }
@@ -63,7 +63,7 @@ def make_channel_options() -> list[tuple[str, int | str]]:
     """Return gRPC options that bound every answer: its size by the call, its headers, and that it is not compressed."""
     methods = [
         {
-            "name": [{"service": _SERVICES.get(call, SERVICE), "method": call}],
+            "name": [{"service": _SERVICES.get(call, FLEET_SERVICE), "method": call}],
             "maxResponseMessageBytes": most,
         }
         for call, most in ANSWER_BYTES.items()

@@ -50,7 +50,7 @@ from polyclinic.common.wire.message_objects import (
     encode_message_objects,
     make_announcement,
 )
-from polyclinic.common.wire.versions import FORMATS, WIRE_VERSION, is_spoken, make_release_header
+from polyclinic.common.wire.versions import WIRE_FORMATS, WIRE_VERSION, is_spoken, make_release_header
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
@@ -176,12 +176,14 @@ class FleetClient:
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key, self._authority = key, compute_certificate_key_hash(ca_certificate.decode())
         parsers = {call: response.FromString for call, response in RESPONSES.items()}
-        parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL)  # without a copy
+        parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(
+            data, fleet.PULL_CONTENT_FIELD
+        )  # without a copy
         parsers[fleet.HELLO_METHOD] = fleet.HelloAnswer.model_validate_json
         services = {fleet.HELLO_METHOD: fleet.HELLO_SERVICE}
         self._calls = {
             call: self._raw.unary_unary(
-                f"/{services.get(call, fleet.SERVICE)}/{call}",
+                f"/{services.get(call, fleet.FLEET_SERVICE)}/{call}",
                 request_serializer=lambda request: request if type(request) is bytes else request.SerializeToString(),
                 response_deserializer=parse,
             )
@@ -448,7 +450,7 @@ class FleetClient:
 
     def _send_message_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = fleet.PushObjectRequest(node=self._flower_node, run_id=run_id, object_id=name, session_id=session)
-        data = fleet.append_protobuf_field(request.SerializeToString(), fleet.CONTENT_OF_PUSH, content)
+        data = fleet.append_protobuf_field(request.SerializeToString(), fleet.PUSH_CONTENT_FIELD, content)
         if not self._make_signed_call("PushObject", data).stored:
             raise MessageContentGone(f"the coordinator does not need object {name} any more")
 
@@ -468,7 +470,7 @@ class FleetClient:
     def _make_signed_call(
         self, call: str, request: Any, timeout: float = CALL_TIMEOUT_S, more_headers: tuple[tuple[str, str], ...] = ()
     ) -> Any:
-        authority = self._authority if FORMATS[self.wire].signs_calls_for_coordinator else ""
+        authority = self._authority if WIRE_FORMATS[self.wire].signs_calls_for_coordinator else ""
         signed = make_signed_headers(self._key, self._public_key, authority, self._process)
         metadata = (*signed, make_release_header(WIRE_VERSION), *more_headers)
         return self._calls[call](request, timeout=timeout, metadata=metadata)

@@ -71,8 +71,8 @@ from polyclinic.common.system.stopping import notify_of_stop_request
 from polyclinic.common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S, REFUSED_KEY_RETRY_S
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes
-from polyclinic.common.wire.fleet_protocol import SCORING, HelloAnswer
-from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL
+from polyclinic.common.wire.fleet_protocol import SCORING_TYPE, HelloAnswer
+from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_CODE
 from polyclinic.common.wire.records import Refusal
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
@@ -103,7 +103,7 @@ LONGEST_PHASE, LONGEST_NAME = 60, 120
 READS_IMAGES = frozenset(
     {
         *(MessageType.TRAIN, MessageType.EVALUATE),
-        *(f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit", SCORING),
+        *(f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit", SCORING_TYPE),
     }
 )
 """Types of messages before which the site asks who opted out. The stages of secure aggregation are parts of a round
@@ -504,7 +504,7 @@ class HospitalMessageLoop:
             self._report_error(f"{self.status.phase} failed: {error}")
             return make_error_reply(message, SITE_RAISED, reason)
         if reply.has_error():
-            if reply.error.code == AWAITS_APPROVAL:  # the gate has printed why
+            if reply.error.code == APPROVAL_ERROR_CODE:  # the gate has printed why
                 self._report_waiting_plan()
                 return reply
             self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")

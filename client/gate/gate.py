@@ -26,7 +26,7 @@ from polyclinic.common.security.signatures import SignatureFault, read_run_round
 from polyclinic.common.system.plain_text import format_as_json_text, make_printable_line
 from polyclinic.common.wire.canonical_bytes import RecordField, hash_record, list_record_fields, read_small_fields
 from polyclinic.common.wire.codec import count_payload_bytes, decode_record
-from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL, WAITING_FOR_APPROVAL
+from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_CODE, APPROVAL_ERROR_MESSAGE
 from polyclinic.common.wire.records import (
     BenefitReply,
     EvaluateReply,
@@ -270,8 +270,8 @@ class GatedMessage:
     def _await_approval(self, verdict: PolicyVerdict) -> Message:
         """Answer that the site waits for the approval of a person, without the reason why it has none."""
         self._site.tell(f"run {str(self._about['run'])[:8]} waits for approval here: {verdict}")
-        self._write_error_to_audit("approval", WAITING_FOR_APPROVAL)
-        return Message(Error(AWAITS_APPROVAL, WAITING_FOR_APPROVAL), reply_to=self._message)
+        self._write_error_to_audit("approval", APPROVAL_ERROR_MESSAGE)
+        return Message(Error(APPROVAL_ERROR_CODE, APPROVAL_ERROR_MESSAGE), reply_to=self._message)
 
     def _decline_and_record(self, reason: str) -> Message:
         self._write_error_to_audit("declined", reason)

@@ -51,7 +51,7 @@ from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.common.system.toml import translate_validation_errors
 from polyclinic.common.wire.canonical_bytes import read_small_fields
 from polyclinic.common.wire.codec import compute_largest_rounding_errors, decode_record
-from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest, is_valid_run_name
+from polyclinic.common.wire.records import ModelGroups, NumberFormat, TrainRequest, is_valid_run_name
 from polyclinic.common.wire.versions import VERSION_FIELD, find_lacking_feature, is_spoken
 from polyclinic.strategies.registry import get_cached_site_method
 
@@ -393,7 +393,7 @@ ABSOLUTE, RELATIVE = 1e-6, 1e-5
 between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, in 13 networks."""
 
 
-def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest, form: Form) -> str:
+def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest, form: NumberFormat) -> str:
     """Return the reason why a request's model is not the initial model that its plan determines.
 
     The reason is empty if the model is the right one, or cannot be checked. If the plan names a weights file that is

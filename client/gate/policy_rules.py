@@ -33,7 +33,7 @@ from polyclinic.common.plugins import (
 )
 from polyclinic.common.system.plain_text import format_bytes
 from polyclinic.common.wire.records import (
-    NOT_SHOWN,
+    NOT_SHOWN_SIGN,
     UNKNOWN_COUNT,
     BenefitReply,
     EvaluateReply,
@@ -382,7 +382,7 @@ def _find_small_count_fault(policy: SitePolicy, reply: RollCallAnswer | Evaluate
     if any(UNKNOWN_COUNT < count < least for count in (*reply.positives, *reply.negatives)):
         return f"it is {least}, and a label count is less"
     if isinstance(reply, RollCallAnswer):
-        if least and NOT_SHOWN in reply.shown:
+        if least and NOT_SHOWN_SIGN in reply.shown:
             return f"it is {least}, and a class without a positive image would leave"
         small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
         return f"it is {least}, and there are fewer images or patients" if small else ""

@@ -24,7 +24,7 @@ from polyclinic.common.system.files import make_missing_input_fault, open_input_
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
 from polyclinic.common.system.terminal import fold_long_words
-from polyclinic.common.wire.delivery import MOST_PACKAGE_BYTES
+from polyclinic.common.wire.delivery import MAX_PACKAGE_BYTES
 
 SHOWN_DIGITS = 8
 """First digits of a run's identifier that a table shows; :func:`find_delivery` takes them."""
@@ -41,7 +41,7 @@ def receive_delivery_file(settings: SiteSettings, path: Path) -> StoredDelivery:
     authority = read_authority(settings)
     try:
         with open_input_file(path) as file:
-            content = file.read(MOST_PACKAGE_BYTES + 1)
+            content = file.read(MAX_PACKAGE_BYTES + 1)
     except OSError:
         raise BadInput([make_missing_input_fault(path)]) from None
     try:

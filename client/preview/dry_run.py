@@ -40,10 +40,15 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_text import format_as_json_text
-from polyclinic.common.wire.canonical_bytes import WIDTH, hash_record, iterate_canonical_bytes, list_record_fields
+from polyclinic.common.wire.canonical_bytes import (
+    COUNT_WIDTH_FIELD,
+    hash_record,
+    iterate_canonical_bytes,
+    list_record_fields,
+)
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record, unpack_counts
 from polyclinic.common.wire.counts import CountRequest
-from polyclinic.common.wire.fleet_protocol import COUNT
+from polyclinic.common.wire.fleet_protocol import COUNT_TYPE
 from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import TooFewSites
@@ -173,7 +178,7 @@ def answer_question_for_all_counts(site: Site) -> tuple[list[RecordDict], list[s
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, durable=False))
         request = CountRequest("preview", CountQuestion().model_dump_json())
-        message = make_request(encode_record(request), SITE_NODE_ID, COUNT)
+        message = make_request(encode_record(request), SITE_NODE_ID, COUNT_TYPE)
         try:
             grid.send_and_receive([message])
         except BadInput as error:
@@ -194,7 +199,7 @@ def list_record_field_rows(content: RecordDict) -> list[RecordFieldRow]:
             if array.dtype == "float32":
                 values = _describe_number_range(np.frombuffer(array.data, "<f4"))
         elif isinstance(value := fields[part.name], bytes):
-            width = fields.get(f"{part.name}/{WIDTH}")
+            width = fields.get(f"{part.name}/{COUNT_WIDTH_FIELD}")
             numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
             values = _describe_number_range(numbers) if value else ""
         else:

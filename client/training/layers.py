@@ -26,7 +26,7 @@ from polyclinic.common.wire.records import (
     Arrays,
     EvaluateReply,
     EvaluateRequest,
-    Form,
+    NumberFormat,
     Request,
     TrainReply,
     TrainRequest,
@@ -105,7 +105,7 @@ class UpdateClippingLayer(SiteRoundLayer):
 class UpdateCompressionLayer(SiteRoundLayer):
     """Rounds the update's trunk to fewer bits; the rounding error is added to the site's next update."""
 
-    form: Form
+    form: NumberFormat
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train, and compress the update."""

@@ -16,7 +16,7 @@ from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, TENSORS_FILE, Sh
 from polyclinic.common.system.plain_names import PlainName
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.system.toml import TomlSection, parse_json_section
-from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
+from polyclinic.common.wire.evaluation import MAX_MODEL_BYTES
 
 MAX_MODELS = 20
 MAX_MODEL_NAME_CHARACTERS = 200
@@ -40,7 +40,7 @@ class SentFile(TomlSection):
 
     name: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARACTERS)]
     sha256: Sha256
-    size: Annotated[int, Field(ge=0, le=MOST_MODEL_BYTES)]
+    size: Annotated[int, Field(ge=0, le=MAX_MODEL_BYTES)]
 
     @field_validator("name")
     @classmethod

@@ -29,7 +29,7 @@ from polyclinic.common.security.signatures import (
 )
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import format_bytes, make_printable_line
-from polyclinic.common.wire.delivery import MOST_PACKAGE_BYTES
+from polyclinic.common.wire.delivery import MAX_PACKAGE_BYTES
 
 DELIVERY_SUFFIX = ".delivery"
 DELIVERY_RUN = "delivery"
@@ -65,7 +65,7 @@ class DeliveredFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    bytes: int = Field(ge=0, le=MOST_PACKAGE_BYTES)
+    bytes: int = Field(ge=0, le=MAX_PACKAGE_BYTES)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
@@ -210,9 +210,9 @@ def unpack_delivery(content: bytes) -> dict[str, bytes]:
     Raises:
         DeliveryFault: If the content is not a zip file of exactly these files, or too large.
     """
-    if len(content) > MOST_PACKAGE_BYTES:
+    if len(content) > MAX_PACKAGE_BYTES:
         raise DeliveryFault(
-            f"it has {format_bytes(len(content))}, and a package has {format_bytes(MOST_PACKAGE_BYTES)} at most"
+            f"it has {format_bytes(len(content))}, and a package has {format_bytes(MAX_PACKAGE_BYTES)} at most"
         )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -30,7 +30,7 @@ from polyclinic.common.system.files import (
     write_atomically,
 )
 from polyclinic.common.system.plain_text import PLAIN_NAME
-from polyclinic.common.system.toml import M, TomlSection, read_toml, to_toml_text, validate_tables
+from polyclinic.common.system.toml import SectionModel, TomlSection, read_toml, to_toml_text, validate_tables
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _KEY_REMEDY = (
@@ -179,7 +179,7 @@ HEADING_BYTES = 200
 """Number of first bytes of a file that show the kind of a key."""
 
 
-def _read_received_file(kind: type[M], path: Path, ending: str, remedy: str) -> M:
+def _read_received_file(kind: type[SectionModel], path: Path, ending: str, remedy: str) -> SectionModel:
     """Read a request or kit; people never edit these files, so a fault means a damaged or wrong file.
 
     Args:

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polyclinic.common.security.identity import REQUEST_SIGNING_PURPOSE, UNREADABLE_CERTIFICATE_ERRORS
 from polyclinic.common.system.plain_names import RunName
-from polyclinic.common.wire.canonical_bytes import FIELDS, SIGNATURE, hash_record, read_small_fields
+from polyclinic.common.wire.canonical_bytes import FIELDS_RECORD, SIGNATURE_PREFIX, hash_record, read_small_fields
 
 SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). Because of these
@@ -121,16 +121,18 @@ def sign_record(
     prefix = REPLY_PREFIX if isinstance(statement, ReplyStatement) else REQUEST_PREFIX
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNATURE_ALGORITHM), **more}
     fields: dict[str, Any] = {
-        name: value for name, value in read_small_fields(content).items() if not name.startswith(SIGNATURE)
+        name: value for name, value in read_small_fields(content).items() if not name.startswith(SIGNATURE_PREFIX)
     }
     signed = RecordDict({name: content[name] for name in content})
-    signed[FIELDS] = ConfigRecord(fields | {f"{SIGNATURE}{name}": value for name, value in values.items()})
+    signed[FIELDS_RECORD] = ConfigRecord(
+        fields | {f"{SIGNATURE_PREFIX}{name}": value for name, value in values.items()}
+    )
     return signed
 
 
 def is_record_signed(content: RecordDict) -> bool:
     """Return True if a record has signature fields; they are not verified."""
-    return any(name.startswith(SIGNATURE) for name in read_small_fields(content))
+    return any(name.startswith(SIGNATURE_PREFIX) for name in read_small_fields(content))
 
 
 def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, bytes]:
@@ -141,9 +143,9 @@ def read_unverified_signature(content: RecordDict) -> tuple[SignedStatement, byt
     Raises:
         SignatureFault: If the record is not signed, or the signature cannot be read.
     """
-    fields = {name: value for name, value in read_small_fields(content).items() if name.startswith(SIGNATURE)}
+    fields = {name: value for name, value in read_small_fields(content).items() if name.startswith(SIGNATURE_PREFIX)}
     statement, signature, certificate = (
-        fields.pop(f"{SIGNATURE}{name}", None) for name in ("statement", "signature", "certificate")
+        fields.pop(f"{SIGNATURE_PREFIX}{name}", None) for name in ("statement", "signature", "certificate")
     )
     if not isinstance(statement, str) or not isinstance(signature, bytes) or fields:
         raise SignatureFault("it is not signed")

@@ -1,4 +1,4 @@
-"""Reads TOML files that people write, validates them by pydantic, and translates all errors into plain messages."""
+"""Read TOML files that people write, validate them with pydantic, and translate all errors into plain messages."""
 
 import json
 import re
@@ -28,19 +28,21 @@ class TomlSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-M = TypeVar("M", bound=BaseModel)
+SectionModel = TypeVar("M", bound=BaseModel)
 
 SHA256_PATTERN = "^[0-9a-f]{64}$"
-_LONGEST_VALUE = 120
-_FEW_OPTIONS = 4
-_TABLE, _LIST, _TEXT = "must be a table", "must be a list", "must be text in quotes"
-_EXPECTED = {
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _TABLE),
-    **dict.fromkeys(("tuple_type", "list_type"), _LIST),
+_MAX_VALUE_CHARACTERS = 120
+_MAX_LISTED_OPTIONS = 4
+_TABLE_PROBLEM = "must be a table"
+_LIST_PROBLEM = "must be a list"
+_TEXT_PROBLEM = "must be text in quotes"
+_PROBLEM_BY_ERROR_TYPE = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _TABLE_PROBLEM),
+    **dict.fromkeys(("tuple_type", "list_type"), _LIST_PROBLEM),
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-    "string_type": _TEXT,
+    "string_type": _TEXT_PROBLEM,
     "too_short": "must have at least one entry",
     "string_too_short": "must not be empty",
 }
@@ -63,9 +65,9 @@ _LINE_REMEDIES = {
     r"=\s*(True|False|TRUE|FALSE|yes|no)\b": "Yes and no are written true and false.",
     r"=\s*(None|null|nil)\b": "A key without a value is left out.",
 }
-"""Habits from other languages, as a pattern of the line -> the remedy in TOML."""
-_WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
-_PATTERNS = {
+"""Pattern of a line with a habit from other languages -> its remedy in TOML."""
+_PROBLEM_WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
+_PROBLEM_BY_PATTERN = {
     SHA256_PATTERN: "must be a SHA-256: 64 digits 0-9 and a-f",
     f"^{PLAIN_NAME.pattern}$": "must be of letters, digits, spaces, dots, dashes and underscores",
 }
@@ -86,13 +88,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput([Fault(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}.")]) from None
     try:
-        return parse_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
+        return parse_toml(content.decode("utf-8-sig"))  # editors on Windows write a byte order mark
     except UnicodeDecodeError as error:
         problem = describe_non_utf8_file(content, content.count(b"\n", 0, error.start) + 1)
         remedy = "Name a TOML file." if problem == PICTURE_PROBLEM else UTF8_REMEDY
         raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
-        # A remedy by the line where the parser stopped, else by the parser's message.
+        # Choose a remedy by the line where the parser stopped, or else by the parser's message.
         place = re.search(r"at line (\d+)", str(error))
         lines = content.decode("utf-8-sig").splitlines()
         line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
@@ -103,7 +105,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML as ``tomllib.loads`` does, but raise ValueError for every failure.
+    """Parse TOML like ``tomllib.loads``, but raise ValueError for every failure.
 
     Raises:
         ValueError: If the text is not valid TOML, is nested too deeply, or has a number of thousands of digits.
@@ -118,8 +120,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("a number has too many digits") from None
 
 
-def validate_tables(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
-    """Validate the tables of a TOML file by a pydantic model, and return the model's instance.
+def validate_tables(model: type[SectionModel], tree: Mapping[str, Any], file_name: str) -> SectionModel:
+    """Validate the tables of a TOML file with a pydantic model; return the model's instance.
 
     Raises:
         BadInput: With all faults of the tables.
@@ -136,7 +138,9 @@ def translate_validation_errors(
     """Translate pydantic's errors into faults with file, key, actual value and expected value.
 
     Args:
+        error: The error of pydantic.
         root: The pydantic model of the whole file.
+        file_name: Name of the file in faults.
         extra: Top-level keys that the file may have in addition to those of ``root``.
     """
     faults = []
@@ -170,21 +174,21 @@ def describe_validation_error(error: Mapping[str, Any]) -> str:
     """Translate one error of pydantic into a sentence for the person who wrote the file."""
     kind = error["type"]
     context = error.get("ctx", {})
-    if kind in _WITHOUT_VALUE:
-        return _WITHOUT_VALUE[kind]
+    if kind in _PROBLEM_WITHOUT_VALUE:
+        return _PROBLEM_WITHOUT_VALUE[kind]
     if kind == "json_invalid":
         return f"is not valid JSON: {context['error']}."
     if kind == "string_pattern_mismatch":
-        problem = _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
-    elif kind in _EXPECTED:
-        problem = _EXPECTED[kind]
+        problem = _PROBLEM_BY_PATTERN.get(context["pattern"], f"must match {context['pattern']}")
+    elif kind in _PROBLEM_BY_ERROR_TYPE:
+        problem = _PROBLEM_BY_ERROR_TYPE[kind]
     else:
         problem = error["msg"].removeprefix("Value error, ").rstrip(".")
         problem = re.sub("^Input should ", "must ", problem)
         if kind == "value_error" and (isinstance(error.get("input"), Mapping) or "got " in problem or '"' in problem):
-            return f"{problem}."  # about a whole table, or with what came in it
-    value = json.dumps(error.get("input"), default=str, ensure_ascii=False)  # as the file has it
-    return f"{problem}; got {value if len(value) <= _LONGEST_VALUE else f'{value[:_LONGEST_VALUE]}...'}."
+            return f"{problem}."  # it is about a whole table, or already quotes the value
+    value = json.dumps(error.get("input"), default=str, ensure_ascii=False)  # similar to its text in the file
+    return f"{problem}; got {value if len(value) <= _MAX_VALUE_CHARACTERS else f'{value[:_MAX_VALUE_CHARACTERS]}...'}."
 
 
 def suggest_nearest_literal(error: Mapping[str, Any]) -> str:
@@ -192,7 +196,7 @@ def suggest_nearest_literal(error: Mapping[str, Any]) -> str:
     if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
     options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))
-    return suggest_nearest_name(error["input"], options) if len(options) > _FEW_OPTIONS else ""
+    return suggest_nearest_name(error["input"], options) if len(options) > _MAX_LISTED_OPTIONS else ""
 
 
 def _locate_validation_error(
@@ -220,7 +224,7 @@ def _locate_validation_error(
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
         if not fields and len(keys) > 1 and len(keys) < len(steps):
-            continue  # a key of a mapping, such as a class in [vocabulary]: its value is of the same models
+            continue  # a key of a mapping, such as a class in [vocabulary], whose value has the same models
         members = tuple(m for field in fields for m in _find_models_in_annotations((field.annotation, *field.metadata)))
     return table, keys, {_get_kind_literal(member) for member in members if "kind" in member.model_fields}
 
@@ -238,14 +242,16 @@ def _get_kind_literal(member: type[BaseModel]) -> str:
     return str(get_args(member.model_fields["kind"].annotation)[0])
 
 
-def parse_json_section(kind: type[M], text: str, name: str) -> M:
-    """Parse a section that the other side sent as JSON.
+def parse_json_section(kind: type[SectionModel], text: str, name: str) -> SectionModel:
+    """Parse a section from the JSON text of another machine.
 
     Args:
-        name: What the text is, for a fault of the whole.
+        kind: Pydantic model of the section.
+        text: The JSON text.
+        name: Description of the text, for a fault of the whole text.
 
     Raises:
-        ValueError: If the text is none, with a short reason.
+        ValueError: With a short reason, if the text is not a valid section.
     """
     try:
         return kind.model_validate_json(text)

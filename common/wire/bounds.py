@@ -1,8 +1,8 @@
 """Bounds of the fields of records, checked on receipt: length and characters of text, range of numbers.
 
-A field's bound is an annotation of its type (``Annotated``), which :func:`check_field_bounds` reads. A test requires
-a bound for every text and number of every record. :mod:`polyclinic.strategies.engine.exchange` checks the limits that
-depend on the round.
+A field's bound is an annotation of its type (``Annotated``), which :func:`check_field_bounds` reads. A test requires a
+bound for every text and number of every record. :mod:`polyclinic.strategies.engine.exchange` checks limits that depend
+on the round.
 """
 
 import functools
@@ -18,28 +18,33 @@ from polyclinic.common.plugins import MAX_PLUGIN_METRICS
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.system.plain_text import is_plain_text, make_printable_line, make_printable_lines
 
-MOST_IMAGES = 10**9
-"""Most images of one site: more is an error or a lie, and would outweigh every other site."""
-MOST_CLASSES = 2_000
-"""Most classes of one site; the largest public set of labels of chest images has 193."""
-MOST_SITES = 10_000
-MOST_ROUNDS = 10**9
-MOST_LOSS = 1e6
-"""Largest mean cross-entropy, in nats an image. A model with that loss is broken; a larger number says nothing more. An
-honest site reports this number for a larger loss and for one that is not finite (:func:`clip_reported_loss`), so no
-site is left out for an honest report."""
-MOST_SECONDS = 1e8
-"""About three years."""
-MOST_EPOCHS = 10**6
-MOST_EPSILON = 1e9
-MOST_STATISTIC = 1e9
-"""Largest magnitude in a method's statistics. Features, losses, counts and shares stay far below it; the squares of a
-thousand such numbers still add up in float32."""
+MAX_IMAGES = 10**9
+"""Maximum number of images of one site; a larger number is an error or a lie, and would outweigh every other site."""
+MAX_CLASSES = 2_000
+"""Maximum number of classes of one site; the largest public set of labels of chest images has 193."""
+MAX_SITES = 10_000
+MAX_ROUNDS = 10**9
+MAX_LOSS = 1e6
+"""Largest mean cross-entropy, in nats per image; a model with this loss is broken, and larger numbers say no more.
+
+A site reports this number for a larger loss and for one that is not finite (:func:`clip_reported_loss`), so no site is
+left out because it reports its loss.
+"""
+MAX_SECONDS = 1e8
+"""Maximum duration: about three years."""
+MAX_EPOCHS = 10**6
+MAX_EPSILON = 1e9
+MAX_STATISTIC = 1e9
+"""Largest absolute value in a method's statistics. Features, losses, counts and shares are far smaller; the squares of
+a thousand such numbers can be added in float32.
+"""
 
 
 @dataclass(frozen=True)
 class NumberRangeBound:
-    """The bound of a number: from ``least`` to ``most``. NaN is accepted here; the codec rejects it if not allowed."""
+    """The bound of a number: from ``least`` to ``most``. NaN is accepted here; the codec rejects it where it is not
+    allowed.
+    """
 
     least: float
     most: float
@@ -74,7 +79,7 @@ class PlainLineBound:
 
 @dataclass(frozen=True)
 class RunNameBound:
-    """The bound of a run's name, which sites and coordinator make names of files of: a :class:`RunName`."""
+    """The bound of a run's name: a :class:`RunName`, because sites and coordinator use it in file names."""
 
     def find_bound_violation(self, value: Any) -> str:
         try:
@@ -98,7 +103,7 @@ class LongTextBound:
 
 @dataclass(frozen=True)
 class EscapedFreeText:
-    """Marks text for a person, such as the reason of a failure: never rejected, but escaped and cut on receipt."""
+    """Marks text for people, such as the reason of a failure: it is never rejected, but escaped and cut on receipt."""
 
     def find_bound_violation(self, value: Any) -> str:
         return ""
@@ -116,8 +121,8 @@ class ListBound:
             return f"must have at most {self.most:,} entries, not {len(value):,}"
         if not value:
             return ""
-        # All entries at once where nothing is wrong. A NaN among them makes min and max NaN or is ignored; no other
-        # entry hides behind it.
+        # First check all entries at once, which is fast. A NaN makes min and max NaN or is ignored, so it cannot hide
+        # another invalid entry.
         if isinstance(self.bound, NumberRangeBound):
             fits = self.bound.least <= min(value) and max(value) <= self.bound.most
         else:
@@ -129,47 +134,51 @@ class ListBound:
 
 
 Bound = NumberRangeBound | PlainLineBound | RunNameBound | LongTextBound | EscapedFreeText | ListBound
-BOUNDS = typing.get_args(Bound)
+BOUND_TYPES = typing.get_args(Bound)
 
-NAME = PlainLineBound()
-SHARE = NumberRangeBound(0.0, 1.0 + 1e-9)
-"""Range of AUROC, average precision and balanced accuracy; rounding may end just above 1."""
-VALIDATION_LOSS = NumberRangeBound(0.0, MOST_LOSS)
-"""Range of a validation loss: a mean of cross-entropies (:mod:`polyclinic.strategies.local.losses`), never below 0."""
-TRAIN_LOSS = NumberRangeBound(-MOST_LOSS, MOST_LOSS)
-"""Range of a training loss: the loss of a method may hold divergences, which rounding can put below 0."""
-COUNT = NumberRangeBound(0, MOST_IMAGES)
-COUNT_OR_UNKNOWN = NumberRangeBound(-1, MOST_IMAGES)
-ROUND = NumberRangeBound(0, MOST_ROUNDS)
-SECONDS = NumberRangeBound(0.0, MOST_SECONDS)
-EPSILON = NumberRangeBound(0.0, MOST_EPSILON)
-EPOCHS = NumberRangeBound(0, MOST_EPOCHS)
+NAME_BOUND = PlainLineBound()
+SHARE_BOUND = NumberRangeBound(0.0, 1.0 + 1e-9)
+"""Range of AUROC, average precision and balanced accuracy; rounding may give slightly more than 1."""
+VALIDATION_LOSS_BOUND = NumberRangeBound(0.0, MAX_LOSS)
+"""Range of a validation loss: a mean of cross-entropies (:mod:`polyclinic.strategies.local.losses`), never negative."""
+TRAIN_LOSS_BOUND = NumberRangeBound(-MAX_LOSS, MAX_LOSS)
+"""Range of a training loss; a method's loss may contain divergences, which rounding can make negative."""
+COUNT_BOUND = NumberRangeBound(0, MAX_IMAGES)
+COUNT_OR_UNKNOWN_BOUND = NumberRangeBound(-1, MAX_IMAGES)
+ROUND_BOUND = NumberRangeBound(0, MAX_ROUNDS)
+SECONDS_BOUND = NumberRangeBound(0.0, MAX_SECONDS)
+EPSILON_BOUND = NumberRangeBound(0.0, MAX_EPSILON)
+EPOCHS_BOUND = NumberRangeBound(0, MAX_EPOCHS)
 
-Text = Annotated[str, NAME]
+Text = Annotated[str, NAME_BOUND]
 RunNameText = Annotated[str, RunNameBound()]
-ClassNames = Annotated[tuple[str, ...], ListBound(MOST_CLASSES, NAME)]
-SiteNames = Annotated[tuple[str, ...], ListBound(MOST_SITES, NAME)]
-RoundNumber = Annotated[int, ROUND]
-Count = Annotated[int, COUNT]
+ClassNames = Annotated[tuple[str, ...], ListBound(MAX_CLASSES, NAME_BOUND)]
+SiteNames = Annotated[tuple[str, ...], ListBound(MAX_SITES, NAME_BOUND)]
+RoundNumber = Annotated[int, ROUND_BOUND]
+Count = Annotated[int, COUNT_BOUND]
 Figures = Annotated[
     tuple[float, ...],
-    ListBound(MOST_CLASSES * MAX_PLUGIN_METRICS, NumberRangeBound(-MAX_METRIC_MAGNITUDE, MAX_METRIC_MAGNITUDE)),
+    ListBound(MAX_CLASSES * MAX_PLUGIN_METRICS, NumberRangeBound(-MAX_METRIC_MAGNITUDE, MAX_METRIC_MAGNITUDE)),
 ]
-MetricNames = Annotated[tuple[str, ...], ListBound(MAX_PLUGIN_METRICS, NAME)]
-Counts = Annotated[tuple[int, ...], ListBound(MOST_CLASSES, COUNT_OR_UNKNOWN)]
-Shares = Annotated[tuple[float, ...], ListBound(MOST_CLASSES, SHARE)]
+MetricNames = Annotated[tuple[str, ...], ListBound(MAX_PLUGIN_METRICS, NAME_BOUND)]
+Counts = Annotated[tuple[int, ...], ListBound(MAX_CLASSES, COUNT_OR_UNKNOWN_BOUND)]
+Shares = Annotated[tuple[float, ...], ListBound(MAX_CLASSES, SHARE_BOUND)]
 
 
 @functools.cache
 def list_field_bounds(record: type) -> dict[str, Bound]:
     """Return field name -> bound for a record class, without fields that have no bound."""
     hints = typing.get_type_hints(record, include_extras=True)
-    marks_of = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
+    bounds = dict[str, Bound]()
+    for name, hint in hints.items():
+        for annotation in getattr(hint, "__metadata__", ()):
+            if isinstance(annotation, BOUND_TYPES):
+                bounds[name] = annotation
+    return bounds
 
 
 def escape_free_text_fields(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's field values, with text for people (:class:`EscapedFreeText`) escaped and cut."""
+    """Return a record's field values with text for people (:class:`EscapedFreeText`) escaped and cut."""
     for name, bound in list_field_bounds(record).items():
         if isinstance(bound, EscapedFreeText) and values[name]:
             values = {**values, name: make_printable_lines(values[name])}
@@ -185,19 +194,20 @@ def check_field_bounds(record: object) -> None:
             raise WireError(f"{kind.__name__}.{name} {fault}.")
 
 
-def refuse_unprintable_names(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
+def refuse_unprintable_names(names: Iterable[str], what: str, limit: int = MAX_CLASSES) -> None:
     """Raise :class:`WireError` if there are too many names, or one is too long or has unprintable characters.
 
     Args:
+        names: The names.
         what: Description of the names, with which the error message begins.
-        most: Maximum number of names.
+        limit: Maximum number of names.
     """
-    if fault := ListBound(most, NAME).find_bound_violation(tuple(names)):
+    if fault := ListBound(limit, NAME_BOUND).find_bound_violation(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 
 
 def clip_reported_loss(loss: float | None) -> float | None:
-    """Clip a loss to :data:`MOST_LOSS` before a site reports it; NaN becomes :data:`MOST_LOSS`, too."""
+    """Clip a loss to :data:`MAX_LOSS` before a site reports it; NaN becomes :data:`MAX_LOSS`, too."""
     if loss is None:
         return None
-    return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
+    return MAX_LOSS if math.isnan(loss) else min(loss, MAX_LOSS)

@@ -2,8 +2,8 @@
 
 The form is one line of JSON with sorted keys, followed by the bytes of the arrays. The line contains all small values,
 and the BLAKE3 hash of each array's bytes. So it does not depend on Flower's order of fields or its chunks. A record's
-hash is the SHA-256 of the first line (``head -n 1 FILE | sha256sum``), so an array that is sent to many sites is hashed
-only once. Arrays are hashed by BLAKE3, which takes 0.4 times as long as SHA-256 (measured with AVX-512 and SHA
+hash is the SHA-256 of the first line (``head -n 1 FILE | sha256sum``). An array that is sent to many sites is therefore
+hashed only once. Arrays are hashed by BLAKE3, which takes 0.4 times as long as SHA-256 (measured with AVX-512 and SHA
 instructions).
 """
 
@@ -18,14 +18,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from polyclinic.common.wire.flower_messages import select_array_records, select_config_records
 
-FIELDS = "fields"
-"""Name of the ConfigRecord that holds all small fields of a record."""
-SIGNATURE = "signature."
-"""Prefix of fields that are about the record and no part of it, see :mod:`polyclinic.common.security.signatures`."""
-WIDTH = "width"
-"""``NAME/width`` is the field with the number of bytes that each count in the field ``NAME`` takes."""
-_BYTES, _BLAKE3 = "bytes", "blake3"
-_CACHED = "_polyclinic_blake3"
+FIELDS_RECORD = "fields"
+"""Name of the ConfigRecord with all small fields of a record."""
+SIGNATURE_PREFIX = "signature."
+"""Prefix of fields about a record that do not belong to it, see :mod:`polyclinic.common.security.signatures`."""
+COUNT_WIDTH_FIELD = "width"
+"""The field ``NAME/width`` has the number of bytes of each count in the field ``NAME``."""
+_BYTES = "bytes"
+_BLAKE3 = "blake3"
+_CACHED_HASH_ATTRIBUTE = "_polyclinic_blake3"
 
 
 def iterate_canonical_bytes(content: RecordDict) -> Iterator[bytes]:
@@ -72,7 +73,7 @@ def parse_canonical_record(data: bytes) -> RecordDict:
     for name, entries in described.items():
         values = {key: read_canonical_value(entry) for key, entry in entries.items()}
         if values and all(isinstance(value, Array) for value in values.values()):
-            content[name] = record = ArrayRecord()  # which would copy arrays that it is made from
+            content[name] = record = ArrayRecord()  # filled below, because its constructor would copy the arrays
             for key, value in values.items():
                 record[key] = value
         else:
@@ -85,8 +86,10 @@ def parse_canonical_record(data: bytes) -> RecordDict:
 
 
 def read_small_fields(content: RecordDict) -> dict[str, Any]:
-    """Return the fields of a record except its large arrays, without validation; empty if it is no record of ours."""
-    record = content.get(FIELDS)
+    """Return the fields of a record except its large arrays, without validation; empty if it is not one of our
+    records.
+    """
+    record = content.get(FIELDS_RECORD)
     return dict(record.items()) if isinstance(record, ConfigRecord) else {}
 
 
@@ -98,14 +101,16 @@ def _make_canonical_first_line(content: RecordDict) -> tuple[bytes, list[bytes]]
         record = content[name]
         entries = described.setdefault(name, {})
         for key in sorted(record):
-            if name == FIELDS and key.startswith(SIGNATURE):
+            if name == FIELDS_RECORD and key.startswith(SIGNATURE_PREFIX):
                 continue
             value = record[key]
             if isinstance(value, Array):
                 runs.append(value.data)
-                cached = vars(value).get(_CACHED)  # the hash, on the array itself as long as it holds these bytes
+                cached = vars(value).get(
+                    _CACHED_HASH_ATTRIBUTE
+                )  # (bytes, hash); valid as long as the array has these bytes
                 if cached is None or cached[0] is not value.data:
-                    cached = vars(value)[_CACHED] = value.data, blake3(value.data).hexdigest()
+                    cached = vars(value)[_CACHED_HASH_ATTRIBUTE] = value.data, blake3(value.data).hexdigest()
                 facts = {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype}
                 entries[key] = {**facts, _BYTES: len(value.data), _BLAKE3: str(cached[1])}
             elif isinstance(value, bytes):
@@ -122,10 +127,12 @@ def _make_canonical_first_line(content: RecordDict) -> tuple[bytes, list[bytes]]
 
 @dataclass(frozen=True)
 class RecordField:
-    """Name, shape and size in bytes of one field of a record, without its value.
+    """Name, shape and size of one field of a record, without its value.
 
     Attributes:
+        name: Name of the field.
         shape: The shape of an array; ``(n,)`` for a list; None for a single value.
+        size: Size in bytes.
     """
 
     name: str
@@ -134,7 +141,7 @@ class RecordField:
 
 
 def list_record_fields(content: RecordDict) -> list[RecordField]:
-    """List the fields of a record by their names in the Flower record; an array is named ``record/name``."""
+    """List the fields of a record with their names in the Flower record; the name of an array is ``record/name``."""
     fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))
         for name, record in sorted(select_array_records(content).items())
@@ -142,15 +149,15 @@ def list_record_fields(content: RecordDict) -> list[RecordField]:
     ]
     for record in select_config_records(content).values():
         for key, value in sorted(record.items()):
-            if key.startswith(SIGNATURE):
+            if key.startswith(SIGNATURE_PREFIX):
                 continue
             shape: Any = (len(value),) if isinstance(value, list) else None
             if isinstance(value, bytes):
                 announced = record.get(f"{key}/shape")
-                width = record.get(f"{key}/{WIDTH}")
+                width = record.get(f"{key}/{COUNT_WIDTH_FIELD}")
                 flat = len(value) // (width if type(width) is int and width > 0 else 4)
                 sides = announced if isinstance(announced, list) else [flat]
-                # A sender may announce anything; what the audit says of a shape is whole numbers.
+                # The sender may announce anything, but the audit log must contain only integers as a shape.
                 shape = tuple(sides) if all(type(side) is int for side in sides) else (flat,)
                 size = len(value)
             elif isinstance(value, list) and value and isinstance(value[0], bytes):

@@ -6,10 +6,10 @@ from typing import Annotated
 from polyclinic.common.counts import ALL, MAX_QUESTION_CHARACTERS, STATES, TABLE_MENU
 from polyclinic.common.errors import WireError
 from polyclinic.common.wire.bounds import (
-    COUNT,
-    MOST_CLASSES,
-    MOST_IMAGES,
-    NAME,
+    COUNT_BOUND,
+    MAX_CLASSES,
+    MAX_IMAGES,
+    NAME_BOUND,
     ClassNames,
     Count,
     ListBound,
@@ -20,17 +20,17 @@ from polyclinic.common.wire.bounds import (
     Text,
 )
 
-MOST_CELLS = 200_000
-"""Most counts in an answer: each class of a large study by year has some 200."""
-MOST_NOISE = 1e6
-"""Largest standard deviation of the noise on a count."""
+MAX_CELLS = 200_000
+"""Maximum number of counts in an answer; each class of a large study by year has some 200."""
+MAX_NOISE = 1e6
+"""Maximum standard deviation of the noise on a count."""
 COUNT_ROUND = 1
-"""Number of the masked sum of a question."""
+"""The round number of the masked sum of a question."""
 
-TableNames = Annotated[tuple[str, ...], ListBound(len(TABLE_MENU), NAME)]
-CellTexts = Annotated[tuple[str, ...], ListBound(MOST_CELLS, PlainLineBound(2_000))]
-CellCounts = Annotated[tuple[int, ...], ListBound(MOST_CELLS, COUNT)]
-NoisyCounts = Annotated[tuple[int, ...], ListBound(MOST_CELLS, NumberRangeBound(-MOST_IMAGES, MOST_IMAGES))]
+TableNames = Annotated[tuple[str, ...], ListBound(len(TABLE_MENU), NAME_BOUND)]
+CellTexts = Annotated[tuple[str, ...], ListBound(MAX_CELLS, PlainLineBound(2_000))]
+CellCounts = Annotated[tuple[int, ...], ListBound(MAX_CELLS, COUNT_BOUND)]
+NoisyCounts = Annotated[tuple[int, ...], ListBound(MAX_CELLS, NumberRangeBound(-MAX_IMAGES, MAX_IMAGES))]
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class CountReply:
     values: CellTexts = ()
     patients: NoisyCounts = ()
     images: CellCounts = ()
-    noise: Annotated[float, NumberRangeBound(0.0, MOST_NOISE)] = 0.0
-    masked_rows: Annotated[tuple[str, ...], ListBound(MOST_CLASSES * len(TABLE_MENU), PlainLineBound(2_000))] = ()
+    noise: Annotated[float, NumberRangeBound(0.0, MAX_NOISE)] = 0.0
+    masked_rows: Annotated[tuple[str, ...], ListBound(MAX_CLASSES * len(TABLE_MENU), PlainLineBound(2_000))] = ()
 
     def __post_init__(self) -> None:
         columns = (self.tables, self.classes, self.states, self.values, self.patients)
@@ -107,9 +107,9 @@ class CountReply:
 
     @property
     def cells(self) -> dict[tuple[str, str, str, str], int]:
-        """Return (table, class, state, value) -> index of the count."""
+        """(table, class, state, value) -> index of the count."""
         keys = zip(self.tables, self.classes, self.states, self.values, strict=True)
-        return {key: place for place, key in enumerate(keys)}
+        return {key: index for index, key in enumerate(keys)}
 
 
 CountRecord = CountRequest | CountReply

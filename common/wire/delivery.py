@@ -9,8 +9,8 @@ from polyclinic.common.errors import WireError
 from polyclinic.common.wire.bounds import NumberRangeBound, RunNameText
 from polyclinic.common.wire.secure_aggregation import Integers
 
-MOST_PACKAGE_BYTES = 4 * 10**9
-"""Bytes of a package: a larger one would fill a hospital's memory, where it is verified before anything is written."""
+MAX_PACKAGE_BYTES = 4 * 10**9
+"""Maximum size of a package; the hospital verifies it in memory before it writes anything."""
 _WORD_BYTES = 4
 
 
@@ -19,12 +19,12 @@ class DeliveryRequest:
     """A package of a finished run for one hospital (:mod:`polyclinic.common.security.delivery`).
 
     Attributes:
-        size: Bytes of the package.
-        package: The package's bytes as uint32 in little-endian order, filled up with zeros.
+        size: Size of the package in bytes.
+        package: The package's bytes as uint32 in little-endian order, padded with zeros.
     """
 
     run: RunNameText
-    size: Annotated[int, NumberRangeBound(0, MOST_PACKAGE_BYTES)]
+    size: Annotated[int, NumberRangeBound(0, MAX_PACKAGE_BYTES)]
     package: Integers
 
     def __post_init__(self) -> None:
@@ -38,25 +38,25 @@ class DeliveryRequest:
 
 
 def make_delivery_request(run: str, content: bytes) -> DeliveryRequest:
-    """Return the record with a package."""
+    """Return the request that sends the bytes of a package."""
     return DeliveryRequest(run, len(content), pad_to_integers(content))
 
 
-# ---------------------------------------------------------------------- bytes as an array, which travels in parts
+# ---------------------------------------------------------------------- bytes as an array, which is sent in chunks
 
 
 def pad_to_integers(content: bytes) -> Integers:
-    """Return bytes as uint32 in little-endian order, filled up with zeros."""
+    """Return bytes as uint32 in little-endian order, padded with zeros."""
     return np.frombuffer(content + bytes(-len(content) % _WORD_BYTES), "<u4")
 
 
 def read_padded_bytes(size: int, numbers: Integers) -> bytes:
-    """Return the bytes that :func:`pad_to_integers` got; there were ``size`` of them."""
+    """Return the ``size`` bytes that :func:`pad_to_integers` padded."""
     return numbers.astype("<u4", copy=False).tobytes()[:size]
 
 
 def find_padding_fault(size: int, numbers: Integers) -> str:
-    """Return why ``size`` bytes cannot be these numbers; empty if they can."""
+    """Return the reason why these numbers cannot contain exactly ``size`` bytes; empty if they can."""
     if len(numbers) == -(-size // _WORD_BYTES):
         return ""
     return f"{size} bytes cannot have {len(numbers)} numbers."

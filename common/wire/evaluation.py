@@ -8,10 +8,10 @@ from typing import Annotated
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.score_histograms import SCORE_BINS, ScoreCounts, ScoreHistogram, make_empty_score_counts
 from polyclinic.common.wire.bounds import (
-    COUNT,
-    MOST_IMAGES,
-    NAME,
-    SHARE,
+    COUNT_BOUND,
+    MAX_IMAGES,
+    NAME_BOUND,
+    SHARE_BOUND,
     ClassNames,
     Count,
     ListBound,
@@ -24,21 +24,21 @@ from polyclinic.common.wire.bounds import (
 from polyclinic.common.wire.delivery import find_padding_fault, pad_to_integers, read_padded_bytes
 from polyclinic.common.wire.secure_aggregation import Integers
 
-MOST_MODEL_BYTES = 4 * 10**9
-"""Bytes of all files of a question: the hospital has them in memory."""
-LONGEST_QUESTION = 2**17
-"""Characters of a question as JSON."""
-MOST_ROWS = 20_000
-"""Most rows of an answer: twenty models with some hundred classes and a few groups each."""
+MAX_MODEL_BYTES = 4 * 10**9
+"""Maximum size of all files of a question, because the hospital keeps them in memory."""
+MAX_QUESTION_CHARACTERS = 2**17
+"""Maximum length of a question as JSON."""
+MAX_ROWS = 20_000
+"""Maximum number of rows of an answer: twenty models with some hundred classes and a few groups each."""
 CALIBRATION_BINS = 10
 
-RowTexts = Annotated[tuple[str, ...], ListBound(MOST_ROWS, PlainLineBound(300))]
-RowCounts = Annotated[tuple[int, ...], ListBound(MOST_ROWS, COUNT)]
-RowShares = Annotated[tuple[float, ...], ListBound(MOST_ROWS, SHARE)]
-RowNumbers = Annotated[tuple[int, ...], ListBound(MOST_ROWS, NumberRangeBound(0, MOST_ROWS))]
-RowDifferences = Annotated[tuple[float, ...], ListBound(MOST_ROWS, NumberRangeBound(-1.001, 1.001))]
-ScoreSums = Annotated[tuple[float, ...], ListBound(CALIBRATION_BINS * MOST_ROWS, NumberRangeBound(0.0, MOST_IMAGES))]
-GroupNames = Annotated[tuple[str, ...], ListBound(10, NAME)]
+RowTexts = Annotated[tuple[str, ...], ListBound(MAX_ROWS, PlainLineBound(300))]
+RowCounts = Annotated[tuple[int, ...], ListBound(MAX_ROWS, COUNT_BOUND)]
+RowShares = Annotated[tuple[float, ...], ListBound(MAX_ROWS, SHARE_BOUND)]
+RowNumbers = Annotated[tuple[int, ...], ListBound(MAX_ROWS, NumberRangeBound(0, MAX_ROWS))]
+RowDifferences = Annotated[tuple[float, ...], ListBound(MAX_ROWS, NumberRangeBound(-1.001, 1.001))]
+ScoreSums = Annotated[tuple[float, ...], ListBound(CALIBRATION_BINS * MAX_ROWS, NumberRangeBound(0.0, MAX_IMAGES))]
+GroupNames = Annotated[tuple[str, ...], ListBound(10, NAME_BOUND)]
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class ScoringRequest:
 
     Attributes:
         question: The question as JSON (:class:`polyclinic.common.evaluation.question.EvaluationQuestion`).
-        size: Bytes of all files of the models.
-        files: The bytes of the files one after another, as uint32 in little-endian order, filled up with zeros.
+        size: Size of all files of the models in bytes.
+        files: The bytes of the files one after another, as uint32 in little-endian order, padded with zeros.
     """
 
     run: RunNameText
-    question: Annotated[str, LongTextBound(LONGEST_QUESTION)]
-    size: Annotated[int, NumberRangeBound(0, MOST_MODEL_BYTES)]
+    question: Annotated[str, LongTextBound(MAX_QUESTION_CHARACTERS)]
+    size: Annotated[int, NumberRangeBound(0, MAX_MODEL_BYTES)]
     files: Integers
 
     def __post_init__(self) -> None:
@@ -67,9 +67,11 @@ class ScoringRequest:
 
 
 def make_scoring_request(run: str, question: str, content: bytes) -> ScoringRequest:
-    """Return the record with the files of a question.
+    """Return the request with the files of a question.
 
     Args:
+        run: Name of the run under which the coordinator asks.
+        question: The question as JSON.
         content: The bytes of all files, in the order of the question.
     """
     return ScoringRequest(run, question, len(content), pad_to_integers(content))
@@ -239,6 +241,8 @@ PAIR_COLUMNS = (
     *("pair_classes", "pair_firsts", "pair_seconds", "differences", "difference_lows", "difference_highs"),
     *("standard_errors", "pair_tests"),
 )
-"""Fields of the rows, of the decisions, and of the comparisons; index i of each belongs to the same one."""
+"""Fields of rows (``ROW_COLUMNS``), decisions (``POINT_COLUMNS``) and comparisons; entries of one index belong
+together.
+"""
 
 EvaluationRecord = ScoringRequest | ScoringReply

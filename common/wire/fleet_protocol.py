@@ -1,11 +1,11 @@
-"""Our own protobuf classes for the messages of Flower's Fleet API (1.39 to 1.42), between sites and coordinator.
+"""Protobuf classes for the messages of Flower's Fleet API (1.39 to 1.42), between sites and coordinator.
 
-The link is a gRPC service of our own. It has Flower's names of calls and fields, and carries Flower's messages; Flower
-itself has had no gRPC service since 1.43.
+Our link is a gRPC service with Flower's names of calls and fields, which carries Flower's messages. Flower has had no
+gRPC service since 1.43.
 
-Flower moves and changes its own generated classes between releases. The field numbers below, which determine the bytes,
-are the same, and a test compares them with the installed Flower. Fields that neither side reads are left out, because
-protobuf skips unknown fields.
+Flower moves and changes its generated classes between releases. The field numbers below, which determine the bytes, are
+the same; a test compares them with the installed Flower. Fields that neither side reads are left out, because protobuf
+skips unknown fields.
 
 One field is our addition: :data:`SMALL_CONTENTS`. It sends small objects in the call that announces their message,
 instead of one call each. A program without this field skips it and transfers every object separately.
@@ -22,30 +22,38 @@ from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.wire.release_name import ReleaseName
 from polyclinic.common.wire.versions import WIRE_VERSION
 
-SERVICE = "flwr.proto.Fleet"
-COORDINATOR = 1
-"""Flower's number of the SuperLink itself, as source and destination of messages."""
-ROLL_CALL, REFUSAL, QUESTION = "query.roll_call", "query.refusal", "query.question"
-"""Types of the messages with the records ``RollCall``, ``Refusal`` and ``Question``, of Flower's kind ``query``."""
-COUNT = "query.count"
-"""Type of the messages with the record ``CountRequest``."""
-SCORING = "query.scoring"
-"""Type of the messages with the record ``ScoringRequest``."""
-DELIVERY = "query.delivery"
-"""Type of the messages with the record ``DeliveryRequest``."""
+FLEET_SERVICE = "flwr.proto.Fleet"
+COORDINATOR_NODE_ID = 1
+"""Node id that Flower gives to the SuperLink, as source and destination of messages."""
+ROLL_CALL_TYPE = "query.roll_call"
+"""Message type of the record ``RollCall``; Flower's kind of all these messages is ``query``."""
+REFUSAL_TYPE = "query.refusal"
+"""Message type of the record ``Refusal``."""
+QUESTION_TYPE = "query.question"
+"""Message type of the record ``Question``."""
+COUNT_TYPE = "query.count"
+"""Message type of the record ``CountRequest``."""
+SCORING_TYPE = "query.scoring"
+"""Message type of the record ``ScoringRequest``."""
+DELIVERY_TYPE = "query.delivery"
+"""Message type of the record ``DeliveryRequest``."""
 CHUNK_BYTES = 4 * 2**20
-"""Largest part of an array that travels as one object. The SuperLink has one or two of them in memory for each hospital
-that sends or receives: with 16 MiB it took 740 MB instead of 320 for twelve hospitals with a ResNet-18, and a twentieth
-less CPU time."""
-LARGEST_CALL = CHUNK_BYTES + 2**20
-"""Bytes of one call at most: a chunk of an array is the largest part of a message. Flower 1.39 allows 2 GiB."""
+"""Maximum size of an array's chunk, which is sent as one object.
+
+The SuperLink has one or two chunks in memory for each hospital that sends or receives. With 16 MiB it took 740 MB
+instead of 320 MB for twelve hospitals with a ResNet-18, and 5 % less CPU time.
+"""
+MAX_CALL_BYTES = CHUNK_BYTES + 2**20
+"""Maximum size of one call; a chunk of an array is the largest part of a message. Flower 1.39 allows 2 GiB."""
 
 SMALL_CONTENTS = "small_contents"
-"""Field with the contents of a message's small objects; each is named by its SHA-256."""
-SMALL_BYTES, SMALL_BYTES_IN_ALL = 32 * 2**10, 128 * 2**10
-"""Largest small object, and largest sum of those of one message: a few seconds on a slow line."""
+"""Field with the contents of a message's small objects; the name of an object is its SHA-256."""
+MAX_SMALL_OBJECT_BYTES = 32 * 2**10
+"""Maximum size of a small object."""
+MAX_SMALL_OBJECTS_TOTAL_BYTES = 128 * 2**10
+"""Maximum size of all small objects of one message: a few seconds on a slow line."""
 
-MESSAGES = """
+MESSAGE_DEFINITIONS = """
 Node: 1 uint64 node_id
 Error: 1 sint64 code, 2 string reason
 RecordDict:
@@ -78,14 +86,15 @@ PullObjectResponse: 1 bool object_found, 2 bool object_available, 3 bytes object
 ConfirmMessageReceivedRequest: 1 Node node, 2 uint64 run_id, 3 string message_object_id
 ConfirmMessageReceivedResponse:
 """
-"""One line a message: numbers, types and names of its fields. A star marks a repeated field, a question mark a field of
-the message's only ``oneof``."""
+"""One message per line: number, type and name of each field. A star marks a repeated field, a question mark a field of
+the message's only ``oneof``.
+"""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
 def make_protobuf_message_classes(package: str, messages: str) -> dict[str, Any]:
-    """Create protobuf message classes from a text in the format of :data:`MESSAGES`.
+    """Create protobuf message classes from a text in the format of :data:`MESSAGE_DEFINITIONS`.
 
     Args:
         package: A unique protobuf package name, which is not sent.
@@ -105,7 +114,7 @@ def make_protobuf_message_classes(package: str, messages: str) -> dict[str, Any]
                 if not message.oneof_decl:
                     message.oneof_decl.add(name="value")
                 added.oneof_index = 0
-            if (kind := kind.rstrip("*?")).islower():  # protobuf's own kinds, such as uint64
+            if (kind := kind.rstrip("*?")).islower():  # a scalar type of protobuf, such as uint64
                 added.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
             else:
                 added.type = _FIELD.TYPE_MESSAGE
@@ -116,38 +125,39 @@ def make_protobuf_message_classes(package: str, messages: str) -> dict[str, Any]
     return made
 
 
-_CLASSES = {
-    name.rpartition(".")[2]: made for name, made in make_protobuf_message_classes("polyclinic.fleet", MESSAGES).items()
+_MESSAGE_CLASSES = {
+    name.rpartition(".")[2]: made
+    for name, made in make_protobuf_message_classes("polyclinic.fleet", MESSAGE_DEFINITIONS).items()
 }
 
-# Our names for messages whose own names say too little beside Flower's classes; the others go by Flower's names.
-Envelope, MetadataFields, RecordDictFields = (_CLASSES[name] for name in ("Message", "Metadata", "RecordDict"))
+# These messages have other names here, because Flower also has Python classes with their names.
+Envelope, MetadataFields, RecordDictFields = (_MESSAGE_CLASSES[name] for name in ("Message", "Metadata", "RecordDict"))
 
 
 def __getattr__(name: str) -> Any:
-    """Return the protobuf class of a message in :data:`MESSAGES` as an attribute of this module."""
-    if name not in _CLASSES:
+    """Return the protobuf class of a message in :data:`MESSAGE_DEFINITIONS` as an attribute of this module."""
+    if name not in _MESSAGE_CLASSES:
         raise AttributeError(name)
-    return _CLASSES[name]
+    return _MESSAGE_CLASSES[name]
 
 
 def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
-    """Choose the objects that are small enough to travel in the call that announces their message; return their names.
+    """Return the names of the objects that are small enough to be sent in the call that announces their message.
 
     Args:
         contents: Name and size in bytes of each object of the message.
     """
     chosen = list[str]()
-    left = SMALL_BYTES_IN_ALL
+    left = MAX_SMALL_OBJECTS_TOTAL_BYTES
     for name, size in contents:
-        if 0 < size <= min(SMALL_BYTES, left):
+        if 0 < size <= min(MAX_SMALL_OBJECT_BYTES, left):
             chosen.append(name)
             left -= size
     return chosen
 
 
 def index_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
-    """Return SHA-256 -> content for these objects; the hash is an object's name in Flower."""
+    """Return SHA-256 -> content of each object; the hash is an object's name in Flower."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
@@ -160,48 +170,51 @@ def list_tree_object_ids(tree: Any) -> list[str]:
     return [name for child in tree.children for name in list_tree_object_ids(child)] + [tree.object_id]
 
 
-# One large field of a message in protobuf's wire format, without protobuf's copies of it: both ends use it for the
-# contents of objects, which are nearly all bytes that travel.
-VARINT, LENGTH_DELIMITED = 0, 2  # the two kinds of field that these messages have
-CONTENT_OF_PUSH = _CLASSES["PushObjectRequest"].DESCRIPTOR.fields_by_name["object_content"].number
-CONTENT_OF_PULL = _CLASSES["PullObjectResponse"].DESCRIPTOR.fields_by_name["object_content"].number
+# The functions below read and write one large field of a message in protobuf's wire format, without protobuf's copies.
+# Both ends use them for the contents of objects, which are nearly all bytes that are sent.
+# These messages have only two wire types of fields.
+VARINT = 0
+LENGTH_DELIMITED = 2
+PUSH_CONTENT_FIELD = _MESSAGE_CLASSES["PushObjectRequest"].DESCRIPTOR.fields_by_name["object_content"].number
+PULL_CONTENT_FIELD = _MESSAGE_CLASSES["PullObjectResponse"].DESCRIPTOR.fields_by_name["object_content"].number
 
 
-MOST_FIELDS = 100
-"""Most fields beside the one that is split off a message; ours have five."""
+MAX_OTHER_FIELDS = 100
+"""Maximum number of fields besides the extracted one; our messages have five."""
 
 
 def extract_protobuf_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
-    """Split one bytes field off a serialised protobuf message, without a copy of the field's content.
+    """Extract one bytes field from a serialised protobuf message, without copying the field's content.
 
     Returns:
         The message without the field, and the field's content (empty if the field is absent).
 
     Raises:
-        ValueError: If the bytes are not a valid protobuf message, or have more than :data:`MOST_FIELDS` other fields.
+        ValueError: If the bytes are not a valid protobuf message, or have more than :data:`MAX_OTHER_FIELDS` other
+            fields.
     """
     view = memoryview(data)
-    place = 0
-    rest = list[memoryview]()
+    position = 0
+    other_fields = list[memoryview]()
     content = memoryview(b"")
-    while place < len(data):
-        begin = place
-        tag, place = _read_varint(data, place)
-        size, place = _read_varint(data, place)
+    while position < len(data):
+        start = position
+        tag, position = _read_varint(data, position)
+        size, position = _read_varint(data, position)
         kind = tag & 7
         if kind not in (VARINT, LENGTH_DELIMITED):
             raise ValueError(f"field {tag >> 3} is of an unexpected kind")
-        end = place + size if kind == LENGTH_DELIMITED else place
+        end = position + size if kind == LENGTH_DELIMITED else position
         if end > len(data):
             raise ValueError("the message is cut off")
         if tag == field << 3 | LENGTH_DELIMITED:
-            content = view[place:end]
-        elif len(rest) < MOST_FIELDS:
-            rest.append(view[begin:end])
-        else:  # a view takes a hundred times the memory of the smallest field
-            raise ValueError(f"the message has more than {MOST_FIELDS} other fields")
-        place = end
-    return b"".join(rest), content
+            content = view[position:end]
+        elif len(other_fields) < MAX_OTHER_FIELDS:
+            other_fields.append(view[start:end])
+        else:  # without a limit, the views could take a hundred times the memory of the message
+            raise ValueError(f"the message has more than {MAX_OTHER_FIELDS} other fields")
+        position = end
+    return b"".join(other_fields), content
 
 
 def append_protobuf_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
@@ -209,16 +222,16 @@ def append_protobuf_field(message: bytes, field: int, content: bytes | memoryvie
     return b"".join((message, _encode_varint(field << 3 | LENGTH_DELIMITED), _encode_varint(len(content)), content))
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        if place >= len(data) or shift > 63:
+        if position >= len(data) or shift > 63:
             raise ValueError("the message is cut off")
-        byte = data[place]
+        byte = data[position]
         value |= (byte & 0x7F) << shift
-        place += 1
+        position += 1
         if byte < 0x80:
-            return value, place
+            return value, position
         shift += 7
 
 
@@ -230,23 +243,25 @@ def _encode_varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-# ---------------------------------------------------------------------- before a run: a call of our own, "Hello"
-# Flower's own calls do not tell the time (a site's wrong clock is only refused), nor the release before the roll call.
+# ---------------------------------------------------------------------- before a run: our additional call "Hello"
+# Flower's calls contain neither the time (a site with a wrong clock is only refused) nor, before the roll call, the
+# release.
 
-HELLO_SERVICE, HELLO_METHOD = "polyclinic.Coordinator", "Hello"
+HELLO_SERVICE = "polyclinic.Coordinator"
+HELLO_METHOD = "Hello"
 
 
 class HelloAnswer(BaseModel):
-    """A coordinator's JSON answer to the call ``Hello``, by which a site checks clock and versions outside a run.
+    """A coordinator's JSON answer to the call ``Hello``, with which a site checks clock and versions outside a run.
 
     Attributes:
         time: Unix time on the coordinator's clock.
         release: The coordinator's release of Polyclinic.
-        wire: The wire version that the coordinator speaks with the calling site: the newest that both speak. If they
-            speak none in common, the coordinator's newest (:mod:`polyclinic.common.wire.versions`).
+        wire: The newest wire version that coordinator and calling site both speak. If there is none, the coordinator's
+            newest (:mod:`polyclinic.common.wire.versions`).
         key: ``admitted`` if the key that signed the call belongs to an admitted site.
-        site: Name under which that key is registered; empty for an unknown key, and from earlier releases.
-        newest: The coordinator's newest wire version; 0 from earlier releases, which speak ``wire`` alone.
+        site: Name under which this key is registered; empty for an unknown key, and from earlier releases.
+        newest: The coordinator's newest wire version; 0 from earlier releases, which speak only ``wire``.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -260,11 +275,11 @@ class HelloAnswer(BaseModel):
 
     @property
     def newest_wire(self) -> int:
-        """Return the newest wire version that the coordinator speaks, as far as the agreed one allows it.
+        """The newest wire version of the coordinator that is consistent with the agreed version.
 
-        A coordinator that speaks another version than this site's newest with it has not got that one, nor a later one.
-        Otherwise a coordinator could ask for an older version, and the site would not say that an update is due.
-        A coordinator that speaks this site's newest version can be ahead by one.
+        If the agreed version is not this site's newest, the coordinator speaks neither that nor a later one. Otherwise
+        a coordinator could claim a newer version while it asks for an older one, and the site would not see that an
+        update is needed. A coordinator that speaks this site's newest version can be ahead by one.
         """
         if self.wire != WIRE_VERSION:
             return self.wire

@@ -1,7 +1,7 @@
-"""Flower messages with metadata of our choice, in processes that Flower's own runtime did not start.
+"""Flower messages with chosen metadata, in processes that Flower's runtime did not start.
 
-Flower's constructor of a request reads run and sender from its runtime. Our programs have none: a request gets run and
-sender 0, and the grid that sends it sets both. ``tests/test_flower_names.py`` lists what we use of Flower.
+Flower's constructor of a request reads run and sender from its runtime, which our programs do not have. So a request
+gets run 0 and sender 0, and the grid that sends it sets both. ``tests/test_flower_names.py`` lists our uses of Flower.
 """
 
 import time
@@ -9,8 +9,10 @@ from typing import Any, cast
 
 from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, RecordDict
 
-AWAITS_APPROVAL, WAITING_FOR_APPROVAL = 205, "waiting for approval at the hospital"
-"""Our error code and message of a site at which a person has to approve the request first."""
+APPROVAL_ERROR_CODE = 205
+"""Error code of a site where a person must first approve the request."""
+APPROVAL_ERROR_MESSAGE = "waiting for approval at the hospital"
+"""Error message of such a site."""
 METADATA_FIELDS = (
     "run_id",
     "message_id",
@@ -29,10 +31,13 @@ def make_request(
 ) -> Message:
     """Return a request to a node.
 
-    Inside Flower's runtime this is Flower's own constructor. Elsewhere run and sender are 0.
+    Inside Flower's runtime this calls Flower's constructor. Elsewhere run and sender are 0.
 
     Args:
-        group_id: Flower's name for messages that belong together, such as those of a round.
+        content: The content.
+        node_id: The receiver.
+        message_type: Flower's type of the message.
+        group_id: Name that related messages share, such as those of a round.
         ttl: Seconds for which the request is valid.
     """
     try:
@@ -53,38 +58,38 @@ def make_request(
 
 
 def make_message(content: RecordDict | Error, metadata: dict[str, Any]) -> Message:
-    """Return a message with this content or error, and metadata with these values (:data:`METADATA_FIELDS`)."""
-    build: Any = Message  # the keyword "metadata", which Flower itself uses, is in none of its overloads
+    """Return a message with a content or an error, and with these values of :data:`METADATA_FIELDS`."""
+    build: Any = Message  # Flower's overloads lack the keyword "metadata", which Flower uses
     kind = "error" if isinstance(content, Error) else "content"
     made: Message = build(**{kind: content, "metadata": Metadata(**metadata)})
     return made
 
 
 def make_array_of_view(dtype: str, shape: tuple[int, ...], stype: str, data: bytes | memoryview) -> Array:
-    """Return a Flower array whose data may also be a view of bytes, which Flower's constructor refuses."""
+    """Return a Flower array whose data may be a view of bytes, which Flower's constructor refuses."""
     array = Array(dtype=dtype, shape=shape, stype=stype, data=b"")
-    array.data = cast(bytes, data)  # all that reads it takes any buffer
+    array.data = cast(bytes, data)  # all code that reads it accepts any buffer
     return array
 
 
 def select_array_records(content: RecordDict) -> dict[str, ArrayRecord]:
-    """Return the records with arrays by name.
+    """Return name -> record of arrays.
 
-    Flower's own ``content.array_records`` makes a cycle of references: the arrays, as large as a model, would then stay
-    in memory until the next garbage collection.
+    Flower's ``content.array_records`` creates a reference cycle, so that arrays as large as a model would stay in
+    memory until the next garbage collection.
     """
     return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
 
 
 def select_config_records(content: RecordDict) -> dict[str, ConfigRecord]:
-    """Return the records with fields by name, without the cycle of ``content.config_records``."""
+    """Return name -> record of fields, without the reference cycle of ``content.config_records``."""
     return {name: record for name, record in content.items() if isinstance(record, ConfigRecord)}
 
 
 def make_message_of_envelope(announced: Any) -> Message:
     """Return a message without content from its announced metadata, to answer a message that cannot be read.
 
-    Flower makes no message of a type that it does not know; such a message gets the type ``train``.
+    Flower cannot create a message of an unknown type; such a message gets the type ``train``.
 
     Args:
         announced: The protobuf message with the metadata.
@@ -97,11 +102,11 @@ def make_message_of_envelope(announced: Any) -> Message:
 
 
 def read_metadata(message: Message) -> dict[str, Any]:
-    """Return the values of a message's metadata, which can be written as JSON."""
+    """Return the values of a message's metadata; they can be written as JSON."""
     return {name: getattr(message.metadata, name) for name in METADATA_FIELDS}
 
 
 def replace_metadata(message: Message, **changes: Any) -> Message:
-    """Return a message with the same content or error, and some other values in its metadata."""
+    """Return a message with the same content or error, and with some values of its metadata changed."""
     content = message.content if message.has_content() else message.error
     return make_message(content, read_metadata(message) | changes)

@@ -1,4 +1,4 @@
-"""Our own encoding of Flower's messages as objects, and the reverse, in the format of Flower 1.39 to 1.42.
+"""Encode Flower's messages as objects, and decode them, in the format of Flower 1.39 to 1.42.
 
 A message is a tree of objects. Each object is a head, a zero byte and a body; its id is the SHA-256 of all three. The
 head is ``KIND CHILDREN LENGTH``: the ids of the children, separated by commas, and the length of the body. The kinds:
@@ -11,12 +11,12 @@ RecordDict      JSON: record's name -> object id                   its records
 ArrayRecord     JSON: array's name -> object id                    its arrays
 ConfigRecord    protobuf: names and values                         none
 MetricRecord    protobuf: names and values                         none
-Array           JSON: dtype, shape, stype, places of its chunks    its chunks, once each
+Array           JSON: dtype, shape, stype, indices of its chunks   its chunks, once each
 ArrayChunk      a part of the array's bytes                        none
 ==============  =================================================  =====================================
 
-Flower's own functions copy every array six times to send a message and four times to receive it; these copy it once
-each. ``tests/common/test_message_objects.py`` compares the bytes with those of the installed Flower.
+Flower's functions copy every array six times to send a message and four times to receive it; these functions copy it
+once each. ``tests/common/test_message_objects.py`` compares the bytes with those of the installed Flower.
 """
 
 import hashlib
@@ -45,24 +45,27 @@ from polyclinic.common.wire.flower_messages import (
     select_array_records,
 )
 
-HASHERS = 2
-"""Number of parts of an array that are hashed at the same time."""
-MOST_RECORDS = 100
-"""Most Flower records in one message; ours have a handful."""
-PER_ARRAY = 64
-"""Bytes that an array counts for beside its content: an empty array takes time, too."""
-MOST_SMALL_BYTES = 8 * 2**20
-"""Most bytes of all objects of a message that are no parts of arrays: fields, and the lists of parts. Each comes in one
-call of at most 5 MiB. Decoded they take up to forty times as much, for example as a list of empty texts."""
-NUMBERS_FROM_BYTES = {"float16": 2, "int8": 4}
-"""Number format of an array -> memory of its numbers, which are float32 once unpacked, for each byte."""
+HASHING_THREADS = 2
+"""Number of chunks of an array that are hashed at the same time."""
+MAX_RECORDS = 100
+"""Maximum number of Flower records in one message; ours have a handful."""
+BYTES_PER_ARRAY = 64
+"""Bytes that are counted for each array in addition to its content, because an empty array takes time, too."""
+MAX_SMALL_BYTES = 8 * 2**20
+"""Maximum size of all objects of a message except chunks of arrays: fields, and lists of parts.
+
+Each is sent in one call of at most 5 MiB. Decoded they take up to forty times as much memory, for example as a list of
+empty texts.
+"""
+UNPACKED_BYTES_PER_BYTE = {"float16": 2, "int8": 4}
+"""Number format of an array -> bytes of memory per packed byte, because numbers are unpacked to float32."""
 INT64_MAX = 2**63 - 1
 
-_DIVIDER = b"\x00"
-_LONGEST_CHUNK_HEAD = 64  # a chunk has no children, so its head is its kind and its length
-_CHUNKS = "polyclinic_chunks"  # our own attribute of an Array that was split already
+_HEAD_SEPARATOR = b"\x00"
+_MAX_CHUNK_HEAD_BYTES = 64  # a chunk has no children, so its head is its kind and its length
+_CHUNKS_ATTRIBUTE = "polyclinic_chunks"  # attribute that we add to an Array after it was split
 
-_VALUES = """
+_RECORD_DEFINITIONS = """
 DoubleList: 1 double* vals
 SintList: 1 sint64* vals
 UintList: 1 uint64* vals
@@ -76,15 +79,16 @@ Item: 1 string key, 2 Value value
 Record: 1 Item* items
 """
 _RECORD_CLASSES = {
-    name.rpartition(".")[2]: made for name, made in make_protobuf_message_classes("polyclinic.record", _VALUES).items()
+    name.rpartition(".")[2]: made
+    for name, made in make_protobuf_message_classes("polyclinic.record", _RECORD_DEFINITIONS).items()
 }
 _Record = _RECORD_CLASSES["Record"]
 _Value = _RECORD_CLASSES["Value"]
 
-# The types of a record's values, in the order in which Flower tries them: an empty list is of the first one.
+# The types of a record's values, in the order in which Flower tries them; an empty list has the first type.
 _CONFIG_TYPES: tuple[type, ...] = (bool, int, float, str, bytes)
 _METRIC_TYPES: tuple[type, ...] = (float, int)
-_FIELDS: Mapping[type, tuple[str, str]] = {
+_VALUE_FIELDS: Mapping[type, tuple[str, str]] = {
     bool: ("bool", "bool_list"),
     int: ("sint64", "sint_list"),
     float: ("double", "double_list"),
@@ -102,7 +106,12 @@ class MessageTooLarge(ValueError):
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk of an array as an object: its id and its content with the head."""
+    """A chunk of an array as an object.
+
+    Attributes:
+        object_id: Id of the object.
+        content: Bytes of the object, including its head.
+    """
 
     object_id: str
     content: bytes
@@ -122,7 +131,9 @@ def encode_message_objects(message: Message) -> tuple[Any, dict[str, bytes]]:
 
 
 def make_announcement(message: Message, message_id: str) -> Any:
-    """Return the protobuf message that announces a message: its metadata with this id, and its error, if any."""
+    """Return the protobuf message that announces a message: its metadata with this id, and its error, if there
+    is one.
+    """
     envelope = _make_envelope(message, message_id)
     if message.has_content():
         envelope.content.CopyFrom(RecordDictFields())
@@ -156,22 +167,22 @@ def _encode_value(value: Any, types: Iterable[type]) -> Any:
     if kind is None:
         raise TypeError(f"a record cannot have the value {value!r}")
 
-    single, several = _FIELDS[kind]
+    single, several = _VALUE_FIELDS[kind]
     if kind is int and any(item > INT64_MAX for item in items):
         single, several = "uint64", "uint_list"
     if not isinstance(value, list):
         return _Value(**{single: value})
     encoded = _Value()
     values = getattr(encoded, several)
-    values.SetInParent()  # an empty list is a list, too
+    values.SetInParent()  # without this, an empty list would be a missing value
     values.vals.extend(items)
     return encoded
 
 
 def _add_object(kind: str, children: Sequence[Any], body: bytes, contents: dict[str, bytes]) -> Any:
-    """Add an object to ``contents``; return its tree, in which each child stands once."""
+    """Add an object to ``contents``; return its tree, in which each child occurs once."""
     below = {child.object_id: child for child in children}
-    content = b"".join((_make_head(kind, below, len(body)), _DIVIDER, body))
+    content = b"".join((_make_head(kind, below, len(body)), _HEAD_SEPARATOR, body))
     object_id = hashlib.sha256(content).hexdigest()
     contents.setdefault(object_id, content)
     return ObjectTree(object_id=object_id, children=below.values())
@@ -203,12 +214,12 @@ def _encode_array(array: Array, contents: dict[str, bytes]) -> Any:
     ids = list(dict.fromkeys(chunk.object_id for chunk in chunks))
     for chunk in chunks:
         contents.setdefault(chunk.object_id, chunk.content)
-    places = {object_id: place for place, object_id in enumerate(ids)}
+    index_by_id = {object_id: index for index, object_id in enumerate(ids)}
     body = {
         "dtype": array.dtype,
         "shape": array.shape,
         "stype": array.stype,
-        "arraychunk_ids": [places[chunk.object_id] for chunk in chunks],
+        "arraychunk_ids": [index_by_id[chunk.object_id] for chunk in chunks],
     }
     children = [ObjectTree(object_id=object_id) for object_id in ids]
     return _add_object("Array", children, json.dumps(body).encode(), contents)
@@ -217,26 +228,26 @@ def _encode_array(array: Array, contents: dict[str, bytes]) -> Any:
 def split_array_into_chunks(array: Array) -> Sequence[_Chunk]:
     """Split an array's bytes into chunk objects; an array that goes to many sites is split and hashed only once."""
     data = array.data
-    earlier: tuple[bytes, Sequence[_Chunk]] | None = vars(array).get(_CHUNKS)
+    earlier: tuple[bytes, Sequence[_Chunk]] | None = vars(array).get(_CHUNKS_ATTRIBUTE)
     if earlier is not None and earlier[0] is data:
         return earlier[1]
     view = memoryview(data)
     parts = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
-    with ThreadPoolExecutor(max(1, min(HASHERS, len(parts)))) as pool:
+    with ThreadPoolExecutor(max(1, min(HASHING_THREADS, len(parts)))) as pool:
         chunks = list(pool.map(_encode_chunk, parts))
-    vars(array)[_CHUNKS] = data, chunks
+    vars(array)[_CHUNKS_ATTRIBUTE] = data, chunks
     return chunks
 
 
 def forget_array_chunks(content: RecordDict) -> None:
-    """Delete the chunks that encoding has left at a message's arrays: as many bytes as the arrays have themselves."""
+    """Delete the chunks that encoding has stored at a message's arrays; they are as large as the arrays."""
     for record in select_array_records(content).values():
         for array in record.values():
-            vars(array).pop(_CHUNKS, None)
+            vars(array).pop(_CHUNKS_ATTRIBUTE, None)
 
 
 def _encode_chunk(part: memoryview) -> _Chunk:
-    content = b"".join((_make_head("ArrayChunk", (), len(part)), _DIVIDER, part))
+    content = b"".join((_make_head("ArrayChunk", (), len(part)), _HEAD_SEPARATOR, part))
     return _Chunk(hashlib.sha256(content).hexdigest(), content)
 
 
@@ -244,41 +255,42 @@ def _encode_chunk(part: memoryview) -> _Chunk:
 
 Contents = Mapping[str, bytes | memoryview]
 JoinChunks = Callable[[Sequence[memoryview]], bytes | memoryview]
-"""Joins the chunks of an array."""
+"""A function that joins the chunks of an array."""
 
 
 def join_chunks_in_memory(chunks: Sequence[memoryview]) -> bytes:
-    """Return the bytes of all chunks."""
+    """Return the bytes of all chunks, one after another."""
     return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
 
 def decode_message_objects(
-    message_id: str, contents: Contents, most: float, join: JoinChunks = join_chunks_in_memory
+    message_id: str, contents: Contents, limit: float, join: JoinChunks = join_chunks_in_memory
 ) -> Message:
     """Decode a received message from its objects.
 
-    An array can contain the same chunk many times, and a record the same array, although the sender transferred it
+    An array can contain the same chunk many times, and a record the same array, although the sender transferred it only
     once. So the memory of the message is limited separately from the size of its objects.
 
     Args:
         message_id: Id of the message, which is the id of its root object.
         contents: Object id -> content.
-        most: Maximum bytes of all arrays, see :func:`count_array_bytes`.
-        join: Joins the chunks of an array, which may be in a file then.
+        limit: Maximum bytes of all arrays, see :func:`count_array_bytes`.
+        join: Joins the chunks of an array, in memory or in a file.
 
     Raises:
-        MessageTooLarge: If the arrays have more bytes, other objects more than :data:`MOST_SMALL_BYTES`, or there are
-            too many records.
+        MessageTooLarge: If the arrays have more bytes, other objects more than :data:`MAX_SMALL_BYTES`, or there are
+            too
+            many records.
         ValueError: If the objects are not a valid Flower message.
     """
     small = sum(len(content) for content in contents.values() if not _is_array_chunk(content))
-    if small > MOST_SMALL_BYTES:  # before anything is decoded
-        raise MessageTooLarge(f"message {message_id[:8]} has more than {format_bytes(MOST_SMALL_BYTES)} of fields")
+    if small > MAX_SMALL_BYTES:  # before anything is decoded
+        raise MessageTooLarge(f"message {message_id[:8]} has more than {format_bytes(MAX_SMALL_BYTES)} of fields")
     try:
-        return _Decoder(contents, most, join).decode_message(message_id)
+        return _Decoder(contents, limit, join).decode_message(message_id)
     except MessageTooLarge:
         raise
-    except Exception as error:  # as the other side has written it: JSON, protobuf and Flower raise a dozen kinds
+    except Exception as error:  # JSON, protobuf and Flower raise a dozen exception classes on invalid content
         reason = make_printable_line(repr(error))
         raise ValueError(f"message {message_id[:8]} cannot be put together: {reason}") from None
 
@@ -287,7 +299,7 @@ def decode_record_values(encoded: bytes | memoryview) -> dict[str, Any]:
     """Decode the names and values of a record from protobuf, in their order.
 
     Raises:
-        ValueError: If the bytes are no record, or a value has no type.
+        ValueError: If the bytes are not a record, or a value has no type.
     """
     record = _Record.FromString(bytes(encoded))
     return {item.key: _decode_value(item.value) for item in record.items}
@@ -302,14 +314,20 @@ def _decode_value(value: Any) -> Any:
 
 
 class _Decoder:
-    """Decodes the objects of one message, of fixed kinds at each level, so that no tree can be deeper than ours."""
+    """Decodes the objects of one message; each level allows fixed kinds only, so no tree can be deeper than ours.
 
-    def __init__(self, contents: Contents, most: float, join: JoinChunks) -> None:
+    Args:
+        contents: Object id -> content.
+        limit: Maximum bytes of all arrays.
+        join: Joins the chunks of an array.
+    """
+
+    def __init__(self, contents: Contents, limit: float, join: JoinChunks) -> None:
         self._contents = contents
         self._join = join
-        self._most = most
-        self._room = most
-        self._arrays: dict[str, tuple[Array, int]] = {}  # an array of several names is made once
+        self._limit = limit
+        self._remaining_bytes = limit
+        self._arrays: dict[str, tuple[Array, int]] = {}  # an array with several names is decoded once
 
     def decode_message(self, message_id: str) -> Message:
         _, children, body = self._split_object(message_id, "Message")
@@ -325,14 +343,14 @@ class _Decoder:
     def _decode_record_dict(self, object_id: str) -> RecordDict:
         kind, children, body = self._split_object(object_id, "RecordDict")
         names = _read_names_of_children(kind, children, body)
-        if len(names) > MOST_RECORDS:
-            raise MessageTooLarge(f"a message has {len(names)} records; {MOST_RECORDS} is the most")
+        if len(names) > MAX_RECORDS:
+            raise MessageTooLarge(f"a message has {len(names)} records; {MAX_RECORDS} is the most")
         return RecordDict({name: self._decode_record(child) for name, child in names.items()})
 
     def _decode_record(self, object_id: str) -> ArrayRecord | ConfigRecord | MetricRecord:
         kind, children, body = self._split_object(object_id, "ArrayRecord", "ConfigRecord", "MetricRecord")
         if kind == "ArrayRecord":
-            arrays = ArrayRecord()  # which would copy arrays that it is made from, and refuse views
+            arrays = ArrayRecord()  # filled below, because its constructor copies arrays and refuses views
             for name, child in _read_names_of_children(kind, children, body).items():
                 arrays[name] = self._decode_array(child)
             return arrays
@@ -344,31 +362,37 @@ class _Decoder:
     def _decode_array(self, object_id: str) -> Array:
         if object_id in self._arrays:
             array, size = self._arrays[object_id]
-            self._take_room(size)
+            self._reserve_bytes(size)
             return array
         _, children, body = self._split_object(object_id, "Array")
-        about = json.loads(bytes(body))
+        description = json.loads(bytes(body))
         pieces = [self._split_object(child, "ArrayChunk")[2] for child in children]
-        places = about["arraychunk_ids"]
-        if any(type(place) is not int or not 0 <= place < len(pieces) for place in places):
+        indices = description["arraychunk_ids"]
+        if any(type(index) is not int or not 0 <= index < len(pieces) for index in indices):
             raise ValueError("an array names a chunk that it does not have")
-        chunks = [pieces[place] for place in places]
-        joined = sum(map(len, chunks)) * NUMBERS_FROM_BYTES.get(about["dtype"], 1) + PER_ARRAY
-        size = max(joined, sum(max(len(chunk), PER_ARRAY) for chunk in chunks))
-        self._take_room(size)  # before anything is made of the chunks
-        array = make_array_of_view(about["dtype"], tuple(about["shape"]), about["stype"], self._join(chunks))
+        chunks = [pieces[index] for index in indices]
+        joined = sum(map(len, chunks)) * UNPACKED_BYTES_PER_BYTE.get(description["dtype"], 1) + BYTES_PER_ARRAY
+        size = max(joined, sum(max(len(chunk), BYTES_PER_ARRAY) for chunk in chunks))
+        self._reserve_bytes(size)  # before the chunks are joined
+        array = make_array_of_view(
+            description["dtype"], tuple(description["shape"]), description["stype"], self._join(chunks)
+        )
         self._arrays[object_id] = array, size
         return array
 
-    def _take_room(self, size: int) -> None:
-        self._room -= size
-        if self._room < 0:
+    def _reserve_bytes(self, size: int) -> None:
+        self._remaining_bytes -= size
+        if self._remaining_bytes < 0:
             raise MessageTooLarge(f"its arrays would take more than {format_bytes(int(self._most))}")
 
     def _split_object(self, object_id: str, *kinds: str) -> tuple[str, list[str], memoryview]:
-        """Return an object's kind, its children's ids and its body."""
+        """Return an object's kind, its children's ids and its body.
+
+        Raises:
+            ValueError: If it is not of one of ``kinds``, or its length is wrong.
+        """
         content = self._contents[object_id]
-        end = _find_divider(content)
+        end = _find_head_length(content)
         kind, below, length = bytes(content[:end]).decode().split(" ")
         body = memoryview(content)[end + 1 :]
         if kind not in kinds or int(length) != len(body):
@@ -377,7 +401,7 @@ class _Decoder:
 
 
 def _read_names_of_children(kind: str, children: list[str], body: memoryview) -> dict[str, str]:
-    """Return name -> object id of a record's parts, which are the children of the object."""
+    """Return name -> object id of a record's parts; the parts must be exactly the children of the object."""
     names = json.loads(bytes(body))
     if not isinstance(names, dict) or set(names.values()) != set(children):
         raise ValueError(f"a {kind} does not name its children")
@@ -385,23 +409,23 @@ def _read_names_of_children(kind: str, children: list[str], body: memoryview) ->
 
 
 def _is_array_chunk(content: bytes | memoryview) -> bool:
-    return bytes(content[:_LONGEST_CHUNK_HEAD]).startswith(b"ArrayChunk ")
+    return bytes(content[:_MAX_CHUNK_HEAD_BYTES]).startswith(b"ArrayChunk ")
 
 
-def _find_divider(content: bytes | memoryview) -> int:
-    """Return the length of an object's head; of a large chunk only the first bytes are searched."""
-    start = bytes(content[:_LONGEST_CHUNK_HEAD])
-    end = start.find(_DIVIDER)
-    return end if end >= 0 else bytes(content).index(_DIVIDER)
+def _find_head_length(content: bytes | memoryview) -> int:
+    """Return the length of an object's head; only the first bytes of a large chunk are searched."""
+    start = bytes(content[:_MAX_CHUNK_HEAD_BYTES])
+    end = start.find(_HEAD_SEPARATOR)
+    return end if end >= 0 else bytes(content).index(_HEAD_SEPARATOR)
 
 
 def count_array_bytes(content: RecordDict) -> int:
-    """Count the bytes of all arrays in a message's content, plus :data:`PER_ARRAY` for each.
+    """Return the bytes of all arrays in a message's content, plus :data:`BYTES_PER_ARRAY` for each.
 
-    An array of packed numbers counts as float32, as which it is decoded.
+    An array of packed numbers counts as float32, the format to which it is unpacked.
     """
     weight = 0
     for record in select_array_records(content).values():
         for array in record.values():
-            weight += len(array.data) * NUMBERS_FROM_BYTES.get(array.dtype, 1) + PER_ARRAY
+            weight += len(array.data) * UNPACKED_BYTES_PER_BYTE.get(array.dtype, 1) + BYTES_PER_ARRAY
     return weight

@@ -30,17 +30,17 @@ from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.plain_names import RunName
 from polyclinic.common.volume_fingerprint import LONGEST_FINGERPRINT
 from polyclinic.common.wire.bounds import (
-    COUNT,
-    COUNT_OR_UNKNOWN,
-    EPOCHS,
-    EPSILON,
-    MOST_CLASSES,
-    MOST_IMAGES,
-    MOST_ROUNDS,
-    SECONDS,
-    SHARE,
-    TRAIN_LOSS,
-    VALIDATION_LOSS,
+    COUNT_BOUND,
+    COUNT_OR_UNKNOWN_BOUND,
+    EPOCHS_BOUND,
+    EPSILON_BOUND,
+    MAX_CLASSES,
+    MAX_IMAGES,
+    MAX_ROUNDS,
+    SECONDS_BOUND,
+    SHARE_BOUND,
+    TRAIN_LOSS_BOUND,
+    VALIDATION_LOSS_BOUND,
     ClassNames,
     Count,
     Counts,
@@ -59,24 +59,29 @@ from polyclinic.common.wire.bounds import (
 from polyclinic.common.wire.counts import CountRecord
 from polyclinic.common.wire.delivery import DeliveryRequest
 from polyclinic.common.wire.evaluation import EvaluationRecord
-from polyclinic.common.wire.release_name import LONGEST_RELEASE, parse_release_name
+from polyclinic.common.wire.release_name import MAX_RELEASE_CHARACTERS, parse_release_name
 from polyclinic.common.wire.secure_aggregation import MaskingRecord
 
-Form = Literal["float32", "float16", "int8"]
-"""Formats of a trunk on the wire: four bytes a number, two, or one and a scale for each block."""
-FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
+NumberFormat = Literal["float32", "float16", "int8"]
+"""Number formats of a trunk on the wire: four bytes per number, two, or one and a scale for each block."""
+NUMBER_FORMATS: tuple[NumberFormat, ...] = ("float32", "float16", "int8")
 
-REFUSALS = ("name", "version", "labels", "pixels")
+REFUSAL_KINDS = ("name", "version", "labels", "pixels")
 
-SHOWN, NOT_SHOWN, HIDDEN = "1", "0", "?"
-"""Signs in ``shown`` of the answer to the roll call."""
+SHOWN_SIGN = "1"
+"""Sign in :attr:`RollCallAnswer.shown` for a class that a training image shows."""
+NOT_SHOWN_SIGN = "0"
+"""Sign for a class that no training image shows."""
+HIDDEN_SIGN = "?"
+"""Sign for a class about which the policy hides this."""
 UNKNOWN_COUNT = -1
-"""Stands for a count that a site's policy does not release."""
+"""Value of a count that a site's policy does not release."""
 PixelText = Annotated[str, PlainLineBound(2000)]
+"""The pixel form of a site as JSON, of some hundred characters."""
 FingerprintText = Annotated[str, PlainLineBound(LONGEST_FINGERPRINT)]
-"""The form of a site's pixels as JSON, of some hundred characters."""
+"""The fingerprint of a site's training volumes as JSON."""
 PlanText = Annotated[str, LongTextBound(2**20)]
-"""A plan as JSON; an ordinary one has some two thousand characters."""
+"""A plan as JSON, usually of some two thousand characters."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
 """A method's statistics by name: small arrays of any shape, with NaN for undefined values."""
@@ -90,15 +95,15 @@ def make_empty_arrays() -> Arrays:
 
 
 def have_equal_arrays(first: Arrays, second: Arrays) -> bool:
-    """Return True if both hold the same arrays under the same names; NaN equals NaN."""
+    """Return True if both mappings have the same names and equal arrays; NaN equals NaN."""
     if first.keys() != second.keys():
         return False
     return all(np.array_equal(array, second[name], equal_nan=True) for name, array in first.items())
 
 
-MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
-MaybeShare = Annotated[float | None, SHARE]
-MaybeCount = Annotated[int | None, COUNT]
+MaybeLoss = Annotated[float | None, VALIDATION_LOSS_BOUND]
+MaybeShare = Annotated[float | None, SHARE_BOUND]
+MaybeCount = Annotated[int | None, COUNT_BOUND]
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class ModelGroups:
     trunk: NDArray[np.float32] | None = None
     norm: NDArray[np.float32] | None = None
     head: Head | None = None
-    form: Form = "float32"
+    form: NumberFormat = "float32"
 
     def __post_init__(self) -> None:
         for name, array in (("trunk", self.trunk), ("norm", self.norm)):
@@ -124,23 +129,23 @@ class ModelGroups:
 
     @cached_property
     def trunk_length(self) -> float:
-        """Return the Euclidean length of the trunk, 0 without one; it is finite if and only if all its numbers are."""
+        """Euclidean norm of the trunk, 0 without one; finite if and only if all its numbers are finite."""
         return 0.0 if self.trunk is None else compute_euclidean_norm(self.trunk)
 
     @cached_property
     def norm_length(self) -> float:
-        """Return the Euclidean length of batch normalisation, in the same way as :attr:`trunk_length`."""
+        """Euclidean norm of the group ``norm``, 0 without one; finite if and only if all its numbers are finite."""
         return 0.0 if self.norm is None else compute_euclidean_norm(self.norm)
 
     @property
     def is_finite(self) -> bool:
-        """Return True if no number is NaN or infinite."""
+        """True if no number is NaN or infinite."""
         heads = (self.head.weight, self.head.bias) if self.head else ()
         flat = math.isfinite(self.trunk_length) and math.isfinite(self.norm_length)
         return flat and all(bool(np.isfinite(array).all()) for array in heads)
 
     def to_named_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the groups as arrays by name, as they are sent and as a site stores them on its disk."""
+        """Return name -> array of each group, as they are sent and stored on a site's disk."""
         arrays = {}
         if self.trunk is not None:
             arrays["trunk"] = self.trunk
@@ -197,10 +202,10 @@ def select_arrays_with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -
 
 
 def check_head_row_names(head: Head | None, class_names: Sequence[str]) -> None:
-    """Check that a model's head has exactly the rows in ``class_names``, in that order.
+    """Check that a model's head has exactly the rows in ``class_names``, in this order.
 
-    Secure aggregation relies on this check: sites compare the head rows that they received, and the compared rows must
-    be those that they train.
+    Secure aggregation relies on this check: sites compare the head rows that they received, and these must be the rows
+    that they train.
 
     Raises:
         WireError: If the rows differ.
@@ -210,7 +215,7 @@ def check_head_row_names(head: Head | None, class_names: Sequence[str]) -> None:
 
 
 def is_valid_run_name(run: str) -> bool:
-    """Return True if a run may have this name: it is a :class:`RunName`, of which sites make names of files."""
+    """Return True if a text is valid as the name of a run (:class:`RunName`)."""
     return RunName.pattern.fullmatch(run) is not None
 
 
@@ -270,17 +275,17 @@ class RollCallAnswer:
     names: ClassNames
     class_names: ClassNames
     train_samples: Count
-    validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
+    validation_samples: Annotated[int, COUNT_OR_UNKNOWN_BOUND]
     patients: Count
     layout: Text
-    version: Annotated[str, PlainLineBound(LONGEST_RELEASE)]
+    version: Annotated[str, PlainLineBound(MAX_RELEASE_CHARACTERS)]
     positives: Counts = ()
     negatives: Counts = ()
     smallest_count: Count = 0
     holds_frozen: bool = False
     pixels: PixelText = ""
     level: Text = ""
-    shown: Annotated[str, PlainLineBound(MOST_CLASSES)] = ""
+    shown: Annotated[str, PlainLineBound(MAX_CLASSES)] = ""
     fingerprint: FingerprintText = ""
 
     def __post_init__(self) -> None:
@@ -291,20 +296,25 @@ class RollCallAnswer:
         pairs = list(zip(self.positives, self.negatives, strict=False))
         if len(self.positives) != len(self.negatives) or len(pairs) not in (0, len(self.class_names)):
             raise WireError("label counts must be one a class, of both kinds.")
-        if set(self.shown) - {SHOWN, NOT_SHOWN, HIDDEN} or len(self.shown) not in (0, len(self.class_names)):
+        if set(self.shown) - {SHOWN_SIGN, NOT_SHOWN_SIGN, HIDDEN_SIGN} or len(self.shown) not in (
+            0,
+            len(self.class_names),
+        ):
             raise WireError("shown must have one sign a class.")
         if any(min(pair) < UNKNOWN_COUNT or sum(pair) > self.train_samples for pair in pairs):
             raise WireError("label counts must be from 0 to the training images together, or -1 for unknown.")
 
     @property
     def shown_classes(self) -> dict[str, bool | None]:
-        """Return class -> whether a training image shows it, None if the policy hides that; empty if unstated."""
-        meaning = {SHOWN: True, NOT_SHOWN: False, HIDDEN: None}
+        """Class -> True if a training image shows it, None if the policy hides this; empty if the site does not state
+        it.
+        """
+        meaning = {SHOWN_SIGN: True, NOT_SHOWN_SIGN: False, HIDDEN_SIGN: None}
         return {name: meaning[sign] for name, sign in zip(self.class_names, self.shown, strict=False)}
 
     @property
     def release(self) -> str:
-        """Return the name of the site's release; ``unknown`` if the site states text that is no such name."""
+        """Name of the site's release; ``unknown`` if the site states text that is not such a name."""
         return parse_release_name(self.version)
 
 
@@ -313,7 +323,8 @@ class Refusal:
     """Message to a site that it cannot take part in this run, with the reason; the run will not ask it again.
 
     Attributes:
-        kind: What the site has to fix: ``name``, ``version``, ``labels`` or ``pixels``.
+        kind: The part that the site must fix: ``name``, ``version``, ``labels`` or ``pixels``.
+        reason: The reason, for people.
     """
 
     run: RunNameText
@@ -321,8 +332,8 @@ class Refusal:
     reason: Annotated[str, EscapedFreeText()]
 
     def __post_init__(self) -> None:
-        if self.kind not in REFUSALS:
-            raise WireError(f"a refusal is of kind {', '.join(REFUSALS)}, not {self.kind!r}.")
+        if self.kind not in REFUSAL_KINDS:
+            raise WireError(f"a refusal is of kind {', '.join(REFUSAL_KINDS)}, not {self.kind!r}.")
 
 
 @dataclass(frozen=True)
@@ -363,7 +374,7 @@ class Request:
     contract: Text
     class_names: ClassNames
     counted: RoundNumber
-    best: Annotated[int, NumberRangeBound(-1, MOST_ROUNDS)]
+    best: Annotated[int, NumberRangeBound(-1, MAX_ROUNDS)]
     left_out: Annotated[str, EscapedFreeText()]
     model: ModelGroups
     frozen: ModelGroups = field(default=ModelGroups(), kw_only=True)
@@ -435,17 +446,17 @@ class TrainReply:
     run: RunNameText
     round: RoundNumber
     site: Text
-    train_samples: Annotated[int, NumberRangeBound(1, MOST_IMAGES)]
-    train_loss: Annotated[float | None, TRAIN_LOSS]
+    train_samples: Annotated[int, NumberRangeBound(1, MAX_IMAGES)]
+    train_loss: Annotated[float | None, TRAIN_LOSS_BOUND]
     validation_loss: MaybeLoss
     validation_auroc: MaybeShare
-    seconds: Annotated[float, SECONDS]
+    seconds: Annotated[float, SECONDS_BOUND]
     update: ModelGroups
-    epochs: Annotated[int, EPOCHS] = 1
+    epochs: Annotated[int, EPOCHS_BOUND] = 1
     statistics: Arrays = field(default_factory=make_empty_arrays)
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
-    epsilon: Annotated[float | None, EPSILON] = None
+    epsilon: Annotated[float | None, EPSILON_BOUND] = None
     arithmetic: Text = ""
 
     def __post_init__(self) -> None:
@@ -531,8 +542,8 @@ class EvaluateReply:
         except ValueError as error:
             raise WireError(str(error)) from error
         for histogram in (*tested.values(), *validated.values()):
-            if max(map(int, (histogram.positives.sum(), histogram.negatives.sum()))) > MOST_IMAGES:
-                raise WireError(f"a class has at most {MOST_IMAGES:,} images that show it, and as many that do not.")
+            if max(map(int, (histogram.positives.sum(), histogram.negatives.sum()))) > MAX_IMAGES:
+                raise WireError(f"a class has at most {MAX_IMAGES:,} images that show it, and as many that do not.")
         if not set(tested) <= set(self.class_names):
             raise WireError("scores must be of tested classes, once each.")
         for kind in ("positives", "negatives"):
@@ -542,12 +553,12 @@ class EvaluateReply:
 
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
-        """Return class -> score histogram of the site's test part, for the classes that the site reports."""
+        """Class -> score histogram of the site's test part, for the classes that the site reports."""
         return parse_score_histograms(self.histogram_classes, self.positive_scores, self.negative_scores)
 
     @property
     def validation_histograms(self) -> dict[str, ScoreHistogram]:
-        """Return class -> score histogram of the validation part, for the classes that the site reports."""
+        """Class -> score histogram of the site's validation part, for the classes that the site reports."""
         return parse_score_histograms(
             self.validation_classes, self.validation_positive_scores, self.validation_negative_scores
         )
@@ -572,7 +583,7 @@ class BenefitRequest(Request):
     """
 
     initial: ModelGroups
-    epochs: Annotated[int, EPOCHS]
+    epochs: Annotated[int, EPOCHS_BOUND]
 
 
 @dataclass(frozen=True)
@@ -598,7 +609,7 @@ class BenefitReply:
     round: RoundNumber
     site: Text
     class_names: ClassNames = ()
-    auroc: Annotated[tuple[float, ...], ListBound(len(COMPARED_SITE_MODELS) * MOST_CLASSES, SHARE)] = ()
+    auroc: Annotated[tuple[float, ...], ListBound(len(COMPARED_SITE_MODELS) * MAX_CLASSES, SHARE_BOUND)] = ()
     mean: Shares = ()
     mean_low: Shares = ()
     mean_high: Shares = ()

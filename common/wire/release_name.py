@@ -1,6 +1,6 @@
-"""Names of releases that the other side states: one type, which is too narrow for an instruction.
+"""A type for the name of a release that another machine states; it is too narrow to contain an instruction.
 
-A person reads such a name inside a sentence of our own program, such as ``Install release 0.2.0 here.`` Free text there
+A person reads such a name inside a sentence of our program, such as ``Install release 0.2.0 here.`` Free text there
 could tell the person to install something else.
 """
 
@@ -9,17 +9,17 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-LONGEST_RELEASE = 64
-"""Most characters of a release's name."""
+MAX_RELEASE_CHARACTERS = 64
+"""Maximum length of a release's name."""
 UNKNOWN_RELEASE = "unknown"
-"""Stands for a stated text that is no name of a release."""
-_NAME = re.compile(rf"[0-9A-Za-z.+!_-]{{1,{LONGEST_RELEASE}}}")
-"""The characters of a version of a Python package (PEP 440), with those of its older spellings."""
+"""Replaces text that is not the name of a release."""
+_RELEASE_NAME = re.compile(rf"[0-9A-Za-z.+!_-]{{1,{MAX_RELEASE_CHARACTERS}}}")
+"""Pattern with the characters of a Python package's version (PEP 440), including its older spellings."""
 
 
 def parse_release_name(text: str) -> str:
-    """Return a stated name of a release; :data:`UNKNOWN_RELEASE` for text that is no such name."""
-    return text if _NAME.fullmatch(text) else UNKNOWN_RELEASE
+    """Return the name of a release unchanged; :data:`UNKNOWN_RELEASE` for text that is not such a name."""
+    return text if _RELEASE_NAME.fullmatch(text) else UNKNOWN_RELEASE
 
 
 ReleaseName = Annotated[str, AfterValidator(parse_release_name)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import WireError
 from polyclinic.common.wire.bounds import (
-    MOST_SITES,
+    MAX_SITES,
     ListBound,
     NumberRangeBound,
     PlainLineBound,
@@ -26,13 +26,13 @@ from polyclinic.common.wire.bounds import (
 Integers = NDArray[np.uint32]
 """A flat vector of integers modulo 2**32."""
 
-KEY_LINE = PlainLineBound(1_000)
-"""Bound of one line with a public key and its comment."""
+KEY_LINE_BOUND = PlainLineBound(1_000)
+"""Bound of a line with a public key and its comment."""
 SegmentNames = Annotated[tuple[str, ...], ListBound(10**6, PlainLineBound())]
-"""One site name for each site and segment."""
+"""A list of site names, one for each site and segment."""
 Numbers = Annotated[int, NumberRangeBound(0, 2**40)]
 TEST_ROUND = 0
-"""The round number under which a run's test figures are summed; no update is masked in it."""
+"""Round number under which a run's test metrics are summed; no update is masked in this round."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class KeysRequest(_MaskingStepRecord):
     """
 
     members: SiteNames
-    divisor: Annotated[int, NumberRangeBound(1, MOST_SITES)]
+    divisor: Annotated[int, NumberRangeBound(1, MAX_SITES)]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class KeysAnswer(_MaskingStepRecord):
     site: Text
     statement: bytes
     signature: bytes
-    identity: Annotated[str, KEY_LINE]
+    identity: Annotated[str, KEY_LINE_BOUND]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SharesRequest(_MaskingStepRecord):
 
     statements: tuple[bytes, ...]
     signatures: tuple[bytes, ...]
-    identities: Annotated[tuple[str, ...], ListBound(MOST_SITES, KEY_LINE)]
+    identities: Annotated[tuple[str, ...], ListBound(MAX_SITES, KEY_LINE_BOUND)]
 
     def __post_init__(self) -> None:
         if not len(self.statements) == len(self.signatures) == len(self.identities):
@@ -177,10 +177,10 @@ MaskingRequest = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
 MaskingAnswer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 MaskingRecord = MaskingRequest | MaskingAnswer
 
-STAGES: Mapping[type, str] = {
+STAGE_BY_REQUEST: Mapping[type, str] = {
     KeysRequest: "masking_keys",
     SharesRequest: "masking_shares",
     MaskedRequest: "masked_update",
     RevealRequest: "unmasking",
 }
-"""Name of each request; a site's app has a function for each."""
+"""Request -> name of its stage; a site's app has a function for each."""

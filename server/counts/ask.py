@@ -3,7 +3,7 @@
 from polyclinic.common.counts import MASKED_ROW_LENGTH, CountQuestion
 from polyclinic.common.system.plain_text import format_utc_now
 from polyclinic.common.wire.counts import COUNT_ROUND, CountReply, CountRequest
-from polyclinic.common.wire.fleet_protocol import COUNT
+from polyclinic.common.wire.fleet_protocol import COUNT_TYPE
 from polyclinic.server.counts.pool import CountResult, MaskedSum, SiteCounts, read_masked_rows
 from polyclinic.server.questions.exchange import (
     MaskedQuestionQueries,
@@ -25,7 +25,7 @@ RUN = "count"
 def ask_for_counts(exchange: QuestionExchange, question: CountQuestion) -> CountResult:
     """Ask the connected hospitals, and pool their answers."""
     request = CountRequest(make_question_run(RUN), question.model_dump_json())
-    answers = exchange.ask_connected_sites(request, COUNT, CountReply)
+    answers = exchange.ask_connected_sites(request, COUNT_TYPE, CountReply)
     sites = {name: SiteCounts.from_reply(reply, question) for name, reply in answers.answers.items()}
     time = format_utc_now()
     masked = _unmask_sum(exchange, request.run, answers)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from polyclinic.common.security.delivery import DELIVERY_RUN, Delivery, pack_delivery
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.delivery import DeliveryRequest, make_delivery_request
-from polyclinic.common.wire.fleet_protocol import DELIVERY
+from polyclinic.common.wire.fleet_protocol import DELIVERY_TYPE
 from polyclinic.common.wire.records import RefusalNoted
 from polyclinic.common.wire.versions import WIRE_VERSION, is_record_in_version
 from polyclinic.server.questions.exchange import OLD_RELEASE, QuestionExchange, make_question_run
@@ -27,7 +27,7 @@ def send_packages(exchange: QuestionExchange, deliveries: Mapping[str, Delivery]
             continue
         outcome[site] = f"no answer within {exchange.deadline_s:.0f} s"
         contents[node] = encode_record(make_delivery_request(run, pack_delivery(deliveries[site])))
-    for node, answer, reason in exchange.exchange_records(contents, DELIVERY, RefusalNoted):
+    for node, answer, reason in exchange.exchange_records(contents, DELIVERY_TYPE, RefusalNoted):
         site = names[node]
         if answer is not None and (answer.run, answer.site) != (run, site):
             reason = "its answer is to something else"

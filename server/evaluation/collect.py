@@ -16,7 +16,7 @@ from polyclinic.common.evaluation.question import (
 from polyclinic.common.evaluation.thresholds import SUMMARY_FILE, make_summary_of_thresholds
 from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE, TENSORS_FILE
 from polyclinic.common.system.plain_text import format_bytes
-from polyclinic.common.wire.evaluation import MOST_MODEL_BYTES
+from polyclinic.common.wire.evaluation import MAX_MODEL_BYTES
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def make_question(files: Sequence[ModelFile], groups: Sequence[GroupColumn], tit
         sent.append(SentModel(name=model.name, files=described, described=description))
         contents += parts.values()
     size = sum(map(len, contents))
-    if size > MOST_MODEL_BYTES:
-        problem = f"have {format_bytes(size)} together; {format_bytes(MOST_MODEL_BYTES)} is the most of one question."
+    if size > MAX_MODEL_BYTES:
+        problem = f"have {format_bytes(size)} together; {format_bytes(MAX_MODEL_BYTES)} is the most of one question."
         raise BadInput([Fault("MODEL...", problem, "Ask for fewer models at a time.")])
     question = EvaluationQuestion(title=title, models=tuple(sent), groups=tuple(groups))
     return QuestionWithModels(question, b"".join(contents), tuple(models))

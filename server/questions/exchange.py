@@ -13,10 +13,10 @@ from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from polyclinic.common.system.plain_text import make_printable_line
-from polyclinic.common.wire.codec import R, encode_record
+from polyclinic.common.wire.codec import AnyRecord, encode_record
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import Record
-from polyclinic.common.wire.secure_aggregation import STAGES
+from polyclinic.common.wire.secure_aggregation import STAGE_BY_REQUEST
 from polyclinic.common.wire.versions import WIRE_VERSION, is_record_in_version
 from polyclinic.strategies.engine.exchange import NOT_CONNECTED, decode_reply, send_and_receive
 
@@ -29,7 +29,7 @@ def make_question_run(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class QuestionAnswers(Generic[R]):
+class QuestionAnswers(Generic[AnyRecord]):
     """The hospitals' answers to a question, and why others did not answer.
 
     Attributes:
@@ -38,7 +38,7 @@ class QuestionAnswers(Generic[R]):
         nodes: Site -> its node, for the sites that answered.
     """
 
-    answers: Mapping[str, R]
+    answers: Mapping[str, AnyRecord]
     silent: Mapping[str, str]
     nodes: Mapping[str, int]
 
@@ -58,7 +58,7 @@ class QuestionExchange:
     registered: Callable[[], Mapping[int, str]] | None = None
     versions: Callable[[], Mapping[int, int]] | None = None
 
-    def ask_connected_sites(self, record: Any, kind: str, expected: type[R]) -> QuestionAnswers[R]:
+    def ask_connected_sites(self, record: Any, kind: str, expected: type[AnyRecord]) -> QuestionAnswers[AnyRecord]:
         """Ask all connected sites one question; admitted sites that are not connected are named.
 
         Args:
@@ -76,7 +76,7 @@ class QuestionExchange:
             else:
                 silent[names.get(node, f"node {node}")] = OLD_RELEASE
         silent |= {names[node]: f"no answer within {self.deadline_s:.0f} s" for node in asked if node in names}
-        answers, nodes = dict[str, R](), dict[str, int]()
+        answers, nodes = dict[str, AnyRecord](), dict[str, int]()
         content = encode_record(record)
         for node, answer, reason in self.exchange_records(dict.fromkeys(asked, content), kind, expected):
             name = names.get(node, f"node {node}")
@@ -92,8 +92,8 @@ class QuestionExchange:
         return QuestionAnswers(dict(sorted(answers.items())), dict(sorted(silent.items())), nodes)
 
     def exchange_records(
-        self, contents: Mapping[int, RecordDict], kind: str, expected: type[R]
-    ) -> Iterator[tuple[int, R | None, str]]:
+        self, contents: Mapping[int, RecordDict], kind: str, expected: type[AnyRecord]
+    ) -> Iterator[tuple[int, AnyRecord | None, str]]:
         """Send each node its content; yield node, record and reason against it for each reply, on arrival."""
         messages = [
             make_request(content, node, kind, group_id="question", ttl=self.deadline_s)
@@ -121,9 +121,11 @@ class MaskedQuestionQueries:
     nodes: Mapping[str, int]
     absent: dict[str, str]
 
-    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+    def __call__(
+        self, requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
+    ) -> Iterator[tuple[str, AnyRecord]]:
         """Send each site its request; yield site name and answer for each valid answer, on arrival."""
-        stage = STAGES[type(next(iter(requests.values())))]
+        stage = STAGE_BY_REQUEST[type(next(iter(requests.values())))]
         names = {self.nodes[site]: site for site in requests}
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
         contents = {self.nodes[site]: encode_record(request) for site, request in requests.items()}

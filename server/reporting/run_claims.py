@@ -25,7 +25,7 @@ from polyclinic.common.system.plain_text import (
     join_first_and_count,
     list_first_and_count_rest,
 )
-from polyclinic.common.wire.flower_messages import WAITING_FOR_APPROVAL
+from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_MESSAGE
 from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
 from polyclinic.server.runs.unlearned import NO_POSITIVE, describe_classes_of_unknown_learning
@@ -459,7 +459,7 @@ def _describe_sites_outside_run(run: RunFolderContent) -> Iterator[str]:
     summary = run.summary
     without = "" if summary.is_initial_model_tested else ": the model was trained without"
     for site, reason in summary.left_out.items():
-        if reason == WAITING_FOR_APPROVAL:
+        if reason == APPROVAL_ERROR_MESSAGE:
             end = without and f"{without} it"
             yield f"At {site} nobody approved the plan{_describe_earlier_rounds(run, site)}{end}."
             continue

@@ -34,7 +34,7 @@ from polyclinic.common.security.authorship import TrustedKeys, check_receipt_aut
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import join_as_english_list
 from polyclinic.common.wire.canonical_bytes import hash_record, parse_canonical_record
-from polyclinic.common.wire.codec import R, decode_record
+from polyclinic.common.wire.codec import AnyRecord, decode_record
 from polyclinic.common.wire.records import Arrays, RollCallAnswer, TrainReply, make_empty_arrays
 from polyclinic.server.runs.audit_log import FIGURES, INITIAL, SITE_FILE_ENDING, name_round_updates_folder
 from polyclinic.server.runs.folder import UPDATES
@@ -364,7 +364,7 @@ class AggregationReplay:
                 raise AlteredRunFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
             yield expected
 
-    def _read_and_verify_record(self, where: Path, sha256: str, kind: type[R]) -> R:
+    def _read_and_verify_record(self, where: Path, sha256: str, kind: type[AnyRecord]) -> AnyRecord:
         data = _read_update_file(self.updates, where)
         try:
             content = parse_canonical_record(data)

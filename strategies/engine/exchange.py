@@ -28,7 +28,7 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
 from polyclinic.common.system.plain_text import make_printable_line
-from polyclinic.common.wire.codec import R, WrittenArrays, count_payload_bytes, decode_record, encode_record
+from polyclinic.common.wire.codec import AnyRecord, WrittenArrays, count_payload_bytes, decode_record, encode_record
 from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.common.wire.records import (
     Arrays,
@@ -426,7 +426,7 @@ def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expecte
     return TooFewSites(f"{what}: {len(replies.accepted)} of {expected} sites replied. {reasons}")
 
 
-def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
+def decode_reply(message: Message, expected: type[AnyRecord]) -> tuple[AnyRecord | None, str]:
     """Decode a message; return the record, or None and the reason why the message contains no valid record.
 
     A site's text in a reason is escaped and shortened

@@ -21,8 +21,8 @@ from polyclinic.common.pixel_contract import PixelTerms, agree_on_pixels
 from polyclinic.common.security.signatures import read_signature_or_none
 from polyclinic.common.system.timers import JOIN_DEADLINE_S, REFUSAL_CONFIRMATION_S
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
-from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
-from polyclinic.common.wire.flower_messages import WAITING_FOR_APPROVAL, make_request
+from polyclinic.common.wire.fleet_protocol import QUESTION_TYPE, REFUSAL_TYPE, ROLL_CALL_TYPE
+from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_MESSAGE, make_request
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Question, Refusal, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, read_version
 from polyclinic.data.base.pixel_form import PixelForm
@@ -169,7 +169,7 @@ class RollCaller:
 
         Such a site connects as a new process once the plan is approved there, and so is asked again.
         """
-        nodes = [node for node, reason in self.refused.items() if reason == WAITING_FOR_APPROVAL]
+        nodes = [node for node, reason in self.refused.items() if reason == APPROVAL_ERROR_MESSAGE]
         return tuple(sorted(map(self.get_registered_site_name, nodes)))
 
     def ask_new_sites_for_labels(self, timeout_s: float) -> list[RunMember]:
@@ -197,7 +197,9 @@ class RollCaller:
         if nodes and self.processes is not None:
             present = self.processes()
             self._process |= {node: present.get(node, "") for node in nodes}
-        messages = [make_request(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
+        messages = [
+            make_request(self._content, node, ROLL_CALL_TYPE, group_id="roll call", ttl=timeout_s) for node in nodes
+        ]
         for name, message in push_flower_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
 
@@ -277,7 +279,7 @@ class RollCaller:
         """
         self.members.pop(node, None)
         self.refused[node] = reason
-        self._send_and_await_note({node: Refusal(self.call.run, kind, reason)}, REFUSAL)
+        self._send_and_await_note({node: Refusal(self.call.run, kind, reason)}, REFUSAL_TYPE)
 
     def ask_sites(self, texts: Mapping[str, str]) -> None:
         """Send members a question for their staff, and wait for their confirmation.
@@ -291,7 +293,7 @@ class RollCaller:
         asked = [member for member in members if member.answer.site in texts and member.wire >= WIRE_VERSION]
         records = {member.node_id: Question(self.call.run, texts[member.answer.site]) for member in asked}
         if records:
-            self._send_and_await_note(records, QUESTION)
+            self._send_and_await_note(records, QUESTION_TYPE)
 
     def _send_and_await_note(self, records: Mapping[int, Refusal | Question], kind: str) -> None:
         messages = [

@@ -12,10 +12,10 @@ from polyclinic.common.metrics.pooled import SummedScoreHistogram
 from polyclinic.common.metrics.score_histograms import SCORE_BINS, ScoreHistogram
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.plain_text import make_printable_line
-from polyclinic.common.wire.codec import R, count_payload_bytes, encode_record
+from polyclinic.common.wire.codec import AnyRecord, count_payload_bytes, encode_record
 from polyclinic.common.wire.records import EvaluateReply, Record, TrainReply
 from polyclinic.common.wire.secure_aggregation import (
-    STAGES,
+    STAGE_BY_REQUEST,
     TEST_ROUND,
     KeysAnswer,
     MaskedAnswer,
@@ -70,7 +70,9 @@ class MaskingQueries:
         self.absent: dict[str, str] = {}
         self.bytes_up: dict[str, int] = {}
 
-    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+    def __call__(
+        self, requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
+    ) -> Iterator[tuple[str, AnyRecord]]:
         """Send each site its request; yield site name and answer for each valid answer, on arrival.
 
         A site without a valid answer is recorded in :attr:`absent` with the reason.
@@ -81,7 +83,7 @@ class MaskingQueries:
             enough: Number of valid answers after which disconnected sites are not waited for. The run's minimum of
                 replies is used if it is larger.
         """
-        coordinator, stage = self._coordinator, STAGES[type(next(iter(requests.values())))]
+        coordinator, stage = self._coordinator, STAGE_BY_REQUEST[type(next(iter(requests.values())))]
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
         names = {coordinator.sites.members[site].node_id: site for site in requests}
         kind, exchange, contents = f"{MessageType.QUERY}.{stage}", coordinator.requests, dict[int, RecordDict]()

@@ -56,7 +56,13 @@ from polyclinic.common.models.state import ModelState, read_model_state, write_m
 from polyclinic.common.system.files import ContentParts
 from polyclinic.common.system.toml import TomlSection
 from polyclinic.common.wire.codec import make_packed_array
-from polyclinic.common.wire.records import Arrays, Form, ModelGroups, make_empty_arrays, select_arrays_with_prefix
+from polyclinic.common.wire.records import (
+    Arrays,
+    ModelGroups,
+    NumberFormat,
+    make_empty_arrays,
+    select_arrays_with_prefix,
+)
 from polyclinic.strategies.aggregation.bounds import Lengths
 from polyclinic.strategies.aggregation.means import sum_in_order
 from polyclinic.strategies.aggregation.server_optimizer import Moments
@@ -163,7 +169,7 @@ def round_global_model(
     return rounded.to_model(), MappingProxyType({**moments, UNSENT_TRUNK: error.trunk})
 
 
-def select_site_model_groups(model: ModelState, rows: Sequence[str], form: Form) -> ModelGroups:
+def select_site_model_groups(model: ModelState, rows: Sequence[str], form: NumberFormat) -> ModelGroups:
     """Return the parts of the global model that a site receives: trunk, batch normalisation, and its head rows.
 
     Parts that sites keep local are included, because a site needs them in its first round, or after its disk was lost.

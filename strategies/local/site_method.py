@@ -18,7 +18,7 @@ from polyclinic.common.config import EvaluationSection, HospitalPlan, TrainingSe
 from polyclinic.common.contract import LabelContract
 from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.zoo.spec import Task, is_segmentation
-from polyclinic.common.wire.records import Arrays, Form
+from polyclinic.common.wire.records import Arrays, NumberFormat
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
@@ -82,8 +82,8 @@ class Parameters(BaseModel):
     warm_up_lr: float = Field(1e-3, gt=0)
     proximal_mu: float = Field(0.0, ge=0)
     clip_update: float | None = Field(None, gt=0)
-    compress_update: Form = "float32"
-    compress_model: Form = "float32"
+    compress_update: NumberFormat = "float32"
+    compress_model: NumberFormat = "float32"
     server_optimizer: ServerOptimizer | None = None
     mean: RobustMeanRule | None = None
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.wire.codec import round_to_number_format
-from polyclinic.common.wire.records import Form, ModelGroups
+from polyclinic.common.wire.records import ModelGroups, NumberFormat
 
 
 def compute_whole_update_norm(update: ModelGroups) -> float:
@@ -38,7 +38,7 @@ def scale_array(array: NDArray[np.float32], factor: float) -> NDArray[np.float32
     return array * np.float32(factor)
 
 
-def compress_trunk(groups: ModelGroups, unsent: ModelGroups, form: Form) -> tuple[ModelGroups, ModelGroups]:
+def compress_trunk(groups: ModelGroups, unsent: ModelGroups, form: NumberFormat) -> tuple[ModelGroups, ModelGroups]:
     """Return groups with a trunk rounded to the number format ``form``, and the rounding error for the next round.
 
     Args:

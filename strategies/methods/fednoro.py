@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from polyclinic.common.models.network import Model, compute_logits
-from polyclinic.common.wire.bounds import MOST_LOSS
+from polyclinic.common.wire.bounds import MAX_LOSS
 from polyclinic.common.wire.records import Arrays
 from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
 from polyclinic.strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
@@ -302,7 +302,7 @@ class FedNoRoSite(SiteMethod):
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
         indicators = compute_mean_loss_by_label(logits.cpu().numpy(), targets.cpu().numpy())
-        return {"indicators": np.minimum(indicators, MOST_LOSS).astype(np.float32)}
+        return {"indicators": np.minimum(indicators, MAX_LOSS).astype(np.float32)}
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -364,7 +364,7 @@ class FedNoRo(Method):
 
         Where missing labels count as negative, it has negatives of every class.
         """
-        losses = reply.statistics["indicators"].clip(0, MOST_LOSS).astype(np.float32)  # (classes, 2)
+        losses = reply.statistics["indicators"].clip(0, MAX_LOSS).astype(np.float32)  # (classes, 2)
         annotated = context.contract.annotated_class_mask(site)
         has_negatives = annotated | (self.site.parameters.missing == "negative")
         return np.where(np.stack([has_negatives, annotated], axis=1), losses, np.nan).astype(np.float32).reshape(-1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import WireError
 from polyclinic.common.metrics.score_histograms import SCORE_BINS
 from polyclinic.common.models.network import Head
-from polyclinic.common.wire.codec import RAW, decode_record, encode_record
+from polyclinic.common.wire.codec import RAW_FORMAT, decode_record, encode_record
 from polyclinic.common.wire.counts import CountReply
 from polyclinic.common.wire.evaluation import ScoringReply
 from polyclinic.common.wire.records import (
@@ -119,7 +119,7 @@ def without(name: str, record: Record = REPLY) -> Callable[[Path], Ended]:
 
 def trunk(**other: Any) -> Callable[[Path], Ended]:
     """A reply whose trunk is told of otherwise than it is."""
-    array = {"dtype": "float32", "shape": (2,), "stype": RAW, "data": ONES.tobytes()} | other
+    array = {"dtype": "float32", "shape": (2,), "stype": RAW_FORMAT, "data": ONES.tobytes()} | other
     return arrays({"trunk": Array(**array)})
 
 

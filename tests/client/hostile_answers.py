@@ -232,7 +232,7 @@ def envelope(objects: int, **metadata: Any) -> bytes:
 def pulled(content: bytes) -> bytes:
     """The answer with the content of an object."""
     head = serialized("PullObjectResponse", object_found=True, object_available=True)
-    return fleet.append_protobuf_field(head, fleet.CONTENT_OF_PULL, content)
+    return fleet.append_protobuf_field(head, fleet.PULL_CONTENT_FIELD, content)
 
 
 def object_named(request: bytes) -> str:

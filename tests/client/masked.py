@@ -19,10 +19,10 @@ from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.security.identity import format_public_key_line
-from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.codec import AnyRecord, decode_record, encode_record
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import Record, TrainReply, TrainRequest
-from polyclinic.common.wire.secure_aggregation import STAGES, RevealRequest
+from polyclinic.common.wire.secure_aggregation import STAGE_BY_REQUEST, RevealRequest
 from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskedSumRequest, UnmaskedSum
 from polyclinic.strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
@@ -124,7 +124,9 @@ class Hospitals:
         self.sites[name] = replace(self.sites[name], **changes)
         self.start([name])
 
-    def send(self, name: str, kind: str, record: Record, expected: type[R], app: ClientApp | None = None) -> R | None:
+    def send(
+        self, name: str, kind: str, record: Record, expected: type[AnyRecord], app: ClientApp | None = None
+    ) -> AnyRecord | None:
         """The answer of one hospital's app, or of another app in its place; None where it is a refusal."""
         message = make_request(encode_record(record), 2, kind)
         try:
@@ -189,13 +191,15 @@ class Hospitals:
         self, summation: MaskedSumRequest, change: Change = honest, lost: Mapping[str, type] | None = None
     ) -> UnmaskedSum:
         """Lead the stages of a masked sum."""
-        stages, lost = list(STAGES), lost or {}
+        stages, lost = list(STAGE_BY_REQUEST), lost or {}
 
-        def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+        def ask(
+            requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
+        ) -> Iterator[tuple[str, AnyRecord]]:
             for name, record in requests.items():
                 kind = type(record)
                 if name not in lost or stages.index(kind) < stages.index(lost[name]):
-                    answer = self.send(name, f"query.{STAGES[kind]}", change(name, record), expected)
+                    answer = self.send(name, f"query.{STAGE_BY_REQUEST[kind]}", change(name, record), expected)
                     if answer is not None:
                         yield name, answer
 

@@ -15,8 +15,8 @@ from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import ModelState, read_model_state
 from polyclinic.common.security.audit import AuditLog
-from polyclinic.common.wire.codec import R, decode_record, encode_record
-from polyclinic.common.wire.fleet_protocol import ROLL_CALL
+from polyclinic.common.wire.codec import AnyRecord, decode_record, encode_record
+from polyclinic.common.wire.fleet_protocol import ROLL_CALL_TYPE
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import BenefitRequest, EvaluateRequest, ModelGroups, Record, RollCall, TrainRequest
 from polyclinic.data.base.image_set import ImageSet
@@ -114,14 +114,14 @@ def send(at: Site, kind: str, content: RecordDict | Record) -> Message:
     return make_client_app(lambda context: at)(make_request(content, 2, kind), Context(1, 2, {}, RecordDict(), {}))
 
 
-def record_of(message: Message, kind: type[R]) -> R:
+def record_of(message: Message, kind: type[AnyRecord]) -> AnyRecord:
     """The record that a site answered with."""
     assert not message.has_error(), message.error.reason
     return decode_record(message.content, kind)
 
 
 def called(at: Site, of: HospitalPlan) -> Message:
-    return send(at, ROLL_CALL, RollCall("run", of.model_dump_json()))
+    return send(at, ROLL_CALL_TYPE, RollCall("run", of.model_dump_json()))
 
 
 def trained(at: Site, of: HospitalPlan) -> Message:

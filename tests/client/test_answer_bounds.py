@@ -30,7 +30,7 @@ from polyclinic.common.wire.fleet_protocol import (
     extract_protobuf_field,
 )
 from polyclinic.common.wire.message_objects import (
-    MOST_SMALL_BYTES,
+    MAX_SMALL_BYTES,
     MessageTooLarge,
     count_array_bytes,
     decode_message_objects,
@@ -282,13 +282,13 @@ def test_an_answer_of_millions_of_tiny_fields_takes_no_more_memory_than_it_has_b
 
 
 def test_fields_of_more_bytes_than_one_call_brings_are_refused_before_they_are_decoded() -> None:
-    tree, contents = encode_message_objects(message_with_array(4, names=["a"] * (MOST_SMALL_BYTES // 2)))
+    tree, contents = encode_message_objects(message_with_array(4, names=["a"] * (MAX_SMALL_BYTES // 2)))
 
     def rebuild() -> None:
         with pytest.raises(MessageTooLarge):
             decode_message_objects(tree.object_id, contents, 10**9)
 
-    assert peak_of(rebuild) < MOST_SMALL_BYTES // 4
+    assert peak_of(rebuild) < MAX_SMALL_BYTES // 4
 
 
 def test_packed_numbers_count_as_the_float32_that_they_become() -> None:

@@ -28,9 +28,9 @@ from polyclinic.common.evaluation.foreign import find_model_file
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.wire.counts import CountReply, CountRequest
 from polyclinic.common.wire.evaluation import ScoringReply, make_scoring_request
-from polyclinic.common.wire.flower_messages import AWAITS_APPROVAL, WAITING_FOR_APPROVAL
+from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_CODE, APPROVAL_ERROR_MESSAGE
 from polyclinic.common.wire.records import Refusal, RollCallAnswer
-from polyclinic.common.wire.secure_aggregation import STAGES, KeysRequest
+from polyclinic.common.wire.secure_aggregation import STAGE_BY_REQUEST, KeysRequest
 from polyclinic.server.evaluation.collect import make_question
 from tests.client.approvals import KHAN, PASSPHRASE, WEBER, Approver, add_approver, stored_plans, typed, write_approvers
 from tests.client.rounds import called, changed_plan, judged, log, plan, record_of, send, site, trained
@@ -117,7 +117,7 @@ def refused(replies: list[Message]) -> bool:
     """Whether all are refused with the one reason that the coordinator learns."""
     errors = {(reply.error.code, reply.error.reason) for reply in replies if reply.has_error()}
     return len(replies) == sum(reply.has_error() for reply in replies) and errors == {
-        (AWAITS_APPROVAL, WAITING_FOR_APPROVAL)
+        (APPROVAL_ERROR_CODE, APPROVAL_ERROR_MESSAGE)
     }
 
 
@@ -306,8 +306,8 @@ def test_an_expired_approval_stays_expired_when_the_clock_is_set_back(hospital: 
 
 def test_a_stage_of_secure_aggregation_needs_the_approval_of_its_run(approved: Hospital) -> None:
     keys = KeysRequest("run", 1, ("east", "north", "south"), 3)
-    before = send(approved.site, f"query.{STAGES[KeysRequest]}", keys)
-    assert before.error.code == AWAITS_APPROVAL
+    before = send(approved.site, f"query.{STAGE_BY_REQUEST[KeysRequest]}", keys)
+    assert before.error.code == APPROVAL_ERROR_CODE
     assert not called(approved.site, PLAN).has_error()
     approvals = approved.site.approvals  # as after a restart of the program
     assert approvals is not None
@@ -316,7 +316,7 @@ def test_a_stage_of_secure_aggregation_needs_the_approval_of_its_run(approved: H
     assert approvals.decide_on_request(fields | {"run": "another"}, approved.site).rule == "approval.missing"
     assert approvals.decide_on_request(fields | {"wire.record": "SurveyRequest"}, approved.site).rule == "approval.kind"
     approved.weber.deny(approved.folder, approved.plans[0])
-    assert send(approved.site, f"query.{STAGES[KeysRequest]}", keys).error.code == DECLINED
+    assert send(approved.site, f"query.{STAGE_BY_REQUEST[KeysRequest]}", keys).error.code == DECLINED
 
 
 def ask_for_counts(at: Site, title: str) -> Message:

@@ -28,7 +28,7 @@ from polyclinic.common.config import HospitalPlan, make_hospital_plan, read_expe
 from polyclinic.common.models.zoo.registry import build_backbone
 from polyclinic.common.models.zoo.spec import TRAITS_BY_ARCHITECTURE
 from polyclinic.common.wire.codec import encode_record
-from polyclinic.common.wire.fleet_protocol import ROLL_CALL
+from polyclinic.common.wire.fleet_protocol import ROLL_CALL_TYPE
 from polyclinic.common.wire.records import RollCall, TrainReply
 from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.strategies.registry import build_site_method
@@ -64,7 +64,7 @@ def unchecked(content: RecordDict, **fields: str) -> RecordDict:
 def call(at: Site, text: str, run: str = "run") -> Message:
     """Send a roll call with any text as its plan."""
     return send(
-        at, ROLL_CALL, unchecked(encode_record(RollCall("run", ORDINARY.model_dump_json())), run=run, plan=text)
+        at, ROLL_CALL_TYPE, unchecked(encode_record(RollCall("run", ORDINARY.model_dump_json())), run=run, plan=text)
     )
 
 

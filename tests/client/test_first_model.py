@@ -20,7 +20,7 @@ from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import FrozenPart, ModelState, read_model_state
 from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, identify_plugin, register_local_plugin
 from polyclinic.common.wire.codec import round_to_number_format
-from polyclinic.common.wire.records import Form, ModelGroups, TrainRequest
+from polyclinic.common.wire.records import ModelGroups, NumberFormat, TrainRequest
 from polyclinic.strategies.engine.state import make_initial_state
 from polyclinic.strategies.local.site_method import SiteMethod
 from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
@@ -126,7 +126,7 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
 
 
 @pytest.mark.parametrize("form", ["float16", "int8"])
-def test_a_first_model_in_fewer_bits_is_the_plan_s_own_rounded(form: Form, tmp_path: Path) -> None:
+def test_a_first_model_in_fewer_bits_is_the_plan_s_own_rounded(form: NumberFormat, tmp_path: Path) -> None:
     of = plan(parameters={"compress_model": form})
     own = beginning(of)
     rounded = make_initial_state(SiteMethod({"compress_model": form}), own).model
@@ -135,7 +135,7 @@ def test_a_first_model_in_fewer_bits_is_the_plan_s_own_rounded(form: Form, tmp_p
     other_bits = own.trunk * np.float32(1 + 3e-7)
     other = replace(own, trunk=round_to_number_format(other_bits, form))
 
-    def first_request(model: ModelState, sent_as: Form) -> TrainRequest:
+    def first_request(model: ModelState, sent_as: NumberFormat) -> TrainRequest:
         train = request(of, model)
         return replace(train, model=replace(train.model, form=sent_as))
 

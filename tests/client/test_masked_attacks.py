@@ -22,7 +22,7 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import build_network
 from polyclinic.common.models.state import read_model_state
 from polyclinic.common.wire.records import EvaluateReply, Head, ModelGroups, TrainReply, TrainRequest
-from polyclinic.common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest
+from polyclinic.common.wire.secure_aggregation import STAGE_BY_REQUEST, MaskedRequest, RevealAnswer, RevealRequest
 from polyclinic.strategies.privacy.secure_aggregation import masked_rounds
 from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
 from polyclinic.strategies.registry import build_site_method
@@ -406,7 +406,7 @@ def test_a_training_that_no_sum_holds_is_not_settled_by_the_old_sums_opening(met
     here.opened(of, change=recorded)
     for name in WITHOUT:
         here.send(name, "train", with_dead_trunk(here.train_request(of, name)), TrainReply)
-        here.send(name, f"query.{STAGES[RevealRequest]}", openings[name], RevealAnswer)
+        here.send(name, f"query.{STAGE_BY_REQUEST[RevealRequest]}", openings[name], RevealAnswer)
     settled = {name: memory(site).may_continue_from_round(1) for name, site in here.sites.items()}
     assert settled == {name: name == VICTIM for name in FOUR}
 

@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord
 from polyclinic.common.errors import WireError
 from polyclinic.common.system.plain_text import MAX_LINES, MAX_REASON_CHARACTERS, make_printable_line
 from polyclinic.common.wire.bounds import (
-    BOUNDS,
-    MOST_LOSS,
+    BOUND_TYPES,
+    MAX_LOSS,
     EscapedFreeText,
     LongTextBound,
     clip_reported_loss,
@@ -95,7 +95,7 @@ def texts_and_numbers(record: type) -> dict[str, type]:
 def test_every_text_and_number_has_a_bound_beside_its_type(kind: type) -> None:
     assert kind in {type(record) for record in RECORDS} or kind is typing.get_origin(Record)
     assert list_field_bounds(kind).keys() == texts_and_numbers(kind).keys()
-    assert all(isinstance(bound, BOUNDS) for bound in list_field_bounds(kind).values())
+    assert all(isinstance(bound, BOUND_TYPES) for bound in list_field_bounds(kind).values())
 
 
 def changed(record: Any, name: str, value: object) -> Any:
@@ -170,4 +170,4 @@ def test_hostile_names_of_head_rows_statistics_and_fields_are_refused_harmlessly
 
 def test_a_site_tells_the_largest_loss_for_any_larger_one_and_for_none_at_all() -> None:
     losses = [clip_reported_loss(loss) for loss in (None, 0.5, 1e30, float("inf"), float("nan"))]
-    assert losses == [None, 0.5, MOST_LOSS, MOST_LOSS, MOST_LOSS]
+    assert losses == [None, 0.5, MAX_LOSS, MAX_LOSS, MAX_LOSS]

@@ -7,13 +7,18 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from polyclinic.client.connection.fleet_client import RESPONSES
 from polyclinic.common.wire import fleet_protocol
-from polyclinic.common.wire.fleet_protocol import COORDINATOR, MESSAGES, append_protobuf_field, extract_protobuf_field
+from polyclinic.common.wire.fleet_protocol import (
+    COORDINATOR_NODE_ID,
+    MESSAGE_DEFINITIONS,
+    append_protobuf_field,
+    extract_protobuf_field,
+)
 from tests.flower_internals import FLOWER, flower_module
 
 FLOWERS = ("fleet", "message", "node", "error", "run", "fab", "heartbeat", "recorddict")
 MAP_ENTRIES = {"Result": ("PushMessagesResponse", "results")}
 """What Flower calls a map travels as a list of entries."""
-OURS = [line.partition(":")[0] for line in MESSAGES.strip().splitlines()]
+OURS = [line.partition(":")[0] for line in MESSAGE_DEFINITIONS.strip().splitlines()]
 
 
 def flowers(name: str) -> Any:
@@ -35,7 +40,7 @@ def repeated(field: Any) -> bool:
 @pytest.mark.parametrize("name", OURS)
 def test_every_field_has_the_number_and_kind_that_it_has_in_flower(name: str) -> None:
     theirs = {field.name: field for field in flowers(name).fields}
-    for field in fleet_protocol._CLASSES[name].DESCRIPTOR.fields:
+    for field in fleet_protocol._MESSAGE_CLASSES[name].DESCRIPTOR.fields:
         if field.name == fleet_protocol.SMALL_CONTENTS:
             assert field.number not in {other.number for other in theirs.values()}, "Flower has this number now"
             continue
@@ -53,13 +58,13 @@ def test_the_calls_are_flowers() -> None:
         pytest.skip(f"{FLOWER} has no gRPC service to compare with")
     (service,) = services.values()
     calls = {method.name: method.output_type.name for method in service.methods}
-    assert service.full_name == fleet_protocol.SERVICE
+    assert service.full_name == fleet_protocol.FLEET_SERVICE
     assert {name: calls[name] for name in RESPONSES} == {name: kind.DESCRIPTOR.name for name, kind in RESPONSES.items()}
     assert {"PushObject", "PullObject"} < calls.keys()
 
 
 def test_the_superlinks_own_number_is_flowers() -> None:
-    assert flower_module("common.constant").SUPERLINK_NODE_ID == COORDINATOR
+    assert flower_module("common.constant").SUPERLINK_NODE_ID == COORDINATOR_NODE_ID
 
 
 def test_a_message_has_at_most_a_hundred_fields_beside_the_one_that_is_split_off() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.common.wire.canonical_bytes import hash_record, iterate_canonical_bytes, parse_canonical_record
 from polyclinic.common.wire.codec import decode_record
-from polyclinic.common.wire.versions import FORMATS, WIRE_VERSION, write_in_version
+from polyclinic.common.wire.versions import WIRE_FORMATS, WIRE_VERSION, write_in_version
 from tests.common.flower_messages import same
 from tests.golden.write import derive_golden_values, encode_golden_records, make_golden_records
 
@@ -20,7 +20,9 @@ CHANGED = (
     "understand it. Undo the change, or raise the version: tests/golden/README.md says how"
 )
 RECORDS = {type(record).__name__: record for record in make_golden_records(PREFIX)}
-SPOKEN = [(name, version) for version in FORMATS for name in RECORDS if name not in FORMATS[version].added_records]
+SPOKEN = [
+    (name, version) for version in WIRE_FORMATS for name in RECORDS if name not in WIRE_FORMATS[version].added_records
+]
 """Each record class with each version that has it."""
 
 
@@ -29,10 +31,10 @@ def read_derived(version: int) -> dict[str, Any]:
 
 
 def test_there_are_golden_files_of_each_spoken_version_and_of_no_other() -> None:
-    assert {path.name for path in GOLDEN.glob("wire-*")} == {f"wire-{version}" for version in FORMATS}
-    for version in FORMATS:
+    assert {path.name for path in GOLDEN.glob("wire-*")} == {f"wire-{version}" for version in WIRE_FORMATS}
+    for version in WIRE_FORMATS:
         names = {path.stem for path in (GOLDEN / f"wire-{version}").glob("*.record")}
-        assert names == RECORDS.keys() - FORMATS[version].added_records, f"wire-{version}"
+        assert names == RECORDS.keys() - WIRE_FORMATS[version].added_records, f"wire-{version}"
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -48,7 +50,7 @@ def test_this_release_derives_the_hashes_and_keys_of_its_wire_version() -> None:
 @pytest.mark.parametrize(("name", "version"), SPOKEN)
 def test_a_record_of_each_spoken_version_is_read_as_an_equal_record(name: str, version: int) -> None:
     golden = parse_canonical_record((GOLDEN / f"wire-{version}" / f"{name}.record").read_bytes())
-    unsaid = dict.fromkeys(FORMATS[version].statements.get(name, ()), "")
+    unsaid = dict.fromkeys(WIRE_FORMATS[version].statements.get(name, ()), "")
     assert same(decode_record(golden, type(RECORDS[name])), replace(RECORDS[name], **unsaid))
 
 
@@ -61,7 +63,7 @@ def test_a_record_is_written_for_an_earlier_release_in_the_bytes_that_it_would_w
     assert hash_record(written) == read_derived(version)["hash of each record"][name]
 
 
-@pytest.mark.parametrize("version", FORMATS)
+@pytest.mark.parametrize("version", WIRE_FORMATS)
 def test_what_both_sides_derive_is_the_same_in_each_spoken_version(version: int) -> None:
     by_record = "hash of each record"  # which has the version in it, and records that others lack
     derived, present = read_derived(version), read_derived(WIRE_VERSION)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from polyclinic.common.wire import message_objects
 from polyclinic.common.wire.fleet_protocol import list_tree_object_ids
 from polyclinic.common.wire.message_objects import (
-    MOST_RECORDS,
-    PER_ARRAY,
+    BYTES_PER_ARRAY,
+    MAX_RECORDS,
     MessageTooLarge,
     count_array_bytes,
     decode_message_objects,
@@ -204,7 +204,7 @@ def test_parts_that_come_as_views_are_as_good_as_bytes_also_large_ones_of_no_arr
 def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_memory() -> None:
     whole = instruction(of_arrays({"update": {"trunk": np.zeros(CHUNK, np.uint8)}}))
     (array,) = whole.content.array_records["update"].values()
-    vars(array)[message_objects._CHUNKS] = array.data, [*split_array_into_chunks(array)] * 200_000
+    vars(array)[message_objects._CHUNKS_ATTRIBUTE] = array.data, [*split_array_into_chunks(array)] * 200_000
     tree, sent = encode_message_objects(whole)
     assert sum(map(len, sent.values())) < 3_000_000
     tracemalloc.start()
@@ -230,8 +230,8 @@ def test_equal_parts_that_were_asked_for_are_put_together() -> None:
 def test_what_stands_in_a_record_or_message_many_times_counts_each_time() -> None:
     arrays = instruction(of_arrays({"update": {str(place): np.zeros(10, np.uint8) for place in range(1000)}}))
     size = len(arrays.content.array_records["update"]["0"].data)
-    assert count_array_bytes(arrays.content) == 1000 * (size + PER_ARRAY)
-    records = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
+    assert count_array_bytes(arrays.content) == 1000 * (size + BYTES_PER_ARRAY)
+    records = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MAX_RECORDS + 1)}))
     for whole, most in ((arrays, 50_000), (records, ANY)):
         tree, sent = encode_message_objects(whole)
         assert len(sent) < 10

@@ -16,7 +16,7 @@ from polyclinic.common.wire.codec import decode_record, encode_record
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
 from polyclinic.common.wire.records import Question, RollCall, RollCallAnswer
 from polyclinic.common.wire.versions import (
-    FORMATS,
+    WIRE_FORMATS,
     WIRE_VERSION,
     StatedRelease,
     WireFormat,
@@ -43,8 +43,8 @@ def fields(**more: object) -> dict[str, object]:
 
 
 def test_a_release_speaks_its_own_version_and_the_one_before() -> None:
-    assert sorted(FORMATS) == [BEFORE, WIRE_VERSION]
-    assert FORMATS[WIRE_VERSION] == WireFormat()
+    assert sorted(WIRE_FORMATS) == [BEFORE, WIRE_VERSION]
+    assert WIRE_FORMATS[WIRE_VERSION] == WireFormat()
     others = (BEFORE - 1, WIRE_VERSION + 1, True, str(WIRE_VERSION), float(WIRE_VERSION), None)
     assert not any(map(is_spoken, others))
 

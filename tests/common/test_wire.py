@@ -21,8 +21,8 @@ from polyclinic.common.wire.canonical_bytes import (
     parse_canonical_record,
 )
 from polyclinic.common.wire.codec import (
-    INT8_BLOCK,
-    RAW,
+    INT8_BLOCK_LENGTH,
+    RAW_FORMAT,
     compute_largest_rounding_errors,
     count_packed_bytes,
     count_payload_bytes,
@@ -33,10 +33,10 @@ from polyclinic.common.wire.codec import (
     unpack_numbers,
 )
 from polyclinic.common.wire.records import (
-    FORMS,
+    NUMBER_FORMATS,
     EvaluateReply,
-    Form,
     ModelGroups,
+    NumberFormat,
     Record,
     RollCall,
     TrainReply,
@@ -132,9 +132,15 @@ def test_scores_come_back_as_histograms_of_the_classes_that_were_told() -> None:
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
-        (Array("float32", (2,), RAW, bytes(8)), f"vector must be flat uint32 as {RAW}, not float32 as {RAW}."),
-        (Array("uint32", (2,), "pickle", bytes(8)), f"vector must be flat uint32 as {RAW}, not uint32 as pickle."),
-        (Array("uint32", (3,), RAW, bytes(8)), "vector announces shape (3,) and has 8 bytes."),
+        (
+            Array("float32", (2,), RAW_FORMAT, bytes(8)),
+            f"vector must be flat uint32 as {RAW_FORMAT}, not float32 as {RAW_FORMAT}.",
+        ),
+        (
+            Array("uint32", (2,), "pickle", bytes(8)),
+            f"vector must be flat uint32 as {RAW_FORMAT}, not uint32 as pickle.",
+        ),
+        (Array("uint32", (3,), RAW_FORMAT, bytes(8)), "vector announces shape (3,) and has 8 bytes."),
     ],
 )
 def test_a_masked_vector_that_is_none_and_letters_without_a_sender_are_refused(array: Array, reason: str) -> None:
@@ -206,9 +212,11 @@ NUMBERS = arrays.arrays(
 )
 
 
-@given(NUMBERS, st.sampled_from(FORMS))
+@given(NUMBERS, st.sampled_from(NUMBER_FORMATS))
 @settings(max_examples=60)
-def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values: np.ndarray, form: Form) -> None:
+def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(
+    values: np.ndarray, form: NumberFormat
+) -> None:
     once = round_to_number_format(values, form)
     data = pack_numbers(once, form)
     assert len(data) == count_packed_bytes(len(values), form)
@@ -216,14 +224,16 @@ def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values
     np.testing.assert_array_equal(round_to_number_format(once, form), once)
 
 
-@pytest.mark.parametrize("size", [1, INT8_BLOCK - 1, INT8_BLOCK, INT8_BLOCK + 1, 5 * INT8_BLOCK + 7])
+@pytest.mark.parametrize(
+    "size", [1, INT8_BLOCK_LENGTH - 1, INT8_BLOCK_LENGTH, INT8_BLOCK_LENGTH + 1, 5 * INT8_BLOCK_LENGTH + 7]
+)
 def test_each_block_has_a_scale_of_its_own(size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    values[INT8_BLOCK:] *= 1e-4
+    values[INT8_BLOCK_LENGTH:] *= 1e-4
     once = round_to_number_format(values, "int8")
     np.testing.assert_array_equal(unpack_numbers(pack_numbers(once, "int8"), size, "int8"), once)
-    for start in range(0, size, INT8_BLOCK):
-        block = slice(start, start + INT8_BLOCK)
+    for start in range(0, size, INT8_BLOCK_LENGTH):
+        block = slice(start, start + INT8_BLOCK_LENGTH)
         assert np.abs(values[block] - once[block]).max() <= np.abs(values[block]).max() / 127
 
 
@@ -234,20 +244,20 @@ def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> No
     np.testing.assert_array_equal(once[3:], [65504, -65504])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_number_was_further_away_than_its_largest_rounding_error(form: Form) -> None:
-    values = np.random.default_rng(3).normal(size=3 * INT8_BLOCK + 5).astype(np.float32)
-    values[:INT8_BLOCK] *= 1e-7  # among them subnormal numbers of float16
+@pytest.mark.parametrize("form", NUMBER_FORMATS)
+def test_no_number_was_further_away_than_its_largest_rounding_error(form: NumberFormat) -> None:
+    values = np.random.default_rng(3).normal(size=3 * INT8_BLOCK_LENGTH + 5).astype(np.float32)
+    values[:INT8_BLOCK_LENGTH] *= 1e-7  # among them subnormal numbers of float16
     once = round_to_number_format(values, form)
     errors = compute_largest_rounding_errors(once, form)
     assert (np.abs(values - once) <= errors).all()
     # They are no larger than needed: half of the distance between two numbers of the format.
-    largest = np.abs(values[INT8_BLOCK:]).max()
+    largest = np.abs(values[INT8_BLOCK_LENGTH:]).max()
     assert errors.max() <= {"float32": 0.0, "float16": largest * 2**-11, "int8": largest / 127}[form]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_zeros_stay_zeros(form: Form) -> None:
+@pytest.mark.parametrize("form", NUMBER_FORMATS)
+def test_zeros_stay_zeros(form: NumberFormat) -> None:
     packed = pack_numbers(round_to_number_format(np.zeros(2000, np.float32), form), form)
     assert not unpack_numbers(packed, 2000, form).any()
 
@@ -261,6 +271,6 @@ def test_zeros_stay_zeros(form: Form) -> None:
         (bytes([128, 1]), 1, "int8", "scale of a block"),
     ],
 )
-def test_bytes_that_are_no_such_numbers_are_refused(data: bytes, n: int, form: Form, reason: str) -> None:
+def test_bytes_that_are_no_such_numbers_are_refused(data: bytes, n: int, form: NumberFormat, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         unpack_numbers(data, n, form)

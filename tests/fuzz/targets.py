@@ -62,7 +62,7 @@ from polyclinic.common.wire.fleet_protocol import (
 )
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.message_objects import decode_message_objects, encode_message_objects
-from polyclinic.common.wire.records import FORMS, ModelGroups, RefusalNoted, RollCall
+from polyclinic.common.wire.records import NUMBER_FORMATS, ModelGroups, RefusalNoted, RollCall
 from polyclinic.data.base.spec import FolderDatasetSpec, NpzDatasetSpec, PictureRenderingOptions
 from polyclinic.data.images.headers import (
     DicomHeader,
@@ -233,13 +233,13 @@ def large_field(data: bytes) -> None:
 
 def compact_seeds() -> list[bytes]:
     values = np.linspace(-3, 5, 40, dtype=np.float32)
-    packed = [pack_numbers(round_to_number_format(values, form), form) for form in FORMS]
+    packed = [pack_numbers(round_to_number_format(values, form), form) for form in NUMBER_FORMATS]
     return [bytes([place, 40]) + content for place, content in enumerate(packed)]
 
 
 @target("compact", compact_seeds)
 def compact(data: bytes) -> None:
-    form, n = FORMS[data[0] % len(FORMS)] if data else "float32", data[1] if len(data) > 1 else 0
+    form, n = NUMBER_FORMATS[data[0] % len(NUMBER_FORMATS)] if data else "float32", data[1] if len(data) > 1 else 0
     with contextlib.suppress(ValueError):
         values = unpack_numbers(data[2:], n, form)
         assert (values.shape, values.dtype) == ((n,), np.float32)

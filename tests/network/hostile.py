@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flwr.app import Message, RecordDict
 
-from polyclinic.common.wire.fleet_protocol import COORDINATOR
+from polyclinic.common.wire.fleet_protocol import COORDINATOR_NODE_ID
 from polyclinic.common.wire.flower_messages import make_message, make_request, read_metadata, replace_metadata
 from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.coordinator.admission import read_unrevoked_site
@@ -64,7 +64,7 @@ class HostileLink:
     def _push(self, message: Message, message_type: str) -> list[str]:
         """Announce a message as it is; the product's own grid would not build some of them."""
         grid = self._grid
-        sent = replace_metadata(message, run_id=grid._run, src_node_id=COORDINATOR)
+        sent = replace_metadata(message, run_id=grid._run, src_node_id=COORDINATOR_NODE_ID)
         vars(sent.metadata)["_message_type"] = message_type  # any text, unlike Flower's own setter
         tree, parts = encode_message_objects(sent)
         message = replace_metadata(message, message_id=tree.object_id)

@@ -593,16 +593,16 @@ def announced_with(hospital: Hospital, reply: Message, contents: list[bytes]) ->
 
 
 def test_small_objects_come_with_the_message_and_large_ones_do_not(port: Port, victim: Hospital) -> None:
-    small, large = port.ask(victim), port.ask(victim, "x" * fleet.SMALL_BYTES)
+    small, large = port.ask(victim), port.ask(victim, "x" * fleet.MAX_SMALL_OBJECT_BYTES)
     for name in (small, large):
         answer = victim.stub.PullMessages(fleet.PullMessagesRequest(node=victim.node))
         along, objects = fleet.index_by_sha256(answer.small_contents), contents_of(port.link.sent[name])
-        assert along == {part: body for part, body in objects.items() if len(body) <= fleet.SMALL_BYTES}
+        assert along == {part: body for part, body in objects.items() if len(body) <= fleet.MAX_SMALL_OBJECT_BYTES}
         assert (along == objects) == (name == small)
 
 
 def test_the_small_objects_of_one_message_are_bounded_in_all() -> None:
-    each, total = fleet.SMALL_BYTES, fleet.SMALL_BYTES_IN_ALL
+    each, total = fleet.MAX_SMALL_OBJECT_BYTES, fleet.MAX_SMALL_OBJECTS_TOTAL_BYTES
     sizes = [(str(number), each) for number in range(10)]
     assert len(fleet.choose_small_objects(sizes)) == total // each < 10
     assert fleet.choose_small_objects([("empty", 0), ("large", each + 1), ("small", 1)]) == ["small"]
@@ -639,7 +639,7 @@ def test_nothing_of_a_refused_reply_is_written(port: Port, victim: Hospital, for
 
     name = port.hand(victim)
     check_refused(forger, b"-", 1)  # to whom the message was not handed
-    check_refused(victim, bytes(fleet.SMALL_BYTES_IN_ALL), 2)
+    check_refused(victim, bytes(fleet.MAX_SMALL_OBJECTS_TOTAL_BYTES), 2)
     port.link.storage.messages.end_run(port.link.run)
     check_refused(victim, b"-", 2)
 

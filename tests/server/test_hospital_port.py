@@ -21,10 +21,10 @@ from polyclinic.common import __version__
 from polyclinic.common.security.call_signatures import encode_public_key_pem
 from polyclinic.common.security.call_signatures import make_signed_headers as signed
 from polyclinic.common.wire.fleet_protocol import (
+    FLEET_SERVICE,
     HELLO_METHOD,
     HELLO_SERVICE,
-    LARGEST_CALL,
-    SERVICE,
+    MAX_CALL_BYTES,
     HelloAnswer,
     PullMessagesRequest,
 )
@@ -179,7 +179,7 @@ def test_a_call_that_cannot_be_served_is_refused_with_its_reason(port: Port) -> 
     north = port.hospital("north")
     another = port.channel().unary_unary("/flwr.proto.Fleet/Another")
     assert refused(another, b"", timeout=WITHIN_S)[0] == StatusCode.UNIMPLEMENTED
-    assert refused(north.push, "a" * 64, bytes(LARGEST_CALL + 1))[0] == StatusCode.RESOURCE_EXHAUSTED
+    assert refused(north.push, "a" * 64, bytes(MAX_CALL_BYTES + 1))[0] == StatusCode.RESOURCE_EXHAUSTED
     pull = port.channel().stream_unary(PULL)
     assert refused(pull, iter(()), metadata=headers_of(port, key), timeout=WITHIN_S)[0] == StatusCode.INVALID_ARGUMENT
 
@@ -278,7 +278,7 @@ def attacker(port: Port) -> Hospital:
 
 def status(site: Hospital, method: str, body: bytes, **options: Any) -> StatusCode:
     """Make one signed call; return how it ends."""
-    return refused(site.channel.unary_unary(f"/{SERVICE}/{method}"), body, timeout=20, **options)[0]
+    return refused(site.channel.unary_unary(f"/{FLEET_SERVICE}/{method}"), body, timeout=20, **options)[0]
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_text_that_is_no_utf8_is_refused_and_fails_nothing(attacker: Hospital) -
 
 @pytest.mark.slow
 def test_a_small_body_that_unpacks_to_a_large_one_is_refused_by_its_size(attacker: Hospital) -> None:
-    code = status(attacker, "PushMessages", bytes(20 * LARGEST_CALL), compression=grpc.Compression.Gzip)
+    code = status(attacker, "PushMessages", bytes(20 * MAX_CALL_BYTES), compression=grpc.Compression.Gzip)
     assert code == StatusCode.RESOURCE_EXHAUSTED
     assert attacker.beat(timeout=20)
 

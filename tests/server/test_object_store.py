@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.fleet_protocol import (
-    CONTENT_OF_PUSH,
+    PUSH_CONTENT_FIELD,
     Node,
     PullObjectResponse,
     PushObjectRequest,
@@ -218,7 +218,7 @@ def test_bytes_that_are_no_request_are_refused(data: bytes, fault: str) -> None:
 def test_a_field_that_a_newer_flower_may_add_does_not_disturb(content: bytes) -> None:
     newer = b"\xfa\x07" + bytes([len(b"new")]) + b"new" + b"\xf0\x07\x96\x01"  # fields 127 and 126, as text and number
     request = PushObjectRequest(object_id="a", object_content=content)
-    rest, cut = extract_protobuf_field(newer + request.SerializeToString() + newer, CONTENT_OF_PUSH)
+    rest, cut = extract_protobuf_field(newer + request.SerializeToString() + newer, PUSH_CONTENT_FIELD)
     assert bytes(cut) == content
     assert PushObjectRequest.FromString(rest).object_id == "a"
 

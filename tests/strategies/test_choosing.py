@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyclinic.common.wire.bounds import MOST_LOSS
+from polyclinic.common.wire.bounds import MAX_LOSS
 from polyclinic.strategies.engine.events import FederationValidation
 from polyclinic.strategies.engine.state import (
     LARGEST_REGRET_OF_NOISE,
@@ -80,10 +80,10 @@ def falling(sites: int) -> list[dict[str, float]]:
 
 LIES = {
     "always 0": lambda n: 0.0,
-    "0 in the first round, then the most": lambda n: 0.0 if n == 0 else MOST_LOSS,
-    "0 in the last round, else the most": lambda n: 0.0 if n == 14 else MOST_LOSS,
-    "alternating": lambda n: 0.0 if n % 2 else MOST_LOSS,
-    "always the most": lambda n: MOST_LOSS,
+    "0 in the first round, then the most": lambda n: 0.0 if n == 0 else MAX_LOSS,
+    "0 in the last round, else the most": lambda n: 0.0 if n == 14 else MAX_LOSS,
+    "alternating": lambda n: 0.0 if n % 2 else MAX_LOSS,
+    "always the most": lambda n: MAX_LOSS,
     "rising": lambda n: 0.01 * 2**n,
     "falling": lambda n: 1e5 * 0.5**n,
     "turned round": lambda n: 1.0 - 0.9**n,
@@ -107,7 +107,7 @@ def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
     assert chosen(rounds) != 14
 
 
-lies = st.one_of(st.floats(0, MOST_LOSS), st.floats(0, 2), st.sampled_from([0.0, MOST_LOSS]))
+lies = st.one_of(st.floats(0, MAX_LOSS), st.floats(0, 2), st.sampled_from([0.0, MAX_LOSS]))
 
 
 @given(data=st.data(), sites=st.sampled_from([3, 4, 5, 10]), rounds=st.integers(2, 12))

@@ -12,7 +12,7 @@ from polyclinic.common.config import ParticipationSection
 from polyclinic.common.errors import BadInput
 from polyclinic.common.vocabulary import VocabularyEntry
 from polyclinic.common.wire.codec import decode_record
-from polyclinic.common.wire.fleet_protocol import QUESTION, REFUSAL, ROLL_CALL
+from polyclinic.common.wire.fleet_protocol import QUESTION_TYPE, REFUSAL_TYPE, ROLL_CALL_TYPE
 from polyclinic.common.wire.records import Question, RefusalNoted, RollCallAnswer
 from polyclinic.strategies.engine.claims import SiteAdmissionLimits
 from polyclinic.strategies.engine.membership import RunMembership
@@ -75,7 +75,7 @@ def test_there_are_thirty_pairs_or_more() -> None:
 def hospital(answer: RollCallAnswer) -> Site:
     def make(message: Message) -> Message:
         noted = RefusalNoted("run-1", answer.site)
-        return record(answer if message.metadata.message_type == ROLL_CALL else noted)(message)
+        return record(answer if message.metadata.message_type == ROLL_CALL_TYPE else noted)(message)
 
     return Site([Answer(0, make)] * 4)
 
@@ -120,7 +120,7 @@ def hospitals(first: str, second: str) -> dict[str, tuple[str, ...]]:
 
 
 def texts_to(grid: ScriptedGrid, node: int) -> list[str]:
-    questions = [message for message in grid.to(node) if message.metadata.message_type == QUESTION]
+    questions = [message for message in grid.to(node) if message.metadata.message_type == QUESTION_TYPE]
     return [decode_record(message.content, Question).text for message in questions]
 
 
@@ -226,7 +226,7 @@ def test_with_min_sites_the_run_goes_on_without_the_hospital_and_both_sides_are_
     assert members.members.keys() == {"east", "north"}
     assert '"Nodules" = "Nodule"' in members.left_out_sites["south"]
     assert 'distinct_classes = ["Nodules"]' in members.left_out_sites["south"]
-    assert [message.metadata.message_type for message in grid.to(9)] == [ROLL_CALL, REFUSAL]
+    assert [message.metadata.message_type for message in grid.to(9)] == [ROLL_CALL_TYPE, REFUSAL_TYPE]
     for node in (7, 8):
         (text,) = texts_to(grid, node)
         assert '"Nodule" (sites east, north) and "Nodules" (site south) may be one class in two words' in text

@@ -13,7 +13,7 @@ from flwr.app import Message
 from polyclinic.common.config import ParticipationSection
 from polyclinic.common.errors import BadInput
 from polyclinic.common.wire.codec import decode_record
-from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.fleet_protocol import REFUSAL_TYPE, ROLL_CALL_TYPE
 from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCallAnswer
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.engine.claims import (
@@ -41,7 +41,7 @@ def hospital(answer: RollCallAnswer, after_s: float = 0) -> Site:
     noted = RefusalNoted("run-1", answer.site)
 
     def make(message: Message) -> Message:
-        return record(answer if message.metadata.message_type == ROLL_CALL else noted)(message)
+        return record(answer if message.metadata.message_type == ROLL_CALL_TYPE else noted)(message)
 
     return Site([Answer(after_s, make)] * 2)
 
@@ -106,7 +106,7 @@ def test_a_site_that_claims_more_than_it_was_admitted_for_is_told_and_the_others
     assert members.members.keys() == {"north", "south"}
     assert members.contract.class_names == HONEST
     assert reason in members.left_out_sites["west"]
-    assert [message.metadata.message_type for message in grid.to(9)][-1] == REFUSAL
+    assert [message.metadata.message_type for message in grid.to(9)][-1] == REFUSAL_TYPE
     with pytest.raises(BadInput, match=reason):
         gathered(clock, *answers, min_sites=0, claims=lists)
 
@@ -197,7 +197,7 @@ def test_on_a_tie_the_site_that_was_admitted_first_stays(names: tuple[str, str],
     reason = members.left_out_sites[liar]
     assert f"{owner} was admitted first" in reason
     assert f'"{spelling}" = "Effusion"' in reason
-    assert REFUSAL not in [message.metadata.message_type for node in (7, 8) for message in grid.to(node)]
+    assert REFUSAL_TYPE not in [message.metadata.message_type for node in (7, 8) for message in grid.to(node)]
 
 
 def test_a_site_that_is_left_out_takes_no_other_with_it(clock: Clock) -> None:
@@ -374,7 +374,7 @@ def test_a_site_hears_of_its_words_its_pixels_and_its_counts_in_one_refusal(cloc
     limits["west"] = SiteAdmissionLimits(images=100, order=3)
     members, grid = gathered(clock, *others, west, east, min_sites=2, claims=limits)
     assert members.members.keys() == set(NAMES[:2])
-    (refusal,) = [each for each in grid.to(9) if each.metadata.message_type == REFUSAL]
+    (refusal,) = [each for each in grid.to(9) if each.metadata.message_type == REFUSAL_TYPE]
     content = decode_record(refusal.content, Refusal)
     assert content.kind == "labels"
     for line in (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polyclinic.common.models.network import Head
 from polyclinic.common.security.identity import format_public_key_line
-from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.codec import AnyRecord, decode_record, encode_record
 from polyclinic.common.wire.records import ModelGroups, Record
 from polyclinic.common.wire.secure_aggregation import (
     KeysAnswer,
@@ -99,7 +99,9 @@ class Ward:
             terms = MaskingConditions(largest=8.0, alone=self.alone, cohort=self.cohorts.get(site, 2))
             self.sites[site] = SiteMaskingRound("run", 3, site, update_of(seed, rows), terms)
 
-    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+    def __call__(
+        self, requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
+    ) -> Iterator[tuple[str, AnyRecord]]:
         for site, request in requests.items():
             stage = STAGES.index(type(request))
             self.requested.append(type(request))

@@ -13,7 +13,7 @@ from scipy import stats
 
 from polyclinic.common.config import PrivacySection
 from polyclinic.common.models.network import Head
-from polyclinic.common.wire.codec import R
+from polyclinic.common.wire.codec import AnyRecord
 from polyclinic.common.wire.records import ModelGroups, Record
 from polyclinic.common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from polyclinic.strategies.aggregation.means import sum_in_order
@@ -140,7 +140,7 @@ def opened(
         terms = MaskingConditions(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
         sites[site] = SiteMaskingRound("run", 3, site, update, terms)
 
-    def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+    def ask(requests: Mapping[str, Record], expected: type[AnyRecord], enough: int) -> Iterator[tuple[str, AnyRecord]]:
         for site, request in requests.items():
             stage = STAGES.index(type(request))
             if lost_at.get(site, len(STAGES)) > stage:

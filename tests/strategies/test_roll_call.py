@@ -11,7 +11,7 @@ from flwr.app import Message
 from polyclinic.common import __version__
 from polyclinic.common.errors import Fault
 from polyclinic.common.wire.codec import count_payload_bytes, decode_record, encode_record
-from polyclinic.common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from polyclinic.common.wire.fleet_protocol import REFUSAL_TYPE, ROLL_CALL_TYPE
 from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from polyclinic.strategies.engine.events import MissingReplyStatus, TooFewSites
 from polyclinic.strategies.engine.membership import RollCaller
@@ -58,7 +58,7 @@ def sent_to(roll: RollCaller, *nodes: int) -> list[list[str]]:
 def refusal_to(roll: RollCaller, node: int) -> Refusal:
     """The reason that a site was sent last."""
     grid: Any = roll.grid
-    assert grid.to(node)[-1].metadata.message_type == REFUSAL
+    assert grid.to(node)[-1].metadata.message_type == REFUSAL_TYPE
     return decode_record(grid.to(node)[-1].content, Refusal)
 
 
@@ -116,7 +116,7 @@ def test_a_site_that_is_not_waited_for_is_no_silent_one_and_may_join_later(clock
     assert roll.members.keys() == {7, 8}
     assert roll.refused == {}
     roll.ask_new_sites_for_labels(DEADLINE_S)
-    assert sent_to(roll, 9) == [[ROLL_CALL, ROLL_CALL]]
+    assert sent_to(roll, 9) == [[ROLL_CALL_TYPE, ROLL_CALL_TYPE]]
 
 
 def test_a_member_declares_its_names_and_counts_its_bytes(clock: Clock) -> None:
@@ -135,7 +135,7 @@ def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:
     clock.now = 10
     assert [member.answer.site for member in roll.ask_new_sites_for_labels(5)] == ["east"]
     assert roll.ask_new_sites_for_labels(5) == []
-    assert sent_to(roll, 7, 8, 9) == [[ROLL_CALL]] * 3
+    assert sent_to(roll, 7, 8, 9) == [[ROLL_CALL_TYPE]] * 3
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_site_that_was_restarted_between_two_looks_is_asked_again(clock: Clock
         assert roll.ask_new_sites_for_labels(5) == []
     processes[7] = "second"
     assert [member.answer.site for member in roll.ask_new_sites_for_labels(5)] == ["north"]
-    assert sent_to(roll, 8) == [[ROLL_CALL]]
+    assert sent_to(roll, 8) == [[ROLL_CALL_TYPE]]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_faulty_site_is_told_all_faults_in_one_message(clock: Clock) -> None:
     reason = "site.toml of south: first.\nsite.toml of south: second. Fix it."
     # At the site, lines after the first are indented: none looks like one of its own program.
     assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason.replace("\n", "\n    "))
-    assert sent_to(roll, *NAMES) == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]
+    assert sent_to(roll, *NAMES) == [[ROLL_CALL_TYPE], [ROLL_CALL_TYPE, REFUSAL_TYPE], [ROLL_CALL_TYPE]]
     assert roll.members.keys() == {7, 9}
     assert roll.refused == {8: reason}
 

@@ -14,7 +14,7 @@ from polyclinic.common.models.saved import load_model
 from polyclinic.common.models.state import ModelState, make_model_layout
 from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.wire.codec import compute_largest_rounding_errors, round_to_number_format
-from polyclinic.common.wire.records import NO_ARRAYS, Form, ModelGroups, TrainReply
+from polyclinic.common.wire.records import NO_ARRAYS, ModelGroups, NumberFormat, TrainReply
 from polyclinic.server.runs.verify import verify_run
 from polyclinic.strategies.aggregation.means import average_updates
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
@@ -87,7 +87,7 @@ def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, traffic:
 
 
 @pytest.mark.parametrize("form", ["float16", "int8"])
-def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
+def test_what_rounding_loses_goes_with_the_next_update(form: NumberFormat) -> None:
     generator, unsent, sent = np.random.default_rng(1), ModelGroups(), np.zeros(2000)
     updates = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
     for trunk in updates:
@@ -133,7 +133,7 @@ def test_a_model_in_fewer_bits_takes_fewer_bytes_down_and_can_be_verified(
 
 @pytest.mark.parametrize("form", ["float16", "int8"])
 @pytest.mark.parametrize("parameters", [{}, {"server_optimizer": {"kind": "momentum"}}])
-def test_what_rounding_a_model_loses_goes_into_the_next_one(form: Form, parameters: dict[str, Any]) -> None:
+def test_what_rounding_a_model_loses_goes_into_the_next_one(form: NumberFormat, parameters: dict[str, Any]) -> None:
     """Steps far smaller than the format's move the model as far as they would without rounding."""
     rounds, step = 300, np.full(1500, {"float16": 1e-5, "int8": 1e-4}[form], np.float32)
     head = Head(("a",), np.zeros((1, 2), np.float32), np.zeros(1, np.float32))

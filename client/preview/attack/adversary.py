@@ -26,7 +26,7 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import SplitNetwork, build_network
 from polyclinic.common.models.state import ModelState
-from polyclinic.common.wire.codec import R, decode_record, encode_record
+from polyclinic.common.wire.codec import AnyRecord, decode_record, encode_record
 from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import (
     BenefitReply,
@@ -219,7 +219,7 @@ class Adversary:
             "model": ModelGroups.from_model(model),
         }
 
-    def _send_request_record(self, kind: str, record: Record, expected: type[R]) -> R | None:
+    def _send_request_record(self, kind: str, record: Record, expected: type[AnyRecord]) -> AnyRecord | None:
         """Send a record through the site's gate; return the decoded reply, None after a refusal."""
         message, refusal = make_request(encode_record(record), 2, kind), ""
         try:

@@ -36,9 +36,9 @@ from polyclinic.common.security.call_signatures import (
     parse_wait_header_s,
 )
 from polyclinic.common.wire.versions import (
-    FORMATS,
     PRESENT_RELEASE,
     RELEASE_HEADER,
+    WIRE_FORMATS,
     StatedRelease,
     parse_release_header,
 )
@@ -51,7 +51,7 @@ OLD_S, AHEAD_S = 300, 5
 LONGEST_KEY, LONGEST_SIGNATURE, LONGEST_TIME = 1024, 256, 64
 CALLS_PER_SITE = 16
 """Calls that one site may have in progress; a site needs two transfers, a heartbeat and a request for a message."""
-CALLS_FOR_NO_COORDINATOR = not all(spoken.signs_calls_for_coordinator for spoken in FORMATS.values())
+CALLS_FOR_NO_COORDINATOR = not all(spoken.signs_calls_for_coordinator for spoken in WIRE_FORMATS.values())
 """True as long as sites of an earlier wire version sign their calls for no coordinator."""
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import grpc
 from polyclinic.common import __version__
 from polyclinic.common.security.phrase import compute_certificate_key_hash
 from polyclinic.common.wire.fleet_protocol import (
+    FLEET_SERVICE,
     HELLO_METHOD,
     HELLO_SERVICE,
-    LARGEST_CALL,
-    SERVICE,
+    MAX_CALL_BYTES,
     ActivateNodeRequest,
     ConfirmMessageReceivedRequest,
     DeactivateNodeRequest,
@@ -96,7 +96,7 @@ def start_server_for_hospitals(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
             make_connection_check_handler(authority, admitted, strangers),
-            grpc.method_handlers_generic_handler(SERVICE, make_fleet_method_handlers(fleet, authenticator)),
+            grpc.method_handlers_generic_handler(FLEET_SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
         options=make_grpc_server_options(connections),
         maximum_concurrent_rpcs=MOST_CALLS,
@@ -112,8 +112,8 @@ def start_server_for_hospitals(
 def make_grpc_server_options(connections: int) -> list[tuple[str, int]]:
     """Return gRPC options that limit the resources which an unauthenticated caller can use."""
     return [
-        ("grpc.max_receive_message_length", LARGEST_CALL),
-        ("grpc.max_send_message_length", LARGEST_CALL),
+        ("grpc.max_receive_message_length", MAX_CALL_BYTES),
+        ("grpc.max_send_message_length", MAX_CALL_BYTES),
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
         ("grpc.max_metadata_size", LARGEST_METADATA),
         ("grpc.absolute_max_metadata_size", LARGEST_METADATA),

@@ -21,8 +21,8 @@ import grpc
 from polyclinic.common import __version__
 from polyclinic.common.security.call_signatures import ANOTHER_PROCESS_MESSAGE
 from polyclinic.common.wire.fleet_protocol import (
-    COORDINATOR,
-    SMALL_BYTES_IN_ALL,
+    COORDINATOR_NODE_ID,
+    MAX_SMALL_OBJECTS_TOTAL_BYTES,
     ActivateNodeResponse,
     ConfirmMessageReceivedResponse,
     DeactivateNodeResponse,
@@ -278,7 +278,7 @@ class FleetService:
         if metadata.src_node_id != caller.node_id:
             named = self._find_site_name(metadata.src_node_id)
             raise _make_forged_call_refusal("the reply names another site as its source", named, run)
-        if not answered or metadata.dst_node_id != COORDINATOR:
+        if not answered or metadata.dst_node_id != COORDINATOR_NODE_ID:
             raise _make_forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
         if not self._messages.was_request_handed_out(caller.node_id, answered):
             reason = "the reply answers a message that was not handed to this site"
@@ -292,7 +292,7 @@ class FleetService:
         if tree.object_id != metadata.message_id or not all(map(is_object_id, names)) or len(names) > MOST_OBJECTS:
             raise _make_forged_call_refusal("the tree of objects is not that of the reply")
         small: Sequence[bytes] = request.small_contents
-        if sum(map(len, small)) > SMALL_BYTES_IN_ALL or len(small) > MOST_OBJECTS:
+        if sum(map(len, small)) > MAX_SMALL_OBJECTS_TOTAL_BYTES or len(small) > MOST_OBJECTS:
             raise _make_forged_call_refusal("the objects that came along with the reply are not small", run=run)
         first = self._messages.find_accepted_reply_id(answered)
         owner = self._messages.find_node_of_message(metadata.message_id)

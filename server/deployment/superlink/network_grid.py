@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from polyclinic.common.security.signatures import SignatureFault
 from polyclinic.common.system.timers import RUN_HEARTBEAT_INTERVAL_S, UPLOAD_STALL_TIMEOUT_S
-from polyclinic.common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, list_tree_object_ids
+from polyclinic.common.wire.fleet_protocol import COORDINATOR_NODE_ID, ROLL_CALL_TYPE, list_tree_object_ids
 from polyclinic.common.wire.flower_messages import make_message, make_request, read_metadata, replace_metadata
 from polyclinic.common.wire.message_objects import (
     MessageTooLarge,
@@ -31,7 +31,7 @@ from polyclinic.common.wire.message_objects import (
     forget_array_chunks,
     make_announcement,
 )
-from polyclinic.common.wire.versions import OLDEST_VERSION, write_in_version
+from polyclinic.common.wire.versions import OLDEST_WIRE_VERSION, write_in_version
 from polyclinic.server.coordinator.admission import read_unrevoked_sites
 from polyclinic.server.coordinator.authority import ensure_valid_signing_key
 from polyclinic.server.coordinator.folder import CoordinatorFolder
@@ -225,7 +225,9 @@ class NetworkGrid(Grid):
         understands.
         """
         nodes = self._control.list_registered_sites()
-        return {node.node_id: OLDEST_VERSION if node.stated is None else node.stated.agreed_version for node in nodes}
+        return {
+            node.node_id: OLDEST_WIRE_VERSION if node.stated is None else node.stated.agreed_version for node in nodes
+        }
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError("this Grid has no Flower run")
@@ -259,11 +261,11 @@ class NetworkGrid(Grid):
         announced, contents, versions = list[tuple[Any, Any]](), dict[str, bytes](), self.list_wire_versions()
         for message in messages:
             message.metadata.created_at = self._clock()
-            version = versions.get(message.metadata.dst_node_id, OLDEST_VERSION)
+            version = versions.get(message.metadata.dst_node_id, OLDEST_WIRE_VERSION)
             message.content = write_in_version(message.content, version)
             self._signer.sign_request(message)
             # Flower's constructor knows neither run nor sender outside its own runtime.
-            request = replace_metadata(message, run_id=self._run, src_node_id=COORDINATOR)
+            request = replace_metadata(message, run_id=self._run, src_node_id=COORDINATOR_NODE_ID)
             tree, parts = encode_message_objects(request)
             request = replace_metadata(request, message_id=tree.object_id)
             for name, content in parts.items():
@@ -411,7 +413,7 @@ class NetworkGrid(Grid):
                 fault = bound.reply_too_large_reason
             except ValueError as error:
                 fault = f"its reply cannot be read: {error}"
-        is_roll_call = request is not None and request.message.metadata.message_type == ROLL_CALL
+        is_roll_call = request is not None and request.message.metadata.message_type == ROLL_CALL_TYPE
         (self._roll_calls if is_roll_call else self._fetched).append(metadata.message_id)
         # An error holds no record and is not signed: it counts for nothing but words.
         if message is not None and message.has_content():

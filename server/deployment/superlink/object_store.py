@@ -23,8 +23,8 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.common.wire.fleet_protocol import (
     CHUNK_BYTES,
-    CONTENT_OF_PULL,
-    CONTENT_OF_PUSH,
+    PULL_CONTENT_FIELD,
+    PUSH_CONTENT_FIELD,
     PullObjectResponse,
     PushObjectRequest,
     append_protobuf_field,
@@ -183,7 +183,7 @@ class ParsedObjectPush:
     @classmethod
     def parse_push_request(cls, data: bytes) -> "ParsedObjectPush":
         """Parse a serialized PushObjectRequest without copying its content."""
-        rest, content = extract_protobuf_field(data, CONTENT_OF_PUSH)
+        rest, content = extract_protobuf_field(data, PUSH_CONTENT_FIELD)
         return cls(PushObjectRequest.FromString(rest), content)
 
 
@@ -209,7 +209,7 @@ class PullObjectResponseCache:
         with self._lock:
             response = self._remove_cached_response(object_id)
             if response is None and (content := self._files.map_object_into_memory(object_id)) is not None:
-                response = append_protobuf_field(_OBJECT_AVAILABLE, CONTENT_OF_PULL, content)
+                response = append_protobuf_field(_OBJECT_AVAILABLE, PULL_CONTENT_FIELD, content)
             if response is not None:
                 self._responses[object_id] = (now, response)
                 self.size += len(response)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import quote_names
-from polyclinic.common.wire.codec import R
+from polyclinic.common.wire.codec import AnyRecord
 from polyclinic.common.wire.records import Record
 from polyclinic.common.wire.secure_aggregation import (
     Integers,
@@ -57,7 +57,9 @@ class SiteQueryFunction(Protocol):
         enough: Number of valid answers after which disconnected sites are not waited for.
     """
 
-    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
+    def __call__(
+        self, requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
+    ) -> Iterator[tuple[str, AnyRecord]]: ...
 
 
 @dataclass(frozen=True)
