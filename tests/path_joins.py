@@ -114,7 +114,7 @@ REVIEWED = {
         "server/export/evaluation.py: base / of_run.images",
         "common/prediction/pictures.py: data / name",
         "common/prediction/masks.py: out / name",
-        "common/prediction/dicom_segmentation.py: place.with_name(f'{place.name}{SUFFIX}')",
+        "common/prediction/dicom_segmentation.py: place.with_name(f'{place.name}{SEGMENTATION_SUFFIX}')",
         "common/prediction/masks.py: place.with_name(f'{place.name}.nii.gz')",
         "common/prediction/masks.py: place.with_name(f'{place.name}.png')",
         # Of a class's name letters, digits and " -_." remain.

@@ -383,7 +383,7 @@ class _Decoder:
     def _reserve_bytes(self, size: int) -> None:
         self._remaining_bytes -= size
         if self._remaining_bytes < 0:
-            raise MessageTooLarge(f"its arrays would take more than {format_bytes(int(self._most))}")
+            raise MessageTooLarge(f"its arrays would take more than {format_bytes(int(self._limit))}")
 
     def _split_object(self, object_id: str, *kinds: str) -> tuple[str, list[str], memoryview]:
         """Return an object's kind, its children's ids and its body.
