@@ -64,7 +64,8 @@ def make_client_app(
         mods: Flower mods around every handler; by default the gate, which applies the site's policy and writes its
             audit log.
     """
-    app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdateStore(tell)
+    app = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods))
+    masks = HeldUpdateStore(tell)
 
     def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result.
@@ -74,7 +75,8 @@ def make_client_app(
         """
 
         def answer_record(message: Message, context: Context) -> Message:
-            record, site = decode_record(message.content, kind), site_of(context)
+            record = decode_record(message.content, kind)
+            site = site_of(context)
             if plan := getattr(record, "plan", ""):
                 site = site.name_classes_by(parse_plan_json(plan).vocabulary)
             result = encode_record(work(site, record))
@@ -138,7 +140,8 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         BadInput: If the site has too few patients, if the run would exceed its privacy budget, or if the network cannot
             be trained with the plan's noise.
     """
-    plan, policy = parse_plan_json(call.plan), site.policy
+    plan = parse_plan_json(call.plan)
+    policy = site.policy
     method = get_cached_site_method(site.name, call.plan)
     if is_segmentation(plan.model.task):
         raise_faults(find_missing_mask_faults({"site.toml: data": site.train}))

@@ -182,7 +182,8 @@ def preview_outgoing_records(
         from polyclinic.client.preview.attack.suite import run_attacks, write_attack_page
         from polyclinic.common.config import make_hospital_plan
 
-        plan, results = make_hospital_plan(planned), []
+        plan = make_hospital_plan(planned)
+        results = []
         for attempt in run_attacks(site, plan):
             results.append(attempt)
             if not as_json:
@@ -196,7 +197,8 @@ def preview_outgoing_records(
     records, reasons = make_first_round_records(site, planned)
     if counts:
         more, more_reasons = answer_question_for_all_counts(site)
-        records, reasons = [*records, *more], [*reasons, *more_reasons]
+        records = [*records, *more]
+        reasons = [*reasons, *more_reasons]
     for content in records:
         console.print(format_record_for_terminal(content))
     for reason in reasons:
@@ -466,7 +468,8 @@ def evaluate_models_at_site(
 
     tell = make_event_printer(EscapingConsole(stderr=True))
     at_site = evaluate_at_site(folder, files, groupings, every=every, tell=tell)
-    evaluation, destination = at_site.evaluation, out or folder / "evaluation"
+    evaluation = at_site.evaluation
+    destination = out or folder / "evaluation"
     title = f"Models on images of {evaluation.data[0].name}"
     page = write_evaluation_folder(evaluation, destination, title, private=True)
     failures_page = destination / FAILURES_PAGE

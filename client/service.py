@@ -52,7 +52,8 @@ def make_client_service(
         remedy = "Name one folder for all containers that read the same patients."
         faults.append(Fault("--ledger", problem, remedy))
     raise_faults(faults)
-    state_home, writable = ledger.resolve() if ledger else None, tuple[Path, ...]()
+    state_home = ledger.resolve() if ledger else None
+    writable = tuple[Path, ...]()
     if not options.quadlet:
         account = _find_account(folder, options)
         state_home = state_home or _find_state_home(account)

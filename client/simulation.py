@@ -44,7 +44,8 @@ class SimulatedSiteProvider:
 
     def __call__(self, context: Context) -> Site:
         """Return the site of the partition id in the context; the last sites used are cached."""
-        experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
+        experiment = _parse_experiment(self.experiment)
+        index = int(context.node_config["partition-id"])
         data = load_simulated_data(experiment, self.base)
         sites = _get_cached_run_sites(self, data)
         site = sites.pop(index, None)

@@ -63,7 +63,8 @@ def find_key_file(settings: SiteSettings, approver: str, given: Path | None = No
 
 def find_typed_faults(settings: SiteSettings, typed: TypedDecision, *, approves: bool) -> list[Fault]:
     """Return faults if the approver is unknown, a text is no plain line, a reason is missing, or a date is wrong."""
-    faults, approvers = list[Fault](), settings.file.approvers
+    faults = list[Fault]()
+    approvers = settings.file.approvers
     if typed.approver not in approvers:
         problem = f"{typed.approver or 'nobody'} is not in [approvers] of site.toml"
         names = f": there is {quote_names(approvers)}." if approvers else ", which has nobody."

@@ -97,7 +97,8 @@ def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[
             what = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
             because = f"; purpose: {decision.purpose}" if decision.purpose else ""
         else:
-            what, because = f"denied by {decision.approver}", f"; reason: {decision.reason}"
+            what = f"denied by {decision.approver}"
+            because = f"; reason: {decision.reason}"
         yield make_printable_line(f"{decision.time[:10]}: {what}{because}", 1200)
 
 
@@ -133,7 +134,8 @@ def describe_training_plan(stored: StoredText, settings: SiteSettings) -> list[P
 
 def describe_coordinator(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
     """Yield lines that name the coordinator of a stored text."""
-    facts, record = stored.facts, read_authority_record(settings.state_folder)
+    facts = stored.facts
+    record = read_authority_record(settings.state_folder)
     yield f"Coordinator: {facts.coordinator or 'unknown'}"
     if facts.authority:
         yield f"Fingerprint of its key: SHA256 {facts.authority}"
@@ -145,7 +147,8 @@ def describe_coordinator(stored: StoredText, settings: SiteSettings) -> Iterator
 
 
 def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]:
-    plan, facts = work.plan, stored.facts
+    plan = work.plan
+    facts = stored.facts
     images = format_count_with_noun(facts.train, "training image")
     patients = format_count_with_noun(facts.patients, "patient")
     others = f"{facts.validation:,} for validation, {facts.test:,} for the test"
@@ -230,8 +233,10 @@ def _format_meaning(meaning: str) -> str:
 
 def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tuple[str, ...]]:
     """Return record class -> the fields that are not empty when they leave, by a plan and this site's policy."""
-    plan, method = work.plan, work.method
-    masked, private = plan.privacy.secure_aggregation, plan.privacy.level != "none"
+    plan = work.plan
+    method = work.method
+    masked = plan.privacy.secure_aggregation
+    private = plan.privacy.level != "none"
     figures_leave = not policy.withholds_unnoised_figures(plan.privacy.level)
     trains = policy.training_figures and figures_leave
     tests = policy.test_metrics and figures_leave and not masked

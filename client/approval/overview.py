@@ -36,7 +36,8 @@ class PlanState:
 
 def list_plan_states(settings: SiteSettings) -> list[PlanState]:
     """Return the stored plans of a site, oldest first."""
-    approvals, states = SiteApprovals.from_settings(settings), list[PlanState]()
+    approvals = SiteApprovals.from_settings(settings)
+    states = list[PlanState]()
     is_required = settings.file.policy.approval == "required"
     for stored in PlanStore(settings.state_folder).list_texts():
         verdict = approvals.find_verdict(stored.facts.kind, stored.sha256)

@@ -169,7 +169,8 @@ def _list_departures(entries: Iterable[AuditEntry]) -> Iterator[dict[str, str]]:
 
 
 def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
-    runs, opted_out = dict[str, RunRecord](), 0
+    runs = dict[str, RunRecord]()
+    opted_out = 0
     for entry in entries:
         if entry.get("event") == "patients":
             opted_out = int(entry.get("opted_out", opted_out))
@@ -198,7 +199,8 @@ def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
 
 
 def _add_delivered_model(run: RunRecord, entry: AuditEntry) -> None:
-    run.title, run.coordinator = str(entry.get("name", "")), str(entry.get("coordinator", ""))
+    run.title = str(entry.get("name", ""))
+    run.coordinator = str(entry.get("coordinator", ""))
     run.model = dict(entry.get("model", {}))
 
 
@@ -215,7 +217,8 @@ def _add_received_record(run: RunRecord, entry: AuditEntry) -> None:
 
 
 def _add_left_record(run: RunRecord, entry: AuditEntry) -> None:
-    record, size = str(entry.get("record", "")), int(entry.get("bytes", 0))
+    record = str(entry.get("record", ""))
+    size = int(entry.get("bytes", 0))
     left = run.left.setdefault(record, LeftRecord(first=str(entry.get("time", ""))))
     left.count += 1
     left.bytes += size
@@ -237,7 +240,8 @@ def _add_facts_of_plan(run: RunRecord, store: PlanStore) -> None:
     stored = store.read_text(run.plan) if run.plan else None
     if stored is None:
         return
-    run.coordinator, run.authority = stored.facts.coordinator, stored.facts.authority
+    run.coordinator = stored.facts.coordinator
+    run.authority = stored.facts.authority
     if run.kind != "comparison":
         run.kind = stored.facts.kind
     run.title = run.title or stored.title

@@ -52,7 +52,9 @@ class ApprovalServer(ThreadingHTTPServer):
 
     def __init__(self, settings: SiteSettings, keys: Mapping[str, Path], token: str) -> None:
         super().__init__((LOOPBACK, 0), _ApprovalRequestHandler)
-        self._folder, self._keys, self._token = settings.folder, keys, token
+        self._folder = settings.folder
+        self._keys = keys
+        self._token = token
 
     @property
     def address(self) -> str:
@@ -113,7 +115,8 @@ class ApprovalServer(ThreadingHTTPServer):
 class _ApprovalRequestHandler(BaseHTTPRequestHandler):
     server: ApprovalServer
     timeout = REQUEST_S
-    server_version, sys_version = "polyclinic", ""
+    server_version = "polyclinic"
+    sys_version = ""
     HEADERS: ClassVar[Mapping[str, str]] = {
         "Content-Security-Policy": make_content_security_policy(),
         "X-Content-Type-Options": "nosniff",

@@ -88,7 +88,8 @@ class FourModelScores:
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:
             return None
-        names, labels = tuple(self.class_names[c] for c in columns), self.labels[:, columns]
+        names = tuple(self.class_names[c] for c in columns)
+        labels = self.labels[:, columns]
         scores: Scores = {model: self.scores[model][:, columns] for model in MODELS}
         generator = np.random.default_rng(derive_seed(seed, site.name, "benefit"))
         means, gains = compare_mean_aurocs([scores[model] for model in MODELS], labels, self.patients, generator)
@@ -111,13 +112,15 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
         FloatingPointError: If training alone diverged in a simulation.
     """
     task = prepare_local_task(site, request)
-    plan, method = task.plan, task.method
+    plan = task.plan
+    method = task.method
     if not plan.evaluation.compare_local:
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * compute_largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_head_row_names(request.initial.head, site.declaration.canonical_names)
-    policy, privacy = site.policy, plan.privacy
+    policy = site.policy
+    privacy = plan.privacy
     outside = policy.withholds_unnoised_figures(privacy.level)  # models are trained here without noise
     masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
     figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
@@ -172,7 +175,9 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
     Args:
         figures_leave: True if figures of the models may be sent to the coordinator.
     """
-    site, plan, method = task.site, task.plan, task.method
+    site = task.site
+    plan = task.plan
+    method = task.method
     with task.use_seed_of(site.name, "home"):
         if method.keeps_local_parts:
             load_best_local_parts(task, request, task.validate_current_network())
@@ -184,7 +189,8 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
     whole = make_local_only_plan(plan, method, rounds, warm_up=True)
     short = make_local_only_plan(plan, method, short_rounds, warm_up=False)
-    training, tuning = LocalOnlyTraining(home, whole, request.initial), LocalOnlyTraining(home, short, tuned_from)
+    training = LocalOnlyTraining(home, whole, request.initial)
+    tuning = LocalOnlyTraining(home, short, tuned_from)
     alone, names = training.train_and_score_local_model(home.folder / "model", request.contract)
     tuned, _ = tuning.train_and_score_local_model(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
@@ -214,7 +220,8 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
         heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.compared_classes)
         rows = [heads]
         for model in MODELS:
-            mean, gain = benefit.mean[model], benefit.gain.get(model)
+            mean = benefit.mean[model]
+            gain = benefit.gain.get(model)
             over = (
                 ("", "")
                 if gain is None

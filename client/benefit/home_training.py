@@ -77,7 +77,8 @@ class LocalOnlyTraining:
         """
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
-        folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
+        folder = self.site.open_run_state_folder(self._local_run_name)
+        last = self.plan.run.rounds
         for server_round in range(folder.newest_stored_round + 1, last + 1):
             train_with_privacy_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)

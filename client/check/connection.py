@@ -61,7 +61,8 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
     Args:
         environment: The environment variables, which may name a proxy.
     """
-    area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
+    area = CheckArea("connection")
+    awaits_kit = offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
             read_private_key(settings.key_path)
@@ -193,7 +194,8 @@ def _add_tls_fault(
         certificate = fetch_untrusted_certificate(kit.address, environment)
         problem, remedy = _explain_certificate_fault(refused, certificate, host, port)
     except (ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
-        problem, remedy = refused.problem, refused.remedy
+        problem = refused.problem
+        remedy = refused.remedy
     area.add_fault(refused.exit_code, problem, remedy)
 
 
@@ -243,7 +245,8 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
                 if time.monotonic() >= patience_ends:
                     break
                 time.sleep(FIRST_RETRY_S)
-            clock, began = time.time(), time.monotonic()
+            clock = time.time()
+            began = time.monotonic()
             hello = link.exchange_hello()
             seconds = time.monotonic() - began
     except ConnectionNotAccepted as refused:

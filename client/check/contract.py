@@ -55,7 +55,8 @@ def compare_data_with_plan(declaration: LabelDeclaration, form: PixelForm, plan:
         declaration: The site's classes, with its own words.
         form: How the site's images become pixels.
     """
-    vocabulary, terms = plan.vocabulary or {}, PixelTerms.from_plan(plan)
+    vocabulary = plan.vocabulary or {}
+    terms = PixelTerms.from_plan(plan)
     named = name_declaration_by_vocabulary(declaration, vocabulary)
     return DataComparison(
         named,
@@ -74,7 +75,8 @@ def make_contract_points(
     Raises:
         BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
-    declaration, classes = comparison.declaration, planned.plan.vocabulary or {}
+    declaration = comparison.declaration
+    classes = planned.plan.vocabulary or {}
     return (
         ContractPoint(
             "words", describe_words(declaration), ", ".join(classes) or "no [vocabulary]", comparison.word_faults
@@ -103,8 +105,10 @@ def _make_level_point(
     settings: SiteSettings, planned: PlannedTraining, source: SiteImageSource, named: LabelDeclaration
 ) -> ContractPoint:
     """Return the point of the policy's level, with a fault if the policy declines the plan."""
-    policy, plan = settings.file.policy, planned.plan
-    rows, images = len(named.names), int((source.parts == "train").sum())
+    policy = settings.file.policy
+    plan = planned.plan
+    rows = len(named.names)
+    images = int((source.parts == "train").sum())
     work = RequestedWork(plan, build_site_method(plan), rows=rows, images=images, gpus=settings.file.gpus)
     verdict = decide_on_request(policy, work)
     faults = list[Fault]()
@@ -117,7 +121,8 @@ def _make_level_point(
 
 def make_release_point(connection: CheckArea) -> ContractPoint:
     """Return the point of releases and wire versions, as far as the coordinator has stated its own."""
-    release, wire = connection.facts.get("release"), connection.facts.get("newest_wire")
+    release = connection.facts.get("release")
+    wire = connection.facts.get("newest_wire")
     here = describe_release(__version__, WIRE_VERSION)
     if not isinstance(release, str) or not isinstance(wire, int):
         return ContractPoint("release", here, "not known: the coordinator was not asked")

@@ -186,7 +186,8 @@ def _check_unreadable_files(
         empty: Row numbers of the empty files.
         pictures: All pictures that the check tried to decode.
     """
-    budget, total = source.skip_budget, len(source)
+    budget = source.skip_budget
+    total = len(source)
     looked_at = len(pictures) if source.archive else total
     for syntax, count in syntaxes.items():
         if not is_transfer_syntax_readable(syntax):
@@ -282,7 +283,8 @@ def _check_picture_appearance(
 
 def _note_volumes(area: CheckArea, source: SiteImageSource, volumes: Sequence[VolumeHeader]) -> None:
     """Say what the settings make of volumes of these grids: their memory, what is cropped, and which greys they get."""
-    form, size = source.form, source.volume_size
+    form = source.form
+    size = source.volume_size
     assert form is not None, "volumes are files"
     assert size is not None
     area.passed.append(describe_decoded_volumes(len(source), size))
@@ -352,7 +354,8 @@ def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
 
 def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:
     """Count the present, absent and unknown images of each class that the site annotates."""
-    smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
+    smallest = max(FEWEST_PATIENTS, settings.file.policy.smallest_count)
+    spec = settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
         words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
@@ -393,7 +396,9 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
-    bytes_left, to_read, compared = MOST_BYTES, list[int](), 0
+    bytes_left = MOST_BYTES
+    to_read = list[int]()
+    compared = 0
     for size, same_size in by_size.items():
         if len(same_size) == 1:
             compared += 1

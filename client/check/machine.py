@@ -80,8 +80,11 @@ class MachineMeasurements:
 
 def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     """Measure this machine and the site's folder."""
-    folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
-    limit, gpu = read_container_memory_limit(), None
+    folder = settings.folder
+    key = settings.key_path
+    memory = psutil.virtual_memory()
+    limit = read_container_memory_limit()
+    gpu = None
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = GpuMeasurements(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
@@ -155,7 +158,8 @@ def check_machine_resources(
             estimate, the free disk space is compared with a fixed minimum, and the sizes of memory and GPU are not
             checked.
     """
-    area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
+    area = CheckArea("machine")
+    used_gpu = machine.gpu if settings.file.device != "cpu" else None
     word = quote_for_shell(settings.folder)
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
@@ -199,7 +203,9 @@ def check_machine_resources(
 def _check_disk_memory_and_gpu(
     area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
 ) -> None:
-    disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu
+    disk = needs.disk if needs else DISK_FLOOR
+    device = settings.file.device
+    gpu = machine.gpu
     if machine.disk_free < disk:
         problem = (
             f"{format_bytes(machine.disk_free)} are free on the disk of {settings.folder}; {format_bytes(disk)} are "

@@ -108,7 +108,8 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
             image = decode_picture(content, form.rendering if form else DEFAULT_RENDERING)
             kind, mode, unequal = _read_picture_format_and_mode(content)
             decoded = np.asarray(image)
-            pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
+            pixels = fit_picture_to_format(image, form) if form else decoded
+            blank = image.info.get(BLANK, False)
             inverted = picture_looks_inverted(decoded)
             facts = PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank, unequal)
             return replace(facts, colored=has_color(image))
@@ -206,6 +207,8 @@ def describe_pictures(pictures: Sequence[PictureFacts]) -> str:
     listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
     if volumes := [facts.volume for facts in pictures if facts.volume is not None]:
         return f"{listed}; {describe_grids(volumes)}"
-    widths, heights = {facts.width for facts in pictures}, {facts.height for facts in pictures}
-    smallest, largest = f"{min(widths)} × {min(heights)}", f"{max(widths)} × {max(heights)}"
+    widths = {facts.width for facts in pictures}
+    heights = {facts.height for facts in pictures}
+    smallest = f"{min(widths)} × {min(heights)}"
+    largest = f"{max(widths)} × {max(heights)}"
     return f"{listed}; {smallest}{'' if smallest == largest else f' to {largest}'} pixels"

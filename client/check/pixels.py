@@ -21,7 +21,8 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
 
     Values that the run leaves to the sites are compared at the roll call alone.
     """
-    form, model = comparison.form, planned.plan.model
+    form = comparison.form
+    model = planned.plan.model
     area.facts["pixels"] = form.model_dump(mode="json")
     if planned.assumed:
         area.passed.append(f"pixels: {form.describe()}")

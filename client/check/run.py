@@ -55,7 +55,9 @@ def run_site_check(
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_site_data(settings, images)
-    training, trial, points = CheckArea("training"), None, tuple[ContractPoint, ...]()
+    training = CheckArea("training")
+    trial = None
+    points = tuple[ContractPoint, ...]()
     if data.source is None or not data.pictures:
         training.add_note("no step was trained: no image could be read.")
     else:

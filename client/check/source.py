@@ -161,20 +161,24 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
     if isinstance(spec, DicomwebDatasetSpec):
         with settings.permit_data_hosts():
             answer = open_dicomweb_table(spec, settings.folder)
-        table, server = answer.table, answer.archive.client.server
+        table = answer.table
+        server = answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
-        studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
+        studies = format_count_with_noun(count, "study", "studies")
+        lines = format_count_with_noun(answer.lines, "line")
         archive = f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} "
         archive += f"for {lines} of the table"
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         (connection,) = list_dataset_connections(spec, settings.folder, settings.secrets_path)
         sent = connection.sent
         if answer.patients_from_archive:
-            named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)
+            named = int((~find_placeholder_patients(table.patients)).sum())
+            total = len(table.files)
             patients_from = f"PatientID of {named:,} of {total:,} images, as {server.host_and_port} says"
     else:
         table = open_label_table(spec, settings.folder)
-        heads, files = read_dicom_headers(table.files), table.files
+        heads = read_dicom_headers(table.files)
+        files = table.files
         has_masks = table.masks is not None
         if table.masks is not None:
             form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)

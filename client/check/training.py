@@ -72,10 +72,12 @@ def find_planned_training(
         return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
         return PlannedTraining(plan, "the last roll call")
-    model, batch_size = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side))), 32
+    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side)))
+    batch_size = 32
     origin = "no run is known here: ResNet-18 assumed"
     if (size := source.volume_size) is not None:
-        model, batch_size = ModelSpec(architecture="tiny_cnn_3d", channels=1, image_size=size), 4
+        model = ModelSpec(architecture="tiny_cnn_3d", channels=1, image_size=size)
+        batch_size = 4
         origin = "no run is known here: tiny_cnn_3d assumed"
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=batch_size))
     return PlannedTraining(make_hospital_plan(guess), origin, assumed=True)
@@ -102,8 +104,10 @@ class TrainingTrial:
 
     @property
     def estimated_resource_needs(self) -> TrainingResourceNeeds:
-        sample, plan = convert_to_channels_first(self.images.images[:1]).to(self.device), self.planned.plan
-        total, on_disk = sum(self.totals), self.images_on_disk
+        sample = convert_to_channels_first(self.images.images[:1]).to(self.device)
+        plan = self.planned.plan
+        total = sum(self.totals)
+        on_disk = self.images_on_disk
         return estimate_training_resource_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
 
 
@@ -155,10 +159,12 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         problem = f"a training step failed: {type(error).__name__}: {error}."
         area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
-    plan, (train, validation) = trial.planned.plan, trial.totals
+    plan = trial.planned.plan
+    (train, validation) = trial.totals
     models = 1 + trial.method.trains_own_model
     seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
-    down, up = cost.received / 1e6, cost.sent / 1e6
+    down = cost.received / 1e6
+    up = cost.sent / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
     size = describe_image_size(plan.model.input_size)
     of = "" if plan.model.patch_size is None else " patches"
@@ -192,7 +198,8 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
 
 def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     """Measure a training step and its update; a short step is repeated, because a process's first step is slower."""
-    plan, network = trial.planned.plan, trial.network
+    plan = trial.planned.plan
+    network = trial.network
     pixels = convert_to_channels_first(trial.images.images).to(trial.device)
     images = trial.images
     if is_segmentation(plan.model.task):  # the time of a step does not depend on what the masks show

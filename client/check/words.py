@@ -19,7 +19,8 @@ def check_site_words(
     Args:
         declaration: The site's classes, with its own words.
     """
-    words, vocabulary = declaration.canonical_names, planned.plan.vocabulary
+    words = declaration.canonical_names
+    vocabulary = planned.plan.vocabulary
     synonyms = map_words_to_classes(words, vocabulary or {})
     classes = [synonyms.get(word, word) for word in words]
     area.facts["words"] = dict(zip(declaration.names, classes, strict=True))

@@ -86,7 +86,8 @@ def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> No
 
 def describe_authority(settings: SiteSettings, kit: SiteConnectionKit) -> tuple[str, str]:
     """Return what this site knows of the kit's authority, and what to do; the second is empty if nothing is to do."""
-    phrase, confirmed = compute_certificate_phrase(kit.ca_certificate), get_confirmation_time(settings, kit)
+    phrase = compute_certificate_phrase(kit.ca_certificate)
+    confirmed = get_confirmation_time(settings, kit)
     if confirmed:
         return f"the coordinator's phrase: {phrase} (confirmed on {confirmed[:10]})", ""
     unknown = (

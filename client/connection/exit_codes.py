@@ -105,7 +105,10 @@ class ConnectionNotAccepted(Exception):
 
     def __init__(self, exit_code: ClientExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
         super().__init__(f"{problem} {remedy}".strip())
-        self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
+        self.exit_code = exit_code
+        self.problem = problem
+        self.remedy = remedy
+        self.may_pass = may_pass
 
     @classmethod
     def make_key_refusal_error(cls, why: str) -> "ConnectionNotAccepted":

@@ -116,7 +116,10 @@ class RequestRefused(Exception):
         self, reason: str, message: Message, ends: ConnectionNotAccepted | None = None, rule: str = "signature"
     ) -> None:
         super().__init__(reason)
-        self.reason, self.message, self.ends, self.rule = make_printable_line(reason), message, ends, rule
+        self.reason = make_printable_line(reason)
+        self.message = message
+        self.ends = ends
+        self.rule = rule
 
 
 class MessageUnreadable(Exception):
@@ -156,7 +159,8 @@ class FleetClient:
         process: str = "",
         policy: SitePolicy | None = None,
     ) -> None:
-        self._statements, self._process = statements, process
+        self._statements = statements
+        self._process = process
         self._largest_message = compute_message_size_bound(policy or SitePolicy())
         for library in ("flwr", "grpc"):  # errors are still raised as exceptions
             logging.getLogger(library).setLevel(logging.CRITICAL)
@@ -169,7 +173,8 @@ class FleetClient:
             ("grpc.enable_retries", 0),
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
-        self._key, self._authority = key, compute_certificate_key_hash(ca_certificate.decode())
+        self._key = key
+        self._authority = compute_certificate_key_hash(ca_certificate.decode())
         parsers = {call: response.FromString for call, response in RESPONSES.items()}
         parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL)  # without a copy
         parsers[fleet.HELLO_METHOD] = fleet.HelloAnswer.model_validate_json
@@ -185,7 +190,8 @@ class FleetClient:
         self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
-        self.node_id, self.wire = 0, WIRE_VERSION
+        self.node_id = 0
+        self.wire = WIRE_VERSION
 
     def __enter__(self) -> "FleetClient":
         return self
@@ -276,7 +282,8 @@ class FleetClient:
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
         """
-        request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT, f"{wait_s:g}"),)
+        request = fleet.PullMessagesRequest(node=self._flower_node)
+        wait = ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
             answer = self._make_signed_call("PullMessages", request, more_headers=wait)
         self._small = fleet.index_by_sha256(answer.small_contents)
@@ -298,7 +305,8 @@ class FleetClient:
         metadata, tree = _parse_metadata_and_object_tree(received)
         if tree is None:
             raise MessageUnreadable("it names no objects")
-        run_id, message_id = metadata.run_id, metadata.message_id
+        run_id = metadata.run_id
+        message_id = metadata.message_id
         try:
             message = self._fetch_and_join_objects(run_id, message_id, tree)
             if not message.has_content():  # everything that follows reads the content
@@ -389,7 +397,8 @@ class FleetClient:
         """
         run_id = reply.metadata.run_id
         answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
-        reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
+        reply.metadata.created_at = answered.created_at
+        reply.metadata.ttl = answered.ttl
         # A reply that is sent again after a lost connection keeps its signature.
         if self._statements and reply.has_content() and not is_record_signed(reply.content):
             reply.content = self._statements.sign_reply(reply.content, answered.message_id)
@@ -553,7 +562,8 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     except DecodeError:
         raise CoordinatorUnreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
-        code, details = error.code(), shorten_grpc_details(error.details())
+        code = error.code()
+        details = shorten_grpc_details(error.details())
         for words, description in UNACCEPTABLE_ANSWERS.items():
             if code in _LINE_ERRORS and words in details.lower():
                 raise UnacceptableAnswer(description) from None

@@ -79,7 +79,8 @@ class PendingMessage:
         except OSError:
             return None
         size = hashlib.sha256().digest_size
-        digest, content = data[:size], data[size:]
+        digest = data[:size]
+        content = data[size:]
         if len(content) < 2 or hashlib.sha256(content).digest() != digest:
             return None
         return content[0], content[1:]

@@ -43,7 +43,8 @@ def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
     except BadInput as bad:
         faults += bad.faults
     else:
-        authority, name = x509.load_pem_x509_certificate(kit.ca_certificate.encode()), settings.kit_path.name
+        authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode())
+        name = settings.kit_path.name
         faults += find_certificate_date_faults(
             f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit."
         )

@@ -188,7 +188,8 @@ class HospitalMessageLoop:
             self._connect_and_answer_messages()
 
     def _connect_and_answer_messages(self) -> None:
-        wait_s, patience_ends = FIRST_RETRY_S, 0.0
+        wait_s = FIRST_RETRY_S
+        patience_ends = 0.0
         while True:
             self.status.state = "connecting"
             try:
@@ -203,7 +204,8 @@ class HospitalMessageLoop:
                 time.sleep(FIRST_RETRY_S)
             except PlanDecided as decided:
                 # The coordinator asks a site again that connects as a new process.
-                self._process, self.status.last_error = secrets.token_hex(8), ""
+                self._process = secrets.token_hex(8)
+                self.status.last_error = ""
                 self.tell(f"a plan was {decided} here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two: the coordinator answers a call that is about no run or message as if it were.
@@ -223,7 +225,8 @@ class HospitalMessageLoop:
         ) as link:
             self._hello = hello = agree_on_wire_version(link, self.tell)
             if hello is not None:
-                self.status.coordinator_release, self.status.coordinator_wire = hello.release, hello.newest_wire
+                self.status.coordinator_release = hello.release
+                self.status.coordinator_wire = hello.newest_wire
             last_node_id = read_stored_node_id(self._node_id_file)
             node_id = link.activate_node(last_node_id)
             record_first_connection(self.settings.state_folder, self.kit)
@@ -310,7 +313,8 @@ class HospitalMessageLoop:
         while True:
             if self._refusal:
                 raise self._refusal
-            self.status.state, self.status.phase = "waiting", ""
+            self.status.state = "waiting"
+            self.status.phase = ""
             began = time.monotonic()
             received = link.receive_message(WAIT_S)
             self.status.last_contact = time.time()
@@ -329,7 +333,9 @@ class HospitalMessageLoop:
                 self._refuse_unread_message(link, received, SET_ASIDE, "it ended this site's program before")
             else:
                 self._answer_message(link, received)
-            wait_s, self._last_work, self._is_memory_of_work_kept = POLL_S, time.monotonic(), True
+            wait_s = POLL_S
+            self._last_work = time.monotonic()
+            self._is_memory_of_work_kept = True
 
     def _ask_to_be_asked_again(self) -> None:
         """Have the coordinator ask again about a plan that was approved or denied here after this site refused it.
@@ -392,13 +398,15 @@ class HospitalMessageLoop:
         try:
             return self._read_and_answer_request(link, received)
         except MessageUnreadable as error:
-            rule, reason = UNREADABLE, str(error)
+            rule = UNREADABLE
+            reason = str(error)
         except (CoordinatorUnreachable, ConnectionNotAccepted, RunAlreadyEnded, MessageContentGone):
             raise
         except (Exception, RequestTimeExceeded) as error:  # of our own code: the next message is another one
             if is_disk_full(error):
                 raise
-            rule, reason = FAILED, f"{type(error).__name__} while this site read it"
+            rule = FAILED
+            reason = f"{type(error).__name__} while this site read it"
         self._current_run = 0
         if not audit.has_new_entry():
             record_unread_message(self.site, received, rule, reason)
@@ -410,7 +418,8 @@ class HospitalMessageLoop:
         try:
             return self._make_reply(link.fetch_message_content(received))
         except RequestRefused as refused:
-            reason, message = refused.reason, refused.message
+            reason = refused.reason
+            message = refused.message
             self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
             record_refused_request(self.site, message, reason, refused.rule)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
@@ -484,7 +493,8 @@ class HospitalMessageLoop:
 
     def _make_reply(self, message: Message) -> Message:
         """Return the ClientApp's reply or an error reply, and print a line about the work."""
-        began, audit = time.monotonic(), AuditMark(self.site)
+        began = time.monotonic()
+        audit = AuditMark(self.site)
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
             self._current_run = message.metadata.run_id
@@ -555,16 +565,21 @@ class HospitalMessageLoop:
 
     def _record_work_phase(self, message: Message) -> None:
         """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
-        fields, status = _read_message_scalar_fields(message), self.status
+        fields = _read_message_scalar_fields(message)
+        status = self.status
         kind = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.phase = make_printable_line(kind, LONGEST_PHASE)
         run = make_printable_line(str(fields.get("run", ""))[:8])
         if run != status.run:
-            status.run, status.round, status.rounds, status.seconds_left = run, 0, 0, None
+            status.run = run
+            status.round = 0
+            status.rounds = 0
+            status.seconds_left = None
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"
-        left_out, before = make_printable_lines(str(fields.get("left_out", ""))), self._left_out
+        left_out = make_printable_lines(str(fields.get("left_out", "")))
+        before = self._left_out
         self._left_out = left_out
         if left_out and left_out != before:
             self._report_error(f"run {self.status.run}: the reply of this site did not count in {left_out}")
@@ -572,11 +587,13 @@ class HospitalMessageLoop:
             # The gate answers a fault of the plan with its reason.
             with contextlib.suppress(PlanRefused, TypeError, ValueError, OverflowError):
                 plan = read_plan(fields.get("plan"), self.site.policy.maximum_plan_kb)
-                server_round, now = int(fields.get("round", 0)), time.monotonic()
+                server_round = int(fields.get("round", 0))
+                now = time.monotonic()
                 if self._first is None or self._first[0] != status.run:
                     self._first = (status.run, server_round, now)
                 _, first_round, began = self._first
-                status.round, status.rounds = server_round, plan.run.rounds
+                status.round = server_round
+                status.rounds = plan.run.rounds
                 done = server_round - first_round
                 status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
@@ -590,7 +607,8 @@ class HospitalMessageLoop:
         return ""
 
     def _record_and_print_work_result(self, message: Message, reply: Message, seconds: float) -> None:
-        status, fields = self.status, _read_message_scalar_fields(reply)
+        status = self.status
+        fields = _read_message_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
             self.tell(f"{where}{self._describe_run_name(message)}: {status.phase} answered in {seconds:.1f} s")

@@ -65,7 +65,8 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
         ValueError: If the certificate cannot be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     try:
         return x509.load_der_x509_certificate(_fetch_server_certificate(address, context, environment))
     except UNREADABLE_CERTIFICATE as error:
@@ -169,7 +170,8 @@ def _split_proxy_address(proxy: SplitResult | None) -> tuple[str, int] | None:
 
 
 def _find_proxy_url(host: str, environment: Mapping[str, str]) -> SplitResult | None:
-    exempt, host = next((environment[name] for name in EXEMPTIONS if name in environment), ""), host.lower()
+    exempt = next((environment[name] for name in EXEMPTIONS if name in environment), "")
+    host = host.lower()
     for entry in filter(None, (part.strip().lower() for part in exempt.split(","))):
         if "/" in entry:  # a network, perhaps with the host's address
             with contextlib.suppress(ValueError):

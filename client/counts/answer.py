@@ -40,7 +40,8 @@ def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSto
         BadInput: If the site has too few patients, or its privacy budget does not suffice for a noisy sheet.
         ValueError: If the question is none.
     """
-    question, policy = parse_count_question(request.question), site.policy
+    question = parse_count_question(request.question)
+    policy = site.policy
     if site.durable:
         store_request_text(site, RequestText(COUNT, request.question))
     sheet = get_count_sheet(site, request.run)
@@ -134,7 +135,9 @@ def _make_masked_row(site: Site, sheet: CountSheet, table: str, word: str | None
     Args:
         word: The site's class; empty for a table without classes, None for a class of several words.
     """
-    row, states, width = np.zeros(MASKED_ROW_NUMBERS, np.float32), list_states(table), count_numbers_of_value(table)
+    row = np.zeros(MASKED_ROW_NUMBERS, np.float32)
+    states = list_states(table)
+    width = count_numbers_of_value(table)
     for place, value in enumerate(list_row_values(table)):
         line = [sheet.cells.get((table, word, state, value)) if word is not None else None for state in states]
         start = place * width

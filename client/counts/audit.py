@@ -247,10 +247,15 @@ class _ValueSearch:
         rows: Mapping[str, Indices],
         hidden: set[Column],
     ) -> None:
-        self._audit, self._attribute, self._tallies, self._rows = audit, attribute, tallies, rows
+        self._audit = audit
+        self._attribute = attribute
+        self._tallies = tallies
+        self._rows = rows
         self._hidden = hidden
         self._values = audit._list_used_values(attribute)
-        self._starts, place, truth = dict[str, int](), 0, list[NDArray[np.int64]]()
+        self._starts = dict[str, int]()
+        place = 0
+        truth = list[NDArray[np.int64]]()
         for unit, chosen in rows.items():
             numbers = tallies[unit].select_numbers(chosen, self._values)
             self._starts[unit] = place
@@ -259,7 +264,8 @@ class _ValueSearch:
         self._system = FeasibleCounts(np.concatenate(truth))
 
     def find_unsafe_columns(self) -> set[Column]:
-        audit, width = self._audit, len(self._values)
+        audit = self._audit
+        width = len(self._values)
         for unit, chosen in self._rows.items():
             for row in range(len(chosen)):
                 self._system.add_known_sum(self._starts[unit] + row * width + np.arange(width))
@@ -274,7 +280,8 @@ class _ValueSearch:
     def _add_column(self, column: Column, position: int, place: int) -> None:
         name = column[1]
         for state in STATES if name else (ALL,):
-            sums, truth = dict[str, Indices](), dict[str, int]()
+            sums = dict[str, Indices]()
+            truth = dict[str, int]()
             for unit, chosen in self._rows.items():
                 tally = self._tallies[unit]
                 showing = np.ones(len(tally.states), np.bool_)
@@ -302,12 +309,16 @@ class _HiddenClassSearch:
     """
 
     def __init__(self, audit: SheetAudit, attribute: str, tallies: Mapping[str, Tally]) -> None:
-        self._audit, self._attribute, self._tallies = audit, attribute, tallies
+        self._audit = audit
+        self._attribute = attribute
+        self._tallies = tallies
         self._values = audit._list_used_values(attribute) if attribute else [0]
         names = audit.data.class_names
         self._shown = [place for place, name in enumerate(names) if name not in audit.hidden]
         self._rows = {unit: self._choose_movable_rows(tally) for unit, tally in tallies.items()}
-        self._starts, place, truth = dict[str, int](), 0, list[NDArray[np.int64]]()
+        self._starts = dict[str, int]()
+        place = 0
+        truth = list[NDArray[np.int64]]()
         for unit, chosen in self._rows.items():
             numbers = tallies[unit].select_numbers(chosen, self._values)
             self._starts[unit] = place
@@ -333,7 +344,8 @@ class _HiddenClassSearch:
         return np.asarray(groups.reshape(-1), np.intp)
 
     def find_unsafe_columns(self) -> set[Column]:
-        audit, width = self._audit, len(self._values)
+        audit = self._audit
+        width = len(self._values)
         for unit, chosen in self._rows.items():
             groups = self._group_by_visible_states(self._tallies[unit])[chosen]
             for group in np.unique(groups).tolist():
@@ -347,7 +359,8 @@ class _HiddenClassSearch:
     def _add_class(self, name: str) -> None:
         width = len(self._values)
         for state in PATIENT_STATES:
-            sums, truth = dict[str, list[Indices]](), dict[str, list[int]]()
+            sums = dict[str, list[Indices]]()
+            truth = dict[str, list[int]]()
             for unit, chosen in self._rows.items():
                 tally = self._tallies[unit]
                 showing = tally.states[:, self._audit.data.class_names.index(name)] == STATE_NUMBERS[state]
@@ -374,12 +387,17 @@ class _CombinationSearch:
     """
 
     def __init__(self, audit: SheetAudit, unit: str, tallies: Mapping[str, Tally], hidden: set[Column]) -> None:
-        self._audit, self._unit, self._tallies, self._hidden = audit, unit, tallies, hidden
+        self._audit = audit
+        self._unit = unit
+        self._tallies = tallies
+        self._hidden = hidden
         states = tallies[""].states
         self._every = name_combinations(states, audit._visible)
         self._rows = self._choose_rows(states)
         self._values = {name: audit._list_used_values(name) if name else [0] for name in tallies}
-        self._starts, place, truth = dict[str, int](), 0, list[NDArray[np.int64]]()
+        self._starts = dict[str, int]()
+        place = 0
+        truth = list[NDArray[np.int64]]()
         for name, tally in tallies.items():
             numbers = tally.select_numbers(self._rows, self._values[name])
             self._starts[name] = place
@@ -394,7 +412,8 @@ class _CombinationSearch:
         distances = (states[:, None, :] != states[None, places, :]).sum(axis=2).min(axis=1, initial=states.shape[1] + 1)
         sizes = self._tallies[""].numbers.sum(axis=1)
         order = np.lexsort((-sizes, distances))
-        near, largest = order[: 2 * MOVING_ROWS[-1] // 3], np.argsort(-sizes, kind="stable")
+        near = order[: 2 * MOVING_ROWS[-1] // 3]
+        largest = np.argsort(-sizes, kind="stable")
         chosen = dict.fromkeys([*places.tolist(), *near.tolist(), *largest.tolist()])
         return np.sort(np.array(list(chosen)[: MOVING_ROWS[-1]], np.intp))
 
@@ -416,7 +435,8 @@ class _CombinationSearch:
         combinations = self._every[self._rows]
         sizes = self._tallies[""].numbers.sum(axis=1)
         for value in np.unique(combinations).tolist():
-            column, unknowns = (COMBINATIONS, "", value), np.flatnonzero(combinations == value)
+            column = (COMBINATIONS, "", value)
+            unknowns = np.flatnonzero(combinations == value)
             if column in self._audit.disclosed:
                 self._system.add_known_sum(unknowns)
                 continue
@@ -428,7 +448,9 @@ class _CombinationSearch:
         return unsafe | {column for column in self._hidden if column[2] not in set(combinations.tolist())}
 
     def _add_column(self, column: Column, attribute: str, position: int) -> None:
-        name, tally, values = column[1], self._tallies[attribute], self._values[attribute]
+        name = column[1]
+        tally = self._tallies[attribute]
+        values = self._values[attribute]
         for state in STATES if name else (ALL,):
             showing = np.ones(len(tally.states), np.bool_)
             if name:

@@ -63,7 +63,8 @@ class FeasibleCounts:
             return list(self.targets)
         from scipy.optimize import LinearConstraint
 
-        names, deadline = list(self.targets), time.monotonic() + SYSTEM_SECONDS
+        names = list(self.targets)
+        deadline = time.monotonic() + SYSTEM_SECONDS
         sums = _make_matrix([(unknowns, np.ones(len(unknowns))) for unknowns in self.targets.values()], len(self.truth))
         lows = sums @ self.truth
         highs = lows.copy()
@@ -78,7 +79,8 @@ class FeasibleCounts:
             weights[narrow] = random.choice([-1.0, 1.0], len(narrow)) * random.uniform(0.5, 1.5, len(narrow))
             solution = self._search(sums.T @ weights, known)
             if solution is not None:
-                lows, highs = np.minimum(lows, sums @ solution), np.maximum(highs, sums @ solution)
+                lows = np.minimum(lows, sums @ solution)
+                highs = np.maximum(highs, sums @ solution)
             has_new_proof = (highs - lows >= width)[narrow].any()
             idle = 0 if has_new_proof else idle + 1
         for target in np.flatnonzero(highs - lows < width).tolist():
@@ -89,7 +91,8 @@ class FeasibleCounts:
                     continue
                 solution = self._search(np.zeros(len(self.truth)), [*known, LinearConstraint(row, low, high)])
                 if solution is not None:
-                    lows, highs = np.minimum(lows, sums @ solution), np.maximum(highs, sums @ solution)
+                    lows = np.minimum(lows, sums @ solution)
+                    highs = np.maximum(highs, sums @ solution)
         return [name for name, low, high in zip(names, lows, highs, strict=True) if high - low < width]
 
     def _make_constraints(self) -> "list[LinearConstraint]":

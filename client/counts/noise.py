@@ -84,7 +84,8 @@ class NoisySheetPrice:
         """
         steps = NoisySteps(self.noise_multiplier, 1.0, 1)
         cost = PrivacyCostEntry(run, 0, f"counts {run}", steps.noise_multiplier, 1.0, 1, make_cost_id())
-        own, patients = open_privacy_ledger(site), open_patient_ledger(site)
+        own = open_privacy_ledger(site)
+        patients = open_patient_ledger(site)
 
         def refuse(costs: PatientCosts | None) -> None:
             refuse_cost_over_budget(site, costs, steps)

@@ -184,7 +184,8 @@ class SheetProtection:
 
     def _hide_classes_at_hidden_values(self, attribute: str) -> None:
         """Hide each class at the values whose number of patients is hidden: the states of a class add up to it."""
-        table, shown = f"class_by_{attribute}", set(self._list_disclosed(attribute, ""))
+        table = f"class_by_{attribute}"
+        shown = set(self._list_disclosed(attribute, ""))
         self.disclosed = {column for column in self.disclosed if column[0] != table or column[2] in shown}
 
     def _hide_beside(self, attribute: str, column: Column) -> None:

@@ -72,7 +72,8 @@ def parse_sheet(text: str) -> CountSheet | None:
         if facts["format"] != SHEET_FORMAT:
             return None
         cells = {tuple(cell[:4]): (int(cell[4]), int(cell[5])) for cell in facts["cells"]}
-        patients, missing = frozenset(facts["patients"]), tuple(facts["missing"])
+        patients = frozenset(facts["patients"])
+        missing = tuple(facts["missing"])
         return CountSheet(
             facts["made"], facts["settings"], facts["key"], patients, cells, missing, float(facts["noise"])
         )

@@ -124,7 +124,8 @@ def count_data_of_images(
 
 def _find_attribute_values(attributes: ImageAttributes) -> tuple[dict[str, Places], dict[str, tuple[str, ...]]]:
     """Return attribute -> ``(n,)`` index of each image's value, and attribute -> values, for the stated attributes."""
-    places, values = dict[str, Places](), dict[str, tuple[str, ...]]()
+    places = dict[str, Places]()
+    values = dict[str, tuple[str, ...]]()
     if "sex" in attributes.columns:
         sexes = {name: place for place, name in enumerate(SEXES)}
         unstated = len(SEXES) - 1
@@ -158,7 +159,8 @@ def _find_first_values(place: Places, owners: Places, order: Places, name: str) 
     """
     if name == "sex":  # stated ones first: a sort that keeps the order
         stated_first = np.argsort(place[order] == len(SEXES) - 1, kind="stable")
-        order, owners = order[stated_first], owners[stated_first]
+        order = order[stated_first]
+        owners = owners[stated_first]
     _, positions = np.unique(owners, return_index=True)
     return place[order[positions]]
 

@@ -17,7 +17,8 @@ def make_volume_fingerprint(site: Site) -> VolumeFingerprint | None:
     grids = _list_volume_grids(site, images)
     if not grids:
         return None
-    patients, smallest = images.patients.tolist(), site.policy.smallest_count
+    patients = images.patients.tolist()
+    smallest = site.policy.smallest_count
     spacing = [group_volumes([grid[0][axis] for grid in grids], patients, smallest) for axis in range(3)]
     extent = [group_volumes([grid[1][axis] for grid in grids], patients, smallest) for axis in range(3)]
     if not all((*spacing, *extent)):

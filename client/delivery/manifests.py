@@ -20,7 +20,8 @@ def read_stored_manifests(state: Path) -> list[DeliveryManifest]:
 
     A manifest that cannot be read is left out.
     """
-    folder, manifests = get_delivered_folder(state), list[DeliveryManifest]()
+    folder = get_delivered_folder(state)
+    manifests = list[DeliveryManifest]()
     for place in list_run_folders(folder) if folder.is_dir() else []:
         with suppress(OSError, ValueError):
             manifests.append(DeliveryManifest.model_validate_json((place / MANIFEST).read_bytes()))

@@ -73,7 +73,8 @@ def answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
 def _open_sent_models(question: EvaluationQuestion, content: bytes, folder: Path, device: str) -> list[ModelToScore]:
     """Write the files of the models, each into a folder of its own, and load the models."""
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-    parts, models = question.split_content(content), list[ModelToScore]()
+    parts = question.split_content(content)
+    models = list[ModelToScore]()
     for number, model in enumerate(question.models):
         place = join_plain_name(folder, PlainName(f"model-{number}"))
         make_private_folder(place)
@@ -89,7 +90,8 @@ def _open_sent_models(question: EvaluationQuestion, content: bytes, folder: Path
 
 
 def _score_models(site: Site, run: str, question: EvaluationQuestion, models: Sequence[ModelToScore]) -> ScoringReply:
-    named, policy = site.name_classes_by(join_vocabularies(models)), site.policy
+    named = site.name_classes_by(join_vocabularies(models))
+    policy = site.policy
     hidden = named.hidden_classes("test")
     allowed = _find_allowed_groupings(named.test, question, hidden, policy)
     groupings = [GROUPINGS[column] for column in question.groups if column in allowed]
@@ -127,7 +129,8 @@ class PartInModelForm:
     cache: dict[str, ImageSet] = field(default_factory=dict)
 
     def __call__(self, form: PixelForm) -> ImageSet:
-        own, read = self.site.pixel_form, self.site.read_test_part
+        own = self.site.pixel_form
+        read = self.site.read_test_part
         is_own = own is not None and all(form.read_setting(key) == own.read_setting(key) for key in KEYS)
         if read is None or is_own:
             return self.site.test
@@ -203,7 +206,8 @@ class _Columns:
         """Add the figures of a model and class; without a label there is nothing to tell."""
         images = _select_row_images(row, scored)
         patients = [len(np.unique(images.patients[images.labels == kind])) for kind in (1, 0)]
-        number, figures = len(self.lists["models"]), row.figures
+        number = len(self.lists["models"])
+        figures = row.figures
         exact = (figures.positives, figures.negatives, *patients)
         counts = [round_count_down(count, policy) for count in exact]
         self._add(

@@ -64,7 +64,8 @@ def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spe
         spec: The settings of the data.
         count: Most images of each kind, class and model.
     """
-    names, failures = name_images(data, spec), list[ClassFailures]()
+    names = name_images(data, spec)
+    failures = list[ClassFailures]()
     for model, by_class in scored.scores.items():
         for class_name, scores in by_class.items():
             if class_name in scored.class_names:
@@ -84,7 +85,8 @@ def rank_failures(
     An image whose label is not known is in neither.
     """
     labels = scored.labels[:, scored.class_names.index(class_name)]
-    shown, absent = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+    shown = np.flatnonzero(labels == 1)
+    absent = np.flatnonzero(labels == 0)
     missed = shown[np.argsort(scores[shown], kind="stable")]
     alarms = absent[np.argsort(-scores[absent], kind="stable")]
     return missed, alarms

@@ -106,7 +106,8 @@ def evaluate_segmentation_at_site(
     Raises:
         BadInput: If the data has no masks, or shares no class with the model.
     """
-    settings, saved = read_site_settings(folder), read_model_description(model)
+    settings = read_site_settings(folder)
+    saved = read_model_description(model)
     device = choose_training_device(settings)
     as_trained = read_as_trained(settings.file.data, saved.pixels)
     loaded, _ = load_images_to_score(settings, as_trained, every=every, tell=tell)

@@ -48,7 +48,8 @@ def make_audit_report(
         BadInput: If the receipt cannot be read.
     """
     findings = check_audit_log(state)
-    faults, notes = [str(fault) for fault in findings.faults], [*findings.notes]
+    faults = [str(fault) for fault in findings.faults]
+    notes = [*findings.notes]
     if not findings.entries and not faults and has_accepted_replies(state):
         faults.append(f"{AUDIT_FILE}: is not there, and this site has replied to a run: removed.")
     if authority is not None:
@@ -96,7 +97,8 @@ def _check_request_signatures(state: Path, authority: x509.Certificate) -> Audit
 
     A request signed under another authority is only noted, because it may come from an earlier coordinator.
     """
-    signed, findings = 0, AuditCheckResult()
+    signed = 0
+    findings = AuditCheckResult()
     for entry in AuditLog(state).read_entries():
         if entry.get("direction") != "in" or entry.get("rule") == "signature" or "statement" not in entry:
             continue

@@ -177,7 +177,9 @@ class GatedMessage:
     """One request at the policy gate: checks the request and the site's reply, and writes both to the audit log."""
 
     def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
-        self._site, self._audit, self._message = site, audit, message
+        self._site = site
+        self._audit = audit
+        self._message = message
         self._fields = read_small_fields(message.content)
         self._record_name = str(self._fields.get("wire.record"))
         server_round = self._fields.get("round", 0)

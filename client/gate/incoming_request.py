@@ -67,7 +67,8 @@ class IncomingRequest:
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._content = content
         self._fields = fields = read_small_fields(content)
-        self._site, self._policy = site, site.policy
+        self._site = site
+        self._policy = site.policy
         self._run = str(fields.get("run", ""))
         self._runs = SiteRunRecords(site.folder, durable=site.durable)
         self._record = self._runs.find_run_record(self._run)
@@ -152,7 +153,8 @@ class IncomingRequest:
 
     def _compute_seconds_left_by_policy(self) -> float | None:
         """Return the seconds left by the limits of the request and of its run; None without a limit."""
-        request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
+        request = self._policy.maximum_hours
+        whole = self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
         limits += [] if whole is None else [max(whole * HOUR_S - self._count_seconds_worked(), 0.0)]
         return min(limits, default=None)
@@ -182,7 +184,8 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
         method = get_cached_site_method(site.name, fields["plan"])
     except BadInput as error:
         raise PlanRefused("plan.method", describe_first_plan_fault(error.faults)) from None
-    names, server_round = fields.get("class_names"), fields.get("round", 0)
+    names = fields.get("class_names")
+    server_round = fields.get("round", 0)
     return RequestedWork(
         plan,
         method,
@@ -214,7 +217,8 @@ def interrupt_after_seconds(seconds: float | None) -> Iterator[None]:
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    began, (left, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    began = time.monotonic()
+    (left, _) = signal.getitimer(signal.ITIMER_REAL)
 
     def raise_time_exceeded(number: int, frame: object) -> None:
         raise RequestTimeExceeded
@@ -403,14 +407,16 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
     Args:
         form: Number format to which the plan has the coordinator round the model's trunk.
     """
-    spec, source = plan.model, "seed"
+    spec = plan.model
+    source = "seed"
     if plan.weights_sha256 is not None:
         path = site.frozen_part_files.find_weights_file(spec, plan.weights_sha256)
         if path is None:
             file = f"the weights file with SHA-256 {plan.weights_sha256}"
             site.tell(f"the first model of this run is taken as it came: it begins with {file}, not in weights/ here")
             return ""
-        spec, source = spec.model_copy(update={"weights": str(path)}), "weights file"
+        spec = spec.model_copy(update={"weights": str(path)})
+        source = "weights file"
     try:
         network = build_network(spec, request.class_names, plan.run.seed)
         received = request.model.to_named_arrays()
@@ -427,7 +433,8 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
         return ""  # the frozen part is not here: the handler asks for it
     if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in built.items()}:
         return ""  # of another network: the handler says which part does not fit
-    numbers, wrong = 0, 0
+    numbers = 0
+    wrong = 0
     for name, array in built.items():
         tolerance = np.abs(array)
         tolerance *= RELATIVE

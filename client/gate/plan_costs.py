@@ -152,7 +152,8 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
         gpus: Number of GPUs that share each batch. If the plan adds noise to each training step, one GPU has the whole
             batch.
     """
-    size, training = estimate_network_cost(plan.model, rows), plan.training
+    size = estimate_network_cost(plan.model, rows)
+    training = plan.training
     private = plan.privacy.level in BY_STEP
     if plan.model.patch_size is not None:
         images *= training.patches_per_volume
@@ -177,7 +178,8 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
         rows: Number of rows of the model's head, one for each class.
     """
     size = estimate_network_cost(plan.model, rows)
-    model, frozen = size.trained * FLOAT32_BYTES, (size.parameters - size.trained) * FLOAT32_BYTES
+    model = size.trained * FLOAT32_BYTES
+    frozen = (size.parameters - size.trained) * FLOAT32_BYTES
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     moments = 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
     if plan.training.reset_optimizer:

@@ -168,10 +168,12 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
 
     Fast rules come first.
     """
-    plan, method = work.plan, work.method
+    plan = work.plan
+    method = work.method
     last = plan.run.rounds
     yield "policy.methods", find_method_policy_fault(policy, plan)
-    network, fault = plan.model.architecture, ""
+    network = plan.model.architecture
+    fault = ""
     if is_external_network(network) and not (
         fault := _find_plugin_policy_fault(MODELS, network, policy.networks, plan)
     ):
@@ -184,13 +186,15 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
         plugins = (name for name in names_in(plan) if name.startswith(PLUGIN))
         faults = (_find_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
-    rounds, most = max(last, work.round), policy.maximum_rounds
+    rounds = max(last, work.round)
+    most = policy.maximum_rounds
     too_long = most is not None and rounds > most
     yield "policy.maximum_rounds", f"it is {most}, and the run has {rounds} rounds" if too_long else ""
     announced = 0 <= work.round <= last
     yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
     for key, number_in, noun in _LIMITS:
-        most, value = getattr(policy, f"maximum_{key}"), number_in(work)
+        most = getattr(policy, f"maximum_{key}")
+        value = number_in(work)
         yield f"policy.maximum_{key}", _find_limit_excess(value, most, noun)
     tests = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
@@ -202,7 +206,8 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
     yield from _check_network_size_rules(policy, work)
     needs = f"{method.name} needs"
-    groups, statistics = work.required_update_groups, method.declared_payload.names
+    groups = work.required_update_groups
+    statistics = method.declared_payload.names
     yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, f"{needs} the change of")
     yield "policy.statistics", _find_unlisted_names_fault(statistics, policy.statistics, needs)
     yield from _check_privacy_rules(policy, work)
@@ -248,7 +253,8 @@ def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], p
 
 def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield the rules for parameters, memory and disk space that have a limit: name and reason, empty if not broken."""
-    plan, rows = work.plan, work.rows
+    plan = work.plan
+    rows = work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
         yield "policy.maximum_parameters", _find_limit_excess(numbers, parameters, "numbers a model")
@@ -266,8 +272,11 @@ def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterat
 
 def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield the rules for clipping, masks and noise of an update: name and reason, empty if not broken."""
-    privacy, parameters, bound = work.plan.privacy, work.method.parameters, policy.maximum_update_norm
-    clips, reason = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update, ""
+    privacy = work.plan.privacy
+    parameters = work.method.parameters
+    bound = policy.maximum_update_norm
+    clips = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update
+    reason = ""
     if bound is not None and work.required_update_groups:
         if clips is None:
             reason = f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
@@ -287,7 +296,8 @@ def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tu
     by_image = policy.privacy_unit == "patient" and privacy.level == "sample"
     reason = 'it is "patient", and privacy.level = "sample" hides single images'
     yield "policy.privacy_unit", reason if by_image else ""
-    needed, trusted = privacy.honest_sites, policy.honest_sites
+    needed = privacy.honest_sites
+    trusted = policy.honest_sites
     if needed is None or trusted is None:
         return
     reason = f"it is {trusted}, and the plan's epsilon holds only while {needed} sites of a sum add their noise"
@@ -322,7 +332,8 @@ def _iterate_nested_integers(tree: Any) -> Iterator[int]:
 
 def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
     """Yield the name of each rule for replies, with the reason why this reply breaks it; empty if it does not."""
-    evaluation, level = work.plan.evaluation, work.plan.privacy.level
+    evaluation = work.plan.evaluation
+    level = work.plan.privacy.level
     match reply:
         case RollCallAnswer():
             if reply.positives:
@@ -343,7 +354,8 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             unneeded = f"round {work.round} of {name} does not need the change of"
             yield "method.groups", _find_unlisted_names_fault(groups, needed, unneeded)
             yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")
-            sent, declared = tuple(reply.statistics), work.method.declared_payload.names
+            sent = tuple(reply.statistics)
+            declared = work.method.declared_payload.names
             yield "method.statistics", _find_unlisted_names_fault(sent, declared, f"{name} does not declare")
             yield "policy.statistics", _find_unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm

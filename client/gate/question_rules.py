@@ -79,7 +79,8 @@ def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountRe
     yield "policy.masked_only", "the counts would leave without masks" if open_counts else ""
     if is_noisy:
         return
-    least, base = policy.smallest_count, policy.round_counts_to
+    least = policy.smallest_count
+    base = policy.round_counts_to
     # A missing label says nothing about a patient, nor does it that an attribute is stated everywhere.
     few = any(
         patients < least
@@ -146,7 +147,8 @@ def check_scoring_answer(policy: SitePolicy, request: ScoringRequest, reply: Sco
     yield "policy.counts", f"it does not have class_by_{forbidden[0]}" if forbidden else ""
     spread = reply.has_histograms or bool(reply.point_rows or reply.score_sums)
     yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
-    least, base = policy.smallest_count, policy.round_counts_to
+    least = policy.smallest_count
+    base = policy.round_counts_to
     counts = (*reply.positives, *reply.negatives, *reply.positive_patients, *reply.negative_patients)
     few = any(count < least for count in counts) or (reply.models and reply.patients < least)
     yield "policy.smallest_count", f"it is {least}, and a figure is of fewer images or patients" if few else ""

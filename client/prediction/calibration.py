@@ -83,7 +83,8 @@ def fit_scaling(scores: Floats, labels: Floats, method: ScalingMethod) -> tuple[
     logits = compute_logits(scores)
 
     def compute_loss(parameters: Floats) -> tuple[float, Floats]:
-        slope, offset = parameters[0], parameters[1] if method == "platt" else 0.0
+        slope = parameters[0]
+        offset = parameters[1] if method == "platt" else 0.0
         scaled = slope * logits + offset
         loss = np.mean(np.logaddexp(0.0, scaled) - labels * scaled)
         residual = _sigmoid(scaled) - labels
@@ -115,7 +116,9 @@ def calibrate_class(
     before = compute_calibration(test_scores, test_labels)
     error_before = None if before is None else before.expected_error
     fewest = min(counts["positives"], counts["negatives"])
-    reason, slope, offset = "", 1.0, 0.0
+    reason = ""
+    slope = 1.0
+    offset = 0.0
     if fewest < FEWEST_IMAGES:
         kind = "show" if counts["positives"] == fewest else "do not show"
         reason = f"{fewest} validation images {kind} it, and a fit needs {FEWEST_IMAGES}"
@@ -123,7 +126,8 @@ def calibrate_class(
         slope, offset = fit_scaling(scores, labels, method)
         if slope <= 0:
             reason = "the fit would turn the order of the images round: here the model does not tell this class"
-            slope, offset = 1.0, 0.0
+            slope = 1.0
+            offset = 0.0
     after = compute_calibration(scale_probabilities(test_scores, slope, offset), test_labels)
     return ClassCalibration(
         slope=slope,

@@ -73,7 +73,8 @@ def predict_at_site(
     """
     raise_faults(find_output_folder_faults(out))
     calibration = read_calibration(model) if calibrated else None
-    network, classes = load_model(model.folder), tuple(model.learned_classes)
+    network = load_model(model.folder)
+    classes = tuple(model.learned_classes)
     if is_segmentation(network.spec.task):
         options = replace(masks or MaskOptions(), device=device)
         masked = predict_masks(network, classes, images, choose_image_format(model), out, options)
@@ -111,8 +112,10 @@ def make_mask_options(
     refuse_codes_without_segmentations(codes, segments=segments)
     if not segments:
         return MaskOptions(values)
-    description, form = model.description, choose_image_format(model)
-    classes, largest_mb = model.learned_classes, form.rendering.largest_mb
+    description = model.description
+    form = choose_image_format(model)
+    classes = model.learned_classes
+    largest_mb = form.rendering.largest_mb
     writer = make_segmentation_writer(model.title, description.model_sha256, classes, codes, largest_mb)
     return MaskOptions(values, writer)
 

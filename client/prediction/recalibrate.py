@@ -42,7 +42,8 @@ def recalibrate_at_site(
     own = replace(settings, file=settings.file.model_copy(update={"data": data}))
     site, _, _ = load_site_data(own, tell).make_present_site()
     site = site.name_classes_by(model.description.vocabulary)
-    network, device = load_model(model.folder), choose_training_device(settings)
+    network = load_model(model.folder)
+    device = choose_training_device(settings)
     refuse_segmentation(network, "recalibrate")
     if not set(model.learned_classes) & set(site.validation.class_names):
         named = quote_names(site.validation.class_names)

@@ -121,7 +121,8 @@ def format_deliveries(deliveries: Sequence[StoredDelivery]) -> Group:
     table = fold_long_words(Table("run", "study", "from", "signed", "size", "state", width=80))
     faults = list[Text]()
     for stored in deliveries:
-        manifest, run = stored.manifest, stored.folder.name[:SHOWN_DIGITS]
+        manifest = stored.manifest
+        run = stored.folder.name[:SHOWN_DIGITS]
         if manifest is None:
             table.add_row(Text(run), "", "", "", "", "CHANGED")
             faults.append(Text(f"{stored.folder} is not as the coordinator signed it: {stored.fault}. {_AGAIN}"))

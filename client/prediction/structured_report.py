@@ -40,7 +40,8 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
     """
     from io import BytesIO
 
-    written, without = list[Path](), dict[str, str]()
+    written = list[Path]()
+    without = dict[str, str]()
     folder = out / REPORTS_FOLDER
     make_private_folder(folder)
     for row, name in enumerate(predictions.names):

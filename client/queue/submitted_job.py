@@ -54,7 +54,8 @@ def read_submitted_job(state: Path) -> SubmittedJob | None:
         job = SubmittedJob(**fields)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    texts, counts = (job.number, job.process, job.message), (job.jobs_in_a_row, job.last_reply)
+    texts = (job.number, job.process, job.message)
+    counts = (job.jobs_in_a_row, job.last_reply)
     is_valid = all(type(text) is str for text in texts) and all(type(count) is int for count in counts)
     return job if is_valid else None
 

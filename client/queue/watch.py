@@ -99,11 +99,13 @@ class QueueWatcher:
             BadInput: If the queue refuses a job.
         """
         self._take_over_job_of_earlier_program()
-        wait_s, patience_ends = FIRST_RETRY_S, time.monotonic() + KEY_PATIENCE_S
+        wait_s = FIRST_RETRY_S
+        patience_ends = time.monotonic() + KEY_PATIENCE_S
         while True:
             try:
                 with self._open_connection() as link:
-                    self._error, wait_s = "", FIRST_RETRY_S
+                    self._error = ""
+                    wait_s = FIRST_RETRY_S
                     self._watch_messages(link)
             except ConnectionNotAccepted as refusal:
                 # A coordinator that has just opened its port is still registering the sites it has admitted.
@@ -130,13 +132,16 @@ class QueueWatcher:
         if (listed := find_listed_job(state_folder, self.queue)) is None:
             return
         job, state = listed
-        self._process, self._is_listed, self._last_state = job.process, True, state
+        self._process = job.process
+        self._is_listed = True
+        self._last_state = state
         self.tell(f"job {job.number}, submitted before this program started, is {state.value}")
 
     @contextmanager
     def _open_connection(self) -> Iterator[FleetClient]:
         check_coordinator_certificate(self.kit.address, self.kit.ca_certificate)
-        key, authority = read_private_key(self.settings.key_path), self.kit.ca_certificate.encode()
+        key = read_private_key(self.settings.key_path)
+        authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, key, None, self._process, self.settings.file.policy) as link:
             agree_on_wire_version(link, self.tell)
             node_id_file = self.settings.state_folder / "node-id"
@@ -164,7 +169,8 @@ class QueueWatcher:
                 raise
 
     def _submit_job_for_message(self, message_id: str) -> None:
-        message, last_reply = hash_message_id(message_id), find_last_reply(self.settings.state_folder)
+        message = hash_message_id(message_id)
+        last_reply = find_last_reply(self.settings.state_folder)
         earlier = self._submitted
         jobs_in_a_row = 1 if earlier is None else earlier.make_next_job_count(message, last_reply)
         if earlier is not None and jobs_in_a_row > MAX_JOBS:
@@ -178,7 +184,9 @@ class QueueWatcher:
         number = self.queue.submit_job(self._process)
         self._submitted = SubmittedJob(number, self._process, message, jobs_in_a_row, last_reply)
         self._submitted.store(self.settings.state_folder)
-        self._is_listed, self._last_state, self._asked_at = True, JobState.QUEUED, time.monotonic()
+        self._is_listed = True
+        self._last_state = JobState.QUEUED
+        self._asked_at = time.monotonic()
         self.tell(f"a request waits: submitted job {number}")
 
     def _hold_connection_while_job_is_listed(self, link: FleetClient) -> None:
@@ -188,7 +196,8 @@ class QueueWatcher:
         try:
             while True:
                 if time.monotonic() - self._asked_at >= self.job_look_s:
-                    self._asked_at, state = time.monotonic(), self.queue.read_job_state(job.number)
+                    self._asked_at = time.monotonic()
+                    state = self.queue.read_job_state(job.number)
                     if state not in (self._last_state, JobState.UNKNOWN):
                         self.tell(f"job {job.number} is {state.value}")
                         self._last_state = state

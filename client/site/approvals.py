@@ -109,7 +109,9 @@ class SiteApprovals:
     """
 
     def __init__(self, folder: Path, state: Path, site: str, policy: "SitePolicy") -> None:
-        self._folder, self._state, self._site = folder, state, site
+        self._folder = folder
+        self._state = state
+        self._site = site
         self._disclosure = select_disclosure_policy(policy)
         # Hash -> kind and deciding rule of the texts that were refused since the program started; the latest is last.
         self._refused_texts: dict[str, tuple[str, str]] = {}
@@ -127,7 +129,8 @@ class SiteApprovals:
         Args:
             fields: The small fields of the request's record.
         """
-        record, run = str(fields.get("wire.record")), str(fields.get("run", ""))
+        record = str(fields.get("wire.record"))
+        run = str(fields.get("run", ""))
         if record in ASKS_NOTHING:
             return ApprovalVerdict("approval")
         if record in PARTS_OF_ROUND:

@@ -82,7 +82,8 @@ def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], sma
     Args:
         hidden: The hidden classes; all others are visible.
     """
-    shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
+    shown = images.labels == 1
+    labelled = ~np.isnan(images.labels).all(axis=1)
     nothing = labelled & ~shown.any(axis=1)
     if not hidden or len(np.unique(images.patients[nothing])) >= smallest:
         return np.zeros(len(images), np.bool_)

@@ -50,7 +50,8 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
         BadInput: If the folder is no site's, has another name, or its ``flwr-client`` runs.
     """
     settings = read_site_toml_without_data(folder)
-    site, state = settings.file.name, settings.state_folder
+    site = settings.file.name
+    state = settings.state_folder
     if name not in ("", site):
         raise BadInput([Fault("--name", f'is "{name}", but {folder} is the folder of "{site}".', "Leave it out.")])
     state.mkdir(mode=0o700, exist_ok=True)

@@ -85,7 +85,9 @@ def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, mo
         run: The current run, which is always kept and not counted.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
-    newest, room, before = True, most_bytes, time.time() - days * 86400
+    newest = True
+    room = most_bytes
+    before = time.time() - days * 86400
     for place, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
         room -= sum(path.stat().st_size for path in folder.iterdir())
         if folder.stat().st_mtime < before or (room < 0 and not newest) or place >= KEPT_RUNS:
@@ -103,7 +105,8 @@ class SiteRoundStateFolder:
     """
 
     def __init__(self, folder: Path, site: str = "", *, durable: bool = True) -> None:
-        self.folder, self.durable = folder, durable
+        self.folder = folder
+        self.durable = durable
         self._origin: dict[str, str | int] = {"run": folder.name, "site": site}
 
     def read_last_counted_state(
@@ -175,7 +178,8 @@ class SiteRoundStateFolder:
 
     def read_settled_request_hash(self, server_round: int) -> str | None:
         """Return the hash ``agreed`` of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
-        opened, written = self._settled_mark_path(server_round), self.read_round_state_hash(server_round)
+        opened = self._settled_mark_path(server_round)
+        written = self.read_round_state_hash(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
@@ -205,7 +209,8 @@ class SiteRoundStateFolder:
             server_round: Round of the file; None for the state's own ``round``.
         """
         number = memory.round if server_round is None else server_round
-        named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
+        named = dict[str, NDArray[Any]]()
+        classes = dict[str, list[str]]()
         for part in (*_GROUPS, *_ARRAYS):
             value = getattr(memory, part)
             if isinstance(value, ModelGroups) and value.head is not None:
@@ -236,13 +241,15 @@ def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
     Raises:
         ValueError: If the content is damaged.
     """
-    digest, content = written[:_DIGEST], written[_DIGEST:]
+    digest = written[:_DIGEST]
+    content = written[_DIGEST:]
     if hashlib.sha256(content).digest() != digest:
         raise ValueError("its SHA-256 is not the one that it was written with")
     try:
         arrays = load(content)
         facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
-        classes, origin = facts.pop("classes"), dict(facts.pop("origin", {}))
+        classes = facts.pop("classes")
+        origin = dict(facts.pop("origin", {}))
         parts: dict[str, Any] = {}
         for name in (*_GROUPS, *_ARRAYS):
             parts[name] = {}
@@ -277,7 +284,9 @@ class FrozenPartFiles:
     """
 
     def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
-        self._folder, self._weights, self._durable = folder, weights, durable
+        self._folder = folder
+        self._weights = weights
+        self._durable = durable
 
     def ensure_frozen_part_stored(self, spec: ModelSpec) -> bool:
         """Make sure that a network's frozen part is stored here, if needed by making it from a weights file here.

@@ -179,8 +179,12 @@ class PatientLedger:
     def __init__(
         self, folder: Path, state: Path, *, site: str, federation: str, shared: bool = True, named: bool = False
     ) -> None:
-        self.folder, self.shared, self.named = folder, shared, named
-        self._state, self._site, self._federation = state, site, federation
+        self.folder = folder
+        self.shared = shared
+        self.named = named
+        self._state = state
+        self._site = site
+        self._federation = federation
         self._files = ChargedGroupFiles(state / "privacy" / "patients")
         self._parts: Sequence[ImageSet] = ()
         self._key = b""
@@ -213,8 +217,11 @@ class PatientLedger:
             (key,) = database.execute("SELECT key FROM about").fetchone()
             keys_of_groups = [group_key for (group_key,) in database.execute("SELECT DISTINCT key FROM groups")]
         if key != self._key:
-            self._parts, self._key = parts, key
-            self._present, self._members, self._by_name = {}, {}, {}
+            self._parts = parts
+            self._key = key
+            self._present = {}
+            self._members = {}
+            self._by_name = {}
             present = self._get_fingerprints(key)
             self._group = ChargedGroup(key, present.patients, np.unique(present.values).astype("<u8").tobytes())
         for group_key in keys_of_groups:

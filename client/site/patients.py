@@ -102,7 +102,8 @@ class PatientFingerprinter:
             contents = (digest.to_bytes(8) for digest in digests.tolist())
             return compute_fingerprints("picture", contents, self.key)[inverse]
         # These digests are keyed by the site's own key, and so differ between folders: hash the decrypted pictures.
-        stored, rows = images.stored, first if images.places is None else images.places[first]
+        stored = images.stored
+        rows = first if images.places is None else images.places[first]
         fingerprints_by_digest = self._read_cached_fingerprints()
         new = np.array(
             [place for place, digest in enumerate(digests.tolist()) if digest not in fingerprints_by_digest], np.intp
@@ -128,7 +129,8 @@ class PatientFingerprinter:
             with safe_open(self.cache, framework="numpy") as file:
                 if file.metadata() != {"ledger": self._ledger_name}:
                     return {}
-                digests, fingerprints = file.get_tensor("digests"), file.get_tensor("fingerprints")
+                digests = file.get_tensor("digests")
+                fingerprints = file.get_tensor("fingerprints")
         except (OSError, SafetensorError):  # none yet, or damaged: computed again
             return {}
         return dict(zip(digests.tolist(), fingerprints.tolist(), strict=True))

@@ -26,7 +26,9 @@ class RunEntryFolder:
     """
 
     def __init__(self, folder: Path, earlier: Path, *, durable: bool = True) -> None:
-        self._folder, self._earlier, self._durable = folder, earlier, durable
+        self._folder = folder
+        self._earlier = earlier
+        self._durable = durable
 
     def read_entry(self, run: str) -> dict[str, Any] | None:
         """Return the entry of a run; None if it has none, or one that cannot be read."""

@@ -286,7 +286,8 @@ def prepare_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> 
                 raise BadInput([Fault(str(folder), problem, remedy)]) from None
             if removed:
                 tell(f"removed the decoded images in {folder}: policy.keep_images is {policy.keep_images}")
-    limit, off = int(policy.keep_images_gb * 1e9), 'policy.keep_images = "no"'
+    limit = int(policy.keep_images_gb * 1e9)
+    off = 'policy.keep_images = "no"'
     store = DecodedImageStore(folders.get(policy.keep_images), limit, "policy.keep_images_gb", off, tell=tell)
     if policy.keep_images != "encrypted":
         return store

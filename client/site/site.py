@@ -180,7 +180,8 @@ class Site:
         """Return the hidden classes of one part of the data, whose counts and metrics are not reported."""
         if part not in self._hidden_classes_cache:
             images: ImageSet = getattr(self, part)
-            smallest, hidden = self.policy.smallest_count, self.hidden.get(part, frozenset[str]())
+            smallest = self.policy.smallest_count
+            hidden = self.hidden.get(part, frozenset[str]())
             if part not in self.hidden and smallest:
                 hidden = find_classes_hidden_by_policy(images, smallest)
             self._hidden_classes_cache[part] = hidden & frozenset(images.class_names)

@@ -157,7 +157,8 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     synonyms: Any = {}
     wrong = list[Fault]()
     if isinstance(data, dict):
-        labels, synonyms = data.pop("annotates", ()), data.pop("synonyms", {})
+        labels = data.pop("annotates", ())
+        synonyms = data.pop("synonyms", {})
         # Read from the file again before each round: OptOutSource.
         _, wrong = read_opt_out_key(data)
         data.pop("opt_out", None)
@@ -280,11 +281,13 @@ def refuse_missing_site_file(folder: Path) -> Path:
     """
     if is_file(folder / FILE):
         return folder
-    problem, remedy = f"is no site's folder: it holds no {FILE}.", "Make one with flwr-client init."
+    problem = f"is no site's folder: it holds no {FILE}."
+    remedy = "Make one with flwr-client init."
     if not folder.exists():
         problem = "there is no such folder."
     elif not folder.is_dir():
-        problem, remedy = "is a file; a site's folder is wanted.", f"Name the folder that holds {FILE}."
+        problem = "is a file; a site's folder is wanted."
+        remedy = f"Name the folder that holds {FILE}."
     raise BadInput([Fault(str(folder), problem, remedy)])
 
 
@@ -352,7 +355,8 @@ def _format_classes_as_comment(vocabulary: Vocabulary) -> str:
 
 def list_stated_pixel_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the keys of ``[data]``, with their values, that an experiment asks of every hospital for equal pixels."""
-    model, table = experiment.model, experiment.pixels or {}
+    model = experiment.model
+    table = experiment.pixels or {}
     stated = {"color": model.channels == 3 and not model.takes_volumes, "image_size": model.image_size}
     return stated | {key: value for key, value in table.items() if key != OWN and value is not None}
 

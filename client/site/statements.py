@@ -58,7 +58,10 @@ class SiteRecordSigner:
     """
 
     def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
-        self._state, self._site, self._key, self._authority = state, site, key, authority
+        self._state = state
+        self._site = site
+        self._key = key
+        self._authority = authority
         self._fingerprint = compute_public_key_fingerprint(format_public_key_line(key, ""))
 
     def sign_reply(self, content: RecordDict, message: str) -> RecordDict:

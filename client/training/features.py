@@ -74,10 +74,12 @@ class FeatureCache:
         arithmetic = read_number_format(plan.training, device)
         about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic} {device}"
         if about != self._frozen:
-            self._frozen, self._parts = about, {}
+            self._frozen = about
+            self._parts = {}
         if part in self._parts:
             return self._parts[part]
-        path, name = self.folder / f"{part}.features", ""
+        path = self.folder / f"{part}.features"
+        name = ""
         features: Tensor | None = None
         if self.key is not None:
             images = hashlib.sha256()
@@ -100,7 +102,8 @@ class FeatureCache:
                     computed.append(apply_doubling_single_image(network.backbone, inputs).float())
             features = torch.cat(computed)
             if self.key is not None:
-                nonce, width_bytes = os.urandom(NONCE_BYTES), features.shape[1].to_bytes(8, "little")
+                nonce = os.urandom(NONCE_BYTES)
+                width_bytes = features.shape[1].to_bytes(8, "little")
                 plain = width_bytes + features.cpu().numpy().astype("<f4").tobytes()
                 sealed = AESGCM(self.key).encrypt(nonce, plain, name.encode())
                 write_atomically(path, nonce + sealed, durable=self.durable, private=True)

@@ -53,7 +53,8 @@ Histograms = Mapping[str, ScoreHistogram]
 
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels, both ``(n, classes)``, and names of the site's classes for one part of its data."""
-    images, network = getattr(task.site, part), task.network
+    images = getattr(task.site, part)
+    network = task.network
     scores = logits_to_probabilities(task.get_or_compute_logits(part), network.spec.task).cpu().numpy()
     of_site = frozenset(images.class_names)
     rows = [row for row, name in enumerate(network.class_names) if name in of_site]
@@ -63,7 +64,8 @@ def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple
 
 def compute_figures_of_patients(task: "LocalTask") -> dict[str, PatientFigures]:
     """Return class -> the figures of a segmentation for each patient of the test part, of the site's classes."""
-    images, network = task.site.test, task.network
+    images = task.site.test
+    network = task.network
     pixels = task.site.pixels["test"]
     masks = make_mask_tensors(images, network.class_names, pixels.device)
     assert masks is not None, "checked when the site was opened"
@@ -224,7 +226,9 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         Args:
             own: Validation metrics by which the site chooses its best round.
         """
-        site, network, plan = task.site, task.network, task.plan
+        site = task.site
+        network = task.network
+        plan = task.plan
         if not site.may_report_metrics("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
         if (
@@ -238,7 +242,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
             return validate_network(
                 network, examples, task.method.loss, plan.training, site.hidden_classes("validation")
             )
-        logits, hidden = task.get_or_compute_logits("validation"), site.hidden_classes("validation")
+        logits = task.get_or_compute_logits("validation")
+        hidden = site.hidden_classes("validation")
         return judge_logits(network, logits, examples, task.method.loss, hidden)
 
     def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
@@ -246,7 +251,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
 
         Both are rounded down. Both are None if the plan does not ask for them, or the policy withholds them.
         """
-        site, plan = task.site, task.plan
+        site = task.site
+        plan = task.plan
         allowed = may_send_test_metrics(task) and site.may_report_metrics("test")
         if not plan.evaluation.test_each_round or not allowed:
             return None, None
@@ -260,7 +266,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         Both are empty if the policy withholds them, and under secure aggregation, where histograms leave only in a sum
         over sites (:func:`compute_test_histograms_for_sum`).
         """
-        site, policy = task.site, task.site.policy
+        site = task.site
+        policy = task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
             return {}, {}
         metrics, spread = super().compute_test_metrics(task)
@@ -342,7 +349,8 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     The result is empty if the policy or the plan allows none. All counts are zero if the model cannot be evaluated,
     because that can depend on one patient's image.
     """
-    site, policy = task.site, task.site.policy
+    site = task.site
+    policy = task.site.policy
     allowed = policy.score_histograms and task.plan.evaluation.pooled and not are_unnoised_metrics_withheld(task)
     if not len(site.test) or not allowed or has_protected_local_parts(task):
         return {}

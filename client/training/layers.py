@@ -69,7 +69,8 @@ def make_privacy_layers(
 
     The list is empty if neither plan nor policy needs a layer. Without ``masks``, no layer masks updates.
     """
-    privacy, parameters = plan.privacy, method.parameters
+    privacy = plan.privacy
+    parameters = method.parameters
     layers: list[SiteRoundLayer] = []
     if privacy.secure_aggregation and masks is not None:
         layers.append(SiteMaskingLayer(masks, site, plan, method))
@@ -123,7 +124,8 @@ class DisclosureLimitsLayer(SiteRoundLayer):
 
     def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train; remove statistics that depend on few patients and, if the policy withholds it, the training loss."""
-        result, policy = train(task, request), task.site.policy
+        result = train(task, request)
+        policy = task.site.policy
         few = mark_head_rows_of_few_patients(task.site.train, task.network.class_names, policy)
         statistics = suppress_statistics_of_few_patients(
             result.statistics, task.method.declared_payload.statistics, few, policy
@@ -160,7 +162,9 @@ class FailureHidingLayer(SiteRoundLayer):
             raise
         except self.hidden as error:
             task.site.tell(f"nothing of this round is in the update: {error}")
-        plan, network, received = task.plan, task.network, task.received
+        plan = task.plan
+        network = task.network
+        received = task.received
         write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
         statistics: Arrays = {}
         if task.method.declared_payload.statistics:  # of the received model; noise is added later

@@ -123,7 +123,8 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         # With noise in each step, no noise protects the loss, so it must not decide anything.
         refuse_diverged_training(update, trained.last_loss if task.epoch is None else 0.0)
         refuse_diverged_training(parts, 0.0)
-        statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
+        statistics = local.statistics(network, trained.losses)
+        method_state = local.method_state(network)
     own_optimizer: Arrays = {}
     if local.own_objective is not None:
         parts, own_optimizer = train_own_model(task, request, replace(local, objective=local.own_objective))
@@ -170,7 +171,8 @@ def train_own_model(task: LocalTask, request: TrainRequest, local: LocalRound) -
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Collect what the method needs to prepare this round: network, images, sent statistics and its stored state."""
-    examples, spec = task.make_labelled_examples("train"), task.plan.training
+    examples = task.make_labelled_examples("train")
+    spec = task.plan.training
     return ClientContext(
         network=task.network,
         examples=examples,
@@ -189,7 +191,8 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
         local: The method's objective for this round.
         backbone_frozen: True to train neck and head only.
     """
-    frozen, plan = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen), task.plan
+    frozen = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen)
+    plan = task.plan
     examples = task.make_labelled_examples("train")
     batch_weight = task.method.make_batch_weight(examples, plan.training)
     return TrainingTask(examples, local.objective, plan.training, plan.augmentation, frozen, task.epoch, batch_weight)
@@ -201,13 +204,16 @@ def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator
     Args:
         validation: Images whose loss decides; None to decide by the epoch's mean training loss.
     """
-    spec, method, network = task.plan.training, task.method, task.network
+    spec = task.plan.training
+    method = task.method
+    network = task.network
     if not method.parameters.warm_up_epochs:
         return
     optimizer = make_optimizer(network, spec, method.parameters.warm_up_lr)
     minimised = method.choose_training_loss(task.make_labelled_examples("train"), spec)
     exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
-    best, best_loss = read_model_state(network), float("inf")
+    best = read_model_state(network)
+    best_loss = float("inf")
     for _ in range(method.parameters.warm_up_epochs):
         losses = train_epoch(network, exercise, optimizer, generator)
         loss = (
@@ -216,7 +222,8 @@ def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator
             else float(losses.mean())
         )
         if loss is None or loss < best_loss:
-            best, best_loss = read_model_state(network), best_loss if loss is None else loss
+            best = read_model_state(network)
+            best_loss = best_loss if loss is None else loss
     write_model_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
@@ -235,7 +242,9 @@ def train_local_epochs(
         local: The method's objective and factor of the learning rate for this round.
         validation: Images whose loss must settle; None for the training loss.
     """
-    spec, method, network = task.plan.training, task.method, task.network
+    spec = task.plan.training
+    method = task.method
+    network = task.network
     unfreeze_network(network)
     factor = local.lr_factor * compute_learning_rate_factor(spec, request.round, task.plan.run.rounds)
     optimizer = make_optimizer(network, spec, spec.lr * factor)
@@ -285,7 +294,8 @@ def compute_model_difference(
             norm = np.subtract(trained.norm, received.norm, out=trained.norm)
         if method.declared_payload.head:
             sent = method.select_sent_rows(trained.head.class_names, annotated)
-            now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
+            now = trained.head.select_rows(sent)
+            before = received.head.select_rows(sent)
             head = Head(sent, now.weight - before.weight, now.bias - before.bias)
     return ModelGroups(trunk, norm, head)
 
@@ -309,7 +319,8 @@ def answer_evaluate_request(
 
 def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, first load the parts that stay at the site, as of the best round."""
-    site, figures = task.site, task.figures
+    site = task.site
+    figures = task.figures
 
     def evaluate_and_make_reply() -> EvaluateReply:
         with task.use_seed_of(request.round, site.name, "test"):
@@ -409,7 +420,8 @@ def write_round_state(
         received: Validation metrics before training; if each site chooses its own best round, they decide if the local
             parts before training are the best so far.
     """
-    method, memory = task.method, task.memory
+    method = task.method
+    memory = task.memory
     if not method.stores_site_state(task.plan):
         return
     before = get_local_parts_before_training(task)

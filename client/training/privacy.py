@@ -95,7 +95,8 @@ class PrivacyBudgetLedger:
     """The file with the privacy costs of a folder's own replies, with the last reply beside it."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
-        self._folder, self._durable = site / PRIVACY_FOLDER, durable
+        self._folder = site / PRIVACY_FOLDER
+        self._durable = durable
 
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:
@@ -141,7 +142,9 @@ class PrivacyBudgetLedger:
                 return None
             cost = facts.pop("cost", None)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
+        classes = facts.pop("classes")
+        form = facts.pop("form")
+        left = bytes.fromhex(facts.pop("left"))
         update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
         statistics = select_arrays_with_prefix("statistics", arrays)
         reply = TrainReply(**facts, update=update, statistics=statistics)
@@ -149,7 +152,8 @@ class PrivacyBudgetLedger:
 
     def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastStoredReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
-        reply, head = paid.reply, paid.reply.update.head
+        reply = paid.reply
+        head = paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
         facts |= {"request": entry.request, "cost": asdict(entry), "left": paid.left.hex(), "form": reply.update.form}
         facts["classes"] = list(head.class_names) if head else []
@@ -193,7 +197,8 @@ def _read_cost_entry(facts: Any) -> PrivacyCostEntry:
         TypeError: If it is none.
     """
     entry = PrivacyCostEntry(**facts)
-    texts, numbers = (entry.run, entry.request, entry.id, entry.patients), (entry.noise_multiplier, entry.sample_rate)
+    texts = (entry.run, entry.request, entry.id, entry.patients)
+    numbers = (entry.noise_multiplier, entry.sample_rate)
     whole = (entry.round, entry.count)
     if all(
         isinstance(value, kind)
@@ -282,7 +287,8 @@ def make_privacy_status(site: Site) -> dict[str, Any]:
     Raises:
         LedgerUnusable: If the patients' ledger cannot be opened, read or written.
     """
-    own, policy = open_privacy_ledger(site), site.policy
+    own = open_privacy_ledger(site)
+    policy = site.policy
     if not own.entries and policy.epsilon is None:
         return {}
     ledger = open_patient_ledger(site)
@@ -347,7 +353,8 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     protection = make_site_privacy_settings(plan, method, site.train_samples)
     if protection is None or site.policy.epsilon is None:
         return
-    ledger, steps = open_patient_ledger(site), protection.noisy_steps_per_round
+    ledger = open_patient_ledger(site)
+    steps = protection.noisy_steps_per_round
     costs = None if ledger is None else ledger.list_costs(run, steps)
     refuse_cost_over_budget(site, costs, steps)
 
@@ -362,7 +369,8 @@ def refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisyS
         BadInput: If the budget would be exceeded. The coordinator reads the message, so it holds no number that depends
             on which patients are here; the site's own log has the numbers.
     """
-    budget, delta = site.policy.epsilon, site.policy.delta
+    budget = site.policy.epsilon
+    delta = site.policy.delta
     if budget is None:
         return
     if costs is None:
@@ -427,7 +435,8 @@ def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable
     Raises:
         UnnoisedChange: If any other value differs, for instance a buffer that holds a mean of images.
     """
-    layout, of_optimizer = make_model_layout(task.network), set(map(id, covered))
+    layout = make_model_layout(task.network)
+    of_optimizer = set(map(id, covered))
     before, after = (split_state_into_tensors(values, layout) for values in (task.received, state))
     tensors = task.network.state_dict(keep_vars=True)
     changed = [
@@ -463,8 +472,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
-        site, digest = self.site, hash_train_request(request)
-        ledger, patients = open_privacy_ledger(site), open_patient_ledger(site)
+        site = self.site
+        digest = hash_train_request(request)
+        ledger = open_privacy_ledger(site)
+        patients = open_patient_ledger(site)
         paid = ledger.find_stored_reply(digest)
         if paid is None:
             paid = self._answer_and_store(answer, request, self._make_cost(request, digest))
@@ -490,8 +501,11 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
-        site, plan, section = self.site, self.plan, self.plan.privacy
-        ledger, patients = open_privacy_ledger(site), site.ledger
+        site = self.site
+        plan = self.plan
+        section = self.plan.privacy
+        ledger = open_privacy_ledger(site)
+        patients = site.ledger
         if patients is None:
             self._refuse_unaffordable_round(request, cost, None)
         else:

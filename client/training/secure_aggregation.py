@@ -142,7 +142,9 @@ class SiteMaskingLayer(SiteRoundLayer):
             MaskingRefused: If the policy does not allow the reply; it is checked before masking, because the gate sees
                 only the masked update.
         """
-        site, plan, method = self.site, self.plan, self.method
+        site = self.site
+        plan = self.plan
+        method = self.method
         self.masks.drop_held_update(site)
         reply = replace(answer(request), seconds=0.0)
         verdict = decide_if_reply_may_leave(site.policy, RequestedWork(plan, method, request.round), reply)

@@ -94,12 +94,14 @@ class LocalTask:
         if part not in self._examples and self.site.has_no_limits and self.network is self.whole:
             self._examples[part] = self._get_cached_examples(part)
         if part not in self._examples:
-            site, inputs = self.site, self.prepare_network_inputs(part)
+            site = self.site
+            inputs = self.prepare_network_inputs(part)
             images: ImageSet = (
                 getattr(site, part) if site.has_no_limits else site.get_images_to_train_on(part, self.plan)
             )
             if part == "train" and not site.has_no_limits and (rows := site.find_rows_to_train_on(images)) is not None:
-                images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
+                images = images.select_rows(rows)
+                inputs = select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         if part == "train" and self._examples[part].sampling is None:
             self._examples[part] = read_in_patches(self._examples[part], self.plan.model, self.plan.training)
@@ -107,7 +109,8 @@ class LocalTask:
 
     def _get_cached_examples(self, part: str) -> LabelledExamples:
         """Return the part's images with labels, which stay the same from request to request."""
-        images, class_names = getattr(self.site, part), self.network.class_names
+        images = getattr(self.site, part)
+        class_names = self.network.class_names
         cached: dict[tuple[str, tuple[str, ...]], tuple[ImageSet, LabelledExamples]]
         cached = self.site.computed_results_cache.setdefault("examples", {})
         entry = cached.get((part, class_names))
@@ -257,8 +260,10 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     """
     if not site.has_no_limits:
         site.refuse_too_few_patients()
-    followed, own = adapt_plan_to_site(site, request.plan), site.declaration.canonical_names
-    plan, method = followed.plan, followed.method
+    followed = adapt_plan_to_site(site, request.plan)
+    own = site.declaration.canonical_names
+    plan = followed.plan
+    method = followed.method
     # For a test of exclusive areas, the classes of other sites are rivals of this site's own.
     with_rivals = isinstance(request, EvaluateRequest) and request.test and method.tests_all_rows
     holds_own = set(own) <= set(request.class_names) if with_rivals else request.class_names == own
@@ -267,7 +272,8 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
         )
     folder = site.open_run_state_folder(request.run)
-    covered, trains = plan.privacy.protects_updates, isinstance(request, TrainRequest)
+    covered = plan.privacy.protects_updates
+    trains = isinstance(request, TrainRequest)
     if covered and trains and request.counted >= max(request.round, 1):
         # Training would overwrite that state, and nobody could tell afterwards from which state the site started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
@@ -380,7 +386,8 @@ def get_unfilled_network(
 
 def make_network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
     """Return a network with the same backbone and neck, and a new head of unset values with a row for each class."""
-    rows, features = len(class_names), network.head.in_features
+    rows = len(class_names)
+    features = network.head.in_features
     head = make_dense_layer(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
     return network.with_head(class_names, head).to(device)
 

@@ -82,7 +82,8 @@ def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *
     Raises:
         BadInput: If the program runs on this folder, the site has left before, or key or kit cannot be read.
     """
-    state, kit = settings.state_folder, read_and_check_connection_kit(settings)
+    state = settings.state_folder
+    kit = read_and_check_connection_kit(settings)
     key = read_private_key(settings.key_path)
     state.mkdir(parents=True, exist_ok=True)
     path = join_plain_name(settings.folder, PlainName(settings.file.name), ENDING)

@@ -221,7 +221,8 @@ class Adversary:
 
     def _send_request_record(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return the decoded reply, None after a refusal."""
-        message, refusal = make_request(encode_record(record), 2, kind), ""
+        message = make_request(encode_record(record), 2, kind)
+        refusal = ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
             refusal = str(reply.error.reason) if reply.has_error() else ""
@@ -305,8 +306,10 @@ def set_pixel_passing_weights(network: SplitNetwork) -> None:
     All other parameters are 0, except small random weights in the head.
     """
     zero_all_parameters(network)
-    layers, normalisation = select_fedsld_cnn_layers(network), network.spec.normalisation
-    layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
+    layers = select_fedsld_cnn_layers(network)
+    normalisation = network.spec.normalisation
+    layers.first.weight[0, 0, 2, 2] = normalisation.std[0]
+    layers.second.weight[0, 0, 2, 2] = 1.0
     assert layers.first.bias is not None
     layers.first.bias[0] = normalisation.mean[0]
     # Different weights for each class, so that the errors of an image's classes never cancel out.
@@ -319,7 +322,8 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
     """Compute the dense layer's input for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
-    convolutions, pixels = backbone[:6], convert_to_channels_first(images.images).float()
+    convolutions = backbone[:6]
+    pixels = convert_to_channels_first(images.images).float()
     starts = range(0, len(pixels), BATCH_SIZE)
     parts = [convolutions(network.preprocess_images(pixels[start : start + BATCH_SIZE]))[:, 0] for start in starts]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())

@@ -61,7 +61,8 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
     Args:
         at: The attacker, with its copy of the site.
     """
-    site, counts = at.site, list[UndisclosedCount]()
+    site = at.site
+    counts = list[UndisclosedCount]()
     for part in parts:
         images: ImageSet = getattr(site, part)
         reported = (
@@ -96,20 +97,23 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
     The attack is given the number of hidden classes of the validation part, since an attacker could try all numbers.
     """
-    plan, counts = (
-        at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE),
-        list_undisclosed_counts(at, "train", "validation"),
-    )
+    plan = at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE)
+    counts = list_undisclosed_counts(at, "train", "validation")
     recovered = 0
     for count in counts:
-        model, rows, loss, images = make_constant_output_model(at, plan, count.row), len(at.head_class_names), None, 0
+        model = make_constant_output_model(at, plan, count.row)
+        rows = len(at.head_class_names)
+        loss = None
+        images = 0
         if count.part == "train":
             if trained := at.request_training(plan, model):
-                loss, images = trained.train_loss, trained.train_samples
+                loss = trained.train_loss
+                images = trained.train_samples
         else:
             rows -= len(at.site.hidden_classes("validation"))
             if judged := at.request_evaluation(plan, model):
-                loss, images = judged.validation_loss, len(at.site.validation)
+                loss = judged.validation_loss
+                images = len(at.site.validation)
         if loss is not None:
             rows = 1 if plan.model.task == "multi_class" else rows
             recovered += count.truth == round(
@@ -130,16 +134,21 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
 
 def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
     """Infer exact counts of test images by class from digits of AUROC and balanced accuracy, if counts are rounded."""
-    step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
+    step = at.site.policy.round_counts_to
+    test = at.site.test
+    pairs = dict[str, set[tuple[int, int]]]()
     whole = Fraction(1, 10**6)  # tolerance for whole numbers
     for seed in range(TESTED_MODELS if step > 1 else 0):
-        plan, run = at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE), at.make_unused_run_name()
+        plan = at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE)
+        run = at.make_unused_run_name()
         model = read_model_state(at.build_attacked_network(plan, seed))
         at.request_training(plan, model, run)
         if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
             continue
         for row, name in enumerate(reply.class_names):
-            positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
+            positives = reply.positives[row]
+            negatives = reply.negatives[row]
+            auroc = reply.auroc[row]
             if positives == UNKNOWN_COUNT or np.isnan(auroc):
                 continue
             scores = [Fraction(auroc), Fraction(reply.balanced_accuracy[row])]  # whole numbers over 2 x p x n
@@ -217,23 +226,30 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
     The site reports the hash of the model that it evaluated, and the attacker tries every count.
     """
     counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
-    images, recovered = len(at.site.train), 0
+    images = len(at.site.train)
+    recovered = 0
     for undisclosed in counts:
-        row, plan = undisclosed.row, at.make_attack_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
+        row = undisclosed.row
+        plan = at.make_attack_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
         plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
         network = at.build_attacked_network(plan)
         zero_all_parameters(network)
         with torch.no_grad():
             last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
             last.bias[0] = 1  # a feature that is 1 for every image
-            network.head.weight[:, 0], network.head.bias[:] = ROUNDING_OFFSET, ROUNDING_OFFSET
-            network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
-        model, layout, run = read_model_state(network), make_model_layout(network), at.make_unused_run_name()
+            network.head.weight[:, 0] = ROUNDING_OFFSET
+            network.head.bias[:] = ROUNDING_OFFSET
+            network.head.weight[row, 0] = -OFFSET
+            network.head.bias[row] = OFFSET
+        model = read_model_state(network)
+        layout = make_model_layout(network)
+        run = at.make_unused_run_name()
         at.request_training(plan, model, run)
         reply = at.request_evaluation(plan, model, run, test=True, counted=1)
         for count in range(images + 1) if reply else ():
             change = np.float32(STEP * (images / 2 - count))  # of one step
-            weight, bias = model.head.weight.copy(), model.head.bias.copy()
+            weight = model.head.weight.copy()
+            bias = model.head.bias.copy()
             weight[row, 0] -= change
             bias[row] -= change
             trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
@@ -269,7 +285,8 @@ def _infer_counts_from_biases(
     counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:
         return 0, counts
-    change, rows = change.astype(np.float64), len(at.head_class_names)
+    change = change.astype(np.float64)
+    rows = len(at.head_class_names)
     totals = range(reply.train_samples, reply.train_samples + at.site.policy.round_counts_to)
     if plan.model.task == "multi_class":
         guesses = [total * (change + 1 / rows) for total in totals]

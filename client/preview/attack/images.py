@@ -53,7 +53,8 @@ def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
         size: Side in pixels of the network's input; the side of recovered images is about a quarter of it. 0 for the
             default: :data:`SIZE`, or :data:`SIZE_WITH_BUDGET` at a site with a privacy budget.
     """
-    train, size = at.site.train, size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
+    train = at.site.train
+    size = size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
     plan = at.make_attack_plan("fedsld_cnn", size, 1e3)
     network = at.build_attacked_network(plan)
     # The attacker learns the distribution of brightness from other images.
@@ -61,13 +62,16 @@ def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
     _set_weights_to_compare_brightness(network, alike)
     reply = at.request_training(plan, read_model_state(network))
     truth = compute_dense_layer_input(network, train)
-    slices, dense = make_model_layout(network).tensor_slices(), select_fedsld_cnn_layers(network).dense
+    slices = make_model_layout(network).tensor_slices()
+    dense = select_fedsld_cnn_layers(network).dense
     weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE_LAYER}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
         used = (dense.weight[0] != 0).numpy()
-        weights, biases = weights.reshape(dense.weight.shape)[:, used].astype(np.float64), biases.astype(np.float64)
-        between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
+        weights = weights.reshape(dense.weight.shape)[:, used].astype(np.float64)
+        biases = biases.astype(np.float64)
+        between = -np.diff(weights, axis=0, append=0)
+        alone = -np.diff(biases, append=0)
         answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
         recovered = between[answered] / alone[answered, None]
     best, place = _find_best_matching_pictures(truth, recovered)
@@ -103,7 +107,8 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
         alike: Images that set the thresholds: about equally many have a brightness between any two neighbouring ones.
     """
     set_pixel_passing_weights(network)
-    dense, inputs = select_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
+    dense = select_fedsld_cnn_layers(network).dense
+    inputs = compute_dense_layer_input(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Random noise makes the distribution of brightness smooth.
     brightness = inputs.mean(axis=1)

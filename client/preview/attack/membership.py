@@ -117,8 +117,10 @@ def _make_membership_result(
         scores: Score of each image, ``(n,)``, first from the attacked update, then from the control update. The result
             of the control update is the level of guessing.
     """
-    members, strangers = data.members, ~data.members
-    surer, aurocs = list[int](), list[float]()
+    members = data.members
+    strangers = ~data.members
+    surer = list[int]()
+    aurocs = list[float]()
     for row in scores:
         limit = np.quantile(row[strangers], 1 - FALSE_ALARMS) if strangers.any() else np.inf
         surer.append(int((row[members] > limit).sum()))
@@ -142,9 +144,11 @@ def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> F
     """Estimate each image's share in an update, ``(n,)``, by ridge regression on the images' own gradients."""
     update = reply.update.trunk
     assert update is not None
-    network, examples = data.network.eval(), data.examples
+    network = data.network.eval()
+    examples = data.examples
     write_model_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
-    loss, pixels = PLAIN_LOSSES[network.spec.task, "masked"], data.get_float_pixels()
+    loss = PLAIN_LOSSES[network.spec.task, "masked"]
+    pixels = data.get_float_pixels()
     places = make_model_layout(network).tensor_slices()
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
@@ -189,12 +193,16 @@ def compute_membership_likelihood_ratios(
 
 def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floats:
     """Compute each image's loss, ``(n,)``, by the sent model plus the reply's update."""
-    update, head, start = reply.update, reply.update.head, data.start
+    update = reply.update
+    head = reply.update.head
+    start = data.start
     assert update.trunk is not None
-    weight, bias = start.head.weight, start.head.bias
+    weight = start.head.weight
+    bias = start.head.bias
     moved = start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
     write_model_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
-    loss, examples = PLAIN_LOSSES[data.network.spec.task, "masked"], data.examples
+    loss = PLAIN_LOSSES[data.network.spec.task, "masked"]
+    examples = data.examples
     with torch.no_grad():
         logits = data.network.eval()(data.get_float_pixels())
         rows = range(len(examples))

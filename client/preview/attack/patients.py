@@ -73,7 +73,8 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
     network = at.build_attacked_network(plan)
     set_pixel_passing_weights(network)
     _set_picture_detecting_units(network, pictures.images, pictures.alike)
-    count, truth = len(pictures.parts), pictures.parts
+    count = len(pictures.parts)
+    truth = pictures.parts
     # A picture is in the training part if training changed its unit; None without an update, or if noise may hide it.
     change = read_trunk_tensor_update(
         at.request_training(plan, read_model_state(network)),
@@ -81,7 +82,8 @@ def infer_parts_of_pictures(at: Adversary, pictures: PicturesOfUnknownPart) -> A
     )
     trained: list[bool | None] = [None] * count
     if change is not None:
-        moved, others = np.abs(change[:count]), np.abs(change[count:])
+        moved = np.abs(change[:count])
+        others = np.abs(change[count:])
         if at.site.policy.epsilon is None:
             trained = [bool(size > 0) for size in moved]
         else:  # the other units are never active, so their changes are noise alone
@@ -136,7 +138,8 @@ def _set_picture_detecting_units(
         strength: Factor of all weights and biases.
     """
     pictures, alike = (compute_dense_layer_input(network, each) for each in (images, others))  # (n, numbers)
-    centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
+    centre = alike.mean(axis=0)
+    covariance = np.cov(alike, rowvar=False)
     numbers = len(centre)
     covariance = covariance + SHRINKAGE * np.trace(covariance) / numbers * np.eye(numbers)
     away = pictures - centre
@@ -168,7 +171,8 @@ def infer_parts_by_failing_model(at: Adversary, pictures: PicturesOfUnknownPart)
     usual = _probe_with_failing_model(at, plan, pictures, None)
     pairs = []
     for place, truth in enumerate(pictures.parts):
-        answers, guess = _probe_with_failing_model(at, plan, pictures, place), ""
+        answers = _probe_with_failing_model(at, plan, pictures, place)
+        guess = ""
         if answers is not None and usual is not None:
             in_test = "test" if answers[1:] != usual[1:] else "neither"
             guess = "validation" if answers[0] != usual[0] else in_test
@@ -201,7 +205,8 @@ def _probe_with_failing_model(
     Args:
         place: Index of the picture; None for a control model, which fails on no picture.
     """
-    network, run = at.build_attacked_network(plan), at.make_unused_run_name()
+    network = at.build_attacked_network(plan)
+    run = at.make_unused_run_name()
     set_pixel_passing_weights(network)
     with torch.no_grad():
         network.head.weight.zero_()

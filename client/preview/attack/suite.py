@@ -88,7 +88,8 @@ def _make_site_attack(
 
 def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_training_images_in_halves(site)
-    test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
+    test = draw_random_images(site.test, MOST_TESTED)
+    alike = site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
     copy = copy_site_with_images(
         site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES)
@@ -98,7 +99,8 @@ def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -
 
 def _attack_by_failing_models(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_training_images_in_halves(site)
-    validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
+    validation = draw_random_images(site.validation, MOST_IMAGES)
+    test = draw_random_images(site.test, MOST_IMAGES)
     parts = {
         "validation": draw_random_images(validation, MOST_FAILED, 1),
         "test": draw_random_images(test, MOST_FAILED, 1),
@@ -153,7 +155,8 @@ def _split_training_images_in_halves(site: Site) -> tuple[ImageSet, ImageSet, Im
     chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
-    train, others = chosen.select_rows(np.sort(shuffled[:half])), chosen.select_rows(np.sort(shuffled[half:]))
+    train = chosen.select_rows(np.sort(shuffled[:half]))
+    others = chosen.select_rows(np.sort(shuffled[half:]))
     apart = ~np.isin(others.patients, train.patients)
     return train, others, draw_random_images(others.select_rows(np.flatnonzero(apart)), MOST_PERSONS)
 
@@ -162,7 +165,8 @@ def draw_patient_disjoint_sets(images: ImageSet, most: int) -> list[ImageSet]:
     """Draw three sets of at most ``most`` images that share no patient, with as few images of a patient as possible."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
-    counts, earlier = Counter[int](), []
+    counts = Counter[int]()
+    earlier = []
     for patient in whose.tolist():
         earlier.append(counts[patient])  # images of the same patient before this one
         counts[patient] += 1
