@@ -70,8 +70,8 @@ def make_client_app(
     def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result.
 
-        The site that works names its classes as the study's vocabulary does, if the plan of the request has one. The
-        result is written in the wire version of the request.
+        If the request's plan has a vocabulary, ``work`` receives a copy of the site whose classes have the vocabulary's
+        names. The result is written in the wire version of the request.
         """
 
         def answer_record(message: Message, context: Context) -> Message:
@@ -112,7 +112,7 @@ def make_client_app(
     return app
 
 
-# A hospital that only trains loads none of these modules.
+# The next three handlers import their modules late, because a hospital that only trains needs none of them.
 
 
 def _answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateStore) -> CountReply:
@@ -147,7 +147,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         raise_faults(find_missing_mask_faults({"site.toml: data": site.train}))
     site.refuse_too_few_patients()
     refuse_over_privacy_budget(site, plan, method, call.run)
-    if not site.simulated:  # a simulation has asked this for all its sites before it starts
+    if not site.simulated:  # a simulation checks this for all its sites before it starts
         raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:
         store_last_plan(site.folder, call.plan)
@@ -181,10 +181,14 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
 
 
 def _describe_volumes(site: Site, plan: HospitalPlan) -> str:
-    """Return the fingerprint of the training volumes as JSON; empty if the plan asks for none, or none may leave."""
+    """Return the fingerprint of the training volumes as JSON.
+
+    The text is empty if the plan asks for no fingerprint, or if the policy lets none leave.
+    """
     if plan.planning is None or not may_send_label_counts(site, plan):
         return ""
-    from polyclinic.client.counts.volumes import make_volume_fingerprint  # takes a second
+    # Imported late: the import takes a second, and few plans need it.
+    from polyclinic.client.counts.volumes import make_volume_fingerprint
 
     fingerprint = make_volume_fingerprint(site)
     return "" if fingerprint is None else fingerprint.to_json()
@@ -196,9 +200,10 @@ def may_send_label_counts(site: Site, plan: HospitalPlan) -> bool:
 
 
 def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:
-    """Return a sign for each class: shown by a training image or not, or hidden by the policy; empty if none may leave.
+    """Return one character for each class: ``SHOWN`` if a training image shows it, else ``NOT_SHOWN``, or ``HIDDEN``.
 
-    That no image shows a class is the count 0 of its positive images, so it is hidden where small counts are.
+    A class is ``HIDDEN`` if the policy hides its counts: "no image shows it" would disclose a count of 0. The text is
+    empty if the policy lets no counts leave in this run.
     """
     if not may_send_label_counts(site, plan):
         return ""

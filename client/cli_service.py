@@ -1,4 +1,4 @@
-"""The commands ``flwr-client service``: a unit of systemd, or a Podman quadlet, that keeps ``start`` running."""
+"""The commands ``flwr-client service``: a systemd unit or a Podman quadlet that keeps ``flwr-client start`` running."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The commands ``flwr-client slurm``: for a hospital whose GPU is behind a queue."""
+"""The commands ``flwr-client slurm``: training in jobs of the Slurm queue."""
 
 import shlex
 from pathlib import Path

@@ -23,14 +23,16 @@ from polyclinic.common.security.plan_decisions import DecisionFault, parse_decis
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
 
-TECHNICAL = frozenset({"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"})
-"""Fields about the program and the machine."""
-_SPREAD = (
+TECHNICAL_FIELDS = frozenset(
+    {"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"}
+)
+"""Fields of sent records that describe the program and the machine, not the data."""
+TEST_SCORES_MEANING = (
     "How the model's scores are spread on the test images: for each class, counts of images by score (1,024 steps), "
     "of those that show it and of those that do not"
 )
-_SPREAD_OF_VALIDATION = "The same on the validation images, to choose thresholds"
-PLAIN_WORDS: Mapping[tuple[str, str], str] = {
+VALIDATION_SCORES_MEANING = "The same on the validation images, to choose thresholds"
+FIELD_DESCRIPTIONS: Mapping[tuple[str, str], str] = {
     ("RollCallAnswer", "names"): "The classes that this hospital annotates, in its own words",
     ("RollCallAnswer", "class_names"): "The same classes in the words of the study",
     ("RollCallAnswer", "train_samples"): "The number of training images",
@@ -51,29 +53,35 @@ PLAIN_WORDS: Mapping[tuple[str, str], str] = {
     ("EvaluateReply", "class_names"): "The classes that were tested",
     ("EvaluateReply", "positives"): "How many test images show each class",
     ("EvaluateReply", "negatives"): "How many test images do not show each class",
-    ("EvaluateReply", "masked_classes"): f"{_SPREAD}; only in a sum over several hospitals",
-    **{("EvaluateReply", name): _SPREAD for name in ("histogram_classes", "positive_scores", "negative_scores")},
+    ("EvaluateReply", "masked_classes"): f"{TEST_SCORES_MEANING}; only in a sum over several hospitals",
     **{
-        ("EvaluateReply", f"validation_{name}"): _SPREAD_OF_VALIDATION
+        ("EvaluateReply", name): TEST_SCORES_MEANING
+        for name in ("histogram_classes", "positive_scores", "negative_scores")
+    },
+    **{
+        ("EvaluateReply", f"validation_{name}"): VALIDATION_SCORES_MEANING
         for name in ("classes", "positive_scores", "negative_scores")
     },
 }
-"""Words in the place of the data dictionary's, which name keys and fields, for a person who knows neither."""
-PACKED_WITH_EVERY_RECORD = frozenset({"run", "round", "site"})
+"""(record class, field) -> description without technical terms; it replaces the data dictionary's text."""
+ENVELOPE_FIELDS = frozenset({"run", "round", "site"})
 MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
 
 
 @dataclass(frozen=True)
 class PlanSection:
-    """A part of the description: a heading, and lines of text, each a sentence or an entry of a list."""
+    """A section of a plan's description: a heading, and lines that are sentences or entries of a list."""
 
     heading: str
     lines: tuple[str, ...]
 
 
 def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
-    """Return the description of a stored text; a text of a kind that this release does not know is shown as it came."""
-    describe = DESCRIPTIONS.get(stored.facts.kind)
+    """Return the sections that describe a stored text.
+
+    If this release does not know the text's kind, or cannot read the text, the sections show the text itself.
+    """
+    describe = DESCRIBE_BY_KIND.get(stored.facts.kind)
     sections = [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
     if describe is not None:
         try:
@@ -86,7 +94,7 @@ def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSectio
 
 
 def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
-    """Yield a line for each decision on a text, oldest first, as its file says it."""
+    """Yield a line for each stored decision about a text, oldest first; an unreadable file gives its error."""
     for path in PlanStore(settings.state_folder).list_decisions(stored.sha256):
         try:
             decision, _ = parse_decision(path.read_bytes())
@@ -94,12 +102,12 @@ def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[
             yield f"{path.name}: {error}"
             continue
         if decision.is_approval:
-            what = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
-            because = f"; purpose: {decision.purpose}" if decision.purpose else ""
+            verdict = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
+            explanation = f"; purpose: {decision.purpose}" if decision.purpose else ""
         else:
-            what = f"denied by {decision.approver}"
-            because = f"; reason: {decision.reason}"
-        yield make_printable_line(f"{decision.time[:10]}: {what}{because}", 1200)
+            verdict = f"denied by {decision.approver}"
+            explanation = f"; reason: {decision.reason}"
+        yield make_printable_line(f"{decision.time[:10]}: {verdict}{explanation}", 1200)
 
 
 def _show_text(stored: StoredText) -> PlanSection:
@@ -133,7 +141,7 @@ def describe_training_plan(stored: StoredText, settings: SiteSettings) -> list[P
 
 
 def describe_coordinator(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
-    """Yield lines that name the coordinator of a stored text."""
+    """Yield lines with the name, key fingerprint and phrase of the coordinator who sent a stored text."""
     facts = stored.facts
     record = read_authority_record(settings.state_folder)
     yield f"Coordinator: {facts.coordinator or 'unknown'}"
@@ -195,14 +203,14 @@ def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str
 
 
 def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple[str, list[str]]]:
-    """Yield a heading for each moment at which something leaves, with a line for each thing."""
+    """Yield a heading for each moment at which a record leaves, with one line for each kind of figure in it."""
     fields = list_leaving_fields(work, policy)
     technical = dict[str, None]()
     for record, heading in _HEADINGS.items():
         lines = []
         for field in fields.get(record, ()):
-            meaning = PLAIN_WORDS.get((record, field)) or _format_meaning(MEANING[record][field])
-            if field in TECHNICAL:
+            meaning = FIELD_DESCRIPTIONS.get((record, field)) or _format_meaning(MEANING[record][field])
+            if field in TECHNICAL_FIELDS:
                 technical[meaning] = None
             elif field == "statistics":
                 lines += [_format_meaning(STATISTICS[name]) for name in work.method.declared_payload.names]
@@ -226,22 +234,22 @@ _HEADINGS = {
 
 
 def _format_meaning(meaning: str) -> str:
-    """Return a meaning of the data dictionary as a line for a person: no keys in brackets, a capital first."""
+    """Return a text of the data dictionary without keys in brackets and without backticks, with a capital first."""
     text = re.sub(r" \(`\w+`\)", "", meaning).replace("`", "")
     return text[0].upper() + text[1:]
 
 
 def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tuple[str, ...]]:
-    """Return record class -> the fields that are not empty when they leave, by a plan and this site's policy."""
+    """Return the fields of each sent record that are not empty, by record class, under a plan and a site's policy."""
     plan = work.plan
     method = work.method
     masked = plan.privacy.secure_aggregation
     private = plan.privacy.level != "none"
     figures_leave = not policy.withholds_unnoised_figures(plan.privacy.level)
-    trains = policy.training_figures and figures_leave
-    tests = policy.test_metrics and figures_leave and not masked
-    tests_rounds = policy.test_metrics and figures_leave and plan.evaluation.test_each_round
-    spread = policy.score_histograms and plan.evaluation.pooled
+    training_figures_leave = policy.training_figures and figures_leave
+    test_metrics_leave = policy.test_metrics and figures_leave and not masked
+    round_tests_leave = policy.test_metrics and figures_leave and plan.evaluation.test_each_round
+    histograms_leave = policy.score_histograms and plan.evaluation.pooled
     absent = set[tuple[str, str]]()
 
     def leave_out(is_absent: bool, record: str, *names: str) -> None:
@@ -252,32 +260,30 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     sums = policy.label_counts and figures_leave
     leave_out(not sums, "RollCallAnswer", "shown")
     leave_out(not (sums and plan.planning is not None), "RollCallAnswer", "fingerprint")
-    leave_out(not trains, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
-    leave_out(not tests_rounds, "TrainReply", "test_images", "test_correct")
+    leave_out(not training_figures_leave, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
+    leave_out(not round_tests_leave, "TrainReply", "test_images", "test_correct")
     leave_out(not work.required_update_groups or masked, "TrainReply", "update")
     leave_out(not method.declared_payload.names, "TrainReply", "statistics")
     leave_out(not private, "TrainReply", "epsilon")
-    leave_out(not trains, "EvaluateReply", "validation_loss", "validation_auroc")
-    leave_out(not tests_rounds, "EvaluateReply", "test_images", "test_correct")
+    leave_out(not training_figures_leave, "EvaluateReply", "validation_loss", "validation_auroc")
+    leave_out(not round_tests_leave, "EvaluateReply", "test_images", "test_correct")
     metrics = ("auroc", "average_precision", "balanced_accuracy")
-    leave_out(not tests, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
-    leave_out(not (tests and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
+    leave_out(not test_metrics_leave, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
+    leave_out(not (test_metrics_leave and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
     scores = ("histogram_classes", "positive_scores", "negative_scores")
-    leave_out(not (spread and tests), "EvaluateReply", *scores)
+    leave_out(not (histograms_leave and test_metrics_leave), "EvaluateReply", *scores)
     choices = ("validation_classes", "validation_positive_scores", "validation_negative_scores")
-    leave_out(not (spread and trains) or masked, "EvaluateReply", *choices)
-    leave_out(not (spread and masked), "EvaluateReply", "masked_classes")
+    leave_out(not (histograms_leave and training_figures_leave) or masked, "EvaluateReply", *choices)
+    leave_out(not (histograms_leave and masked), "EvaluateReply", "masked_classes")
     records = dict(_HEADINGS)
-    if not (plan.evaluation.compare_local and tests):
+    if not (plan.evaluation.compare_local and test_metrics_leave):
         del records["BenefitReply"]
     if not masked:
         for record in MASKED_RECORDS:
             del records[record]
     return {
         record: tuple(
-            field
-            for field in MEANING[record]
-            if field not in PACKED_WITH_EVERY_RECORD and (record, field) not in absent
+            field for field in MEANING[record] if field not in ENVELOPE_FIELDS and (record, field) not in absent
         )
         for record in records
     }
@@ -285,7 +291,9 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
 
 # ---------------------------------------------------------------------- questions
 
-NOTHING_IS_TRAINED = PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",))
+NO_TRAINING_SECTION = PlanSection(
+    "Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)
+)
 
 
 def _describe_who_asks(title: str, stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
@@ -325,7 +333,7 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
         PlanSection("What is counted: images and patients", (*counted, f"Classes: {classes}")),
         *([PlanSection("What is not counted, by this hospital's policy", tuple(refused))] if refused else []),
         PlanSection("How what leaves is protected", tuple(protection)),
-        NOTHING_IS_TRAINED,
+        NO_TRAINING_SECTION,
     ]
 
 
@@ -350,10 +358,10 @@ def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> 
         "For each two models: the difference of their AUROCs, with its standard error.",
     ]
     if policy.score_histograms:
-        leaves.append(f"{_SPREAD}. The sums of the scores in each tenth.")
+        leaves.append(f"{TEST_SCORES_MEANING}. The sums of the scores in each tenth.")
         leaves.append("How many decisions are right and wrong at fixed thresholds.")
-    if told := [column for column in question.groups if f"class_by_{column}" in policy.counts]:
-        leaves.append(f"The same by {' and by '.join(told)}, unless a group is of few patients.")
+    if subgroup_columns := [column for column in question.groups if f"class_by_{column}" in policy.counts]:
+        leaves.append(f"The same by {' and by '.join(subgroup_columns)}, unless a group is of few patients.")
     protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
     if policy.smallest_count:
         few = f"fewer than {policy.smallest_count} patients of the test part show, or do not show"
@@ -364,7 +372,7 @@ def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> 
         PlanSection("Models that are scored on the test images here", models),
         PlanSection("What leaves", tuple(leaves)),
         PlanSection("How what leaves is protected", tuple(protection)),
-        NOTHING_IS_TRAINED,
+        NO_TRAINING_SECTION,
     ]
 
 
@@ -376,10 +384,10 @@ def _describe_sent_model(model: SentModel) -> str:
     return f"{model.name}: {kind}. SHA-256 {model.sha256}"
 
 
-Description = Callable[[StoredText, SiteSettings], list[PlanSection]]
-DESCRIPTIONS: Mapping[str, Description] = {
+DescribeText = Callable[[StoredText, SiteSettings], list[PlanSection]]
+DESCRIBE_BY_KIND: Mapping[str, DescribeText] = {
     TRAINING: describe_training_plan,
     COUNT: describe_count_question,
     EVALUATION: describe_evaluation_question,
 }
-"""Kind of a text -> its description."""
+"""Kind of a stored text -> function that describes it."""

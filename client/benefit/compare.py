@@ -2,9 +2,9 @@
 
 *Alone*: trained by this site only, from the run's initial model, for as many local epochs as the site trained in the
 run. *Fine-tuned*: trained further by this site from the federated model, for a quarter of the rounds of *Alone*
-(:data:`FINE_TUNED_SHARE`). Of both trainings the best round by the site's validation part is used; round 0 is a
-candidate. *Federated*: the run's model. *Ensemble*: the mean of the probabilities of the alone and the federated model.
-The site's own page has all figures; the policy decides which of them are sent to the coordinator.
+(:data:`FINE_TUNING_ROUNDS_DIVISOR`). For both, the round with the best result on the site's validation part is used;
+round 0 counts too. *Federated*: the run's model. *Ensemble*: the mean of the probabilities of *Alone* and *Federated*.
+A page at the site shows all figures; the policy decides which of them are sent to the coordinator.
 """
 
 import json
@@ -41,15 +41,16 @@ from polyclinic.data.base.image_set import are_all_patients_known
 from polyclinic.strategies.local.site_method import compute_largest_epoch_count
 
 LOCAL_TRAINING_FOLDER = "alone"
-"""Folder, below the site's own folder, with the page, figures and two trained models of the last comparison."""
-PAGE, FIGURES = "does-it-help.txt", "does-it-help.json"
+"""Folder in the site's folder, with the page, figures and two trained models of the last comparison."""
+BENEFIT_PAGE_FILE = "does-it-help.txt"
+BENEFIT_JSON_FILE = "does-it-help.json"
 MODELS_NOTE = (
     "",
     "Both models that were trained here lie beside this page: model/ (alone) and fine-tuned/. They never leave.",
     "One comparison in 40 calls a site better off alone by chance, where both models are equally good.",
 )
-FINE_TUNED_SHARE = 4
-"""Divisor: fine-tuning takes a quarter of the rounds that training alone takes."""
+FINE_TUNING_ROUNDS_DIVISOR = 4
+"""Fine-tuning takes the rounds of training alone, divided by this number."""
 
 Scores = Mapping[SiteModel, NDArray[np.floating]]
 """Probabilities of each model on the test part, ``(n, classes)``."""
@@ -84,8 +85,8 @@ class FourModelScores:
         Returns:
             The comparison; None if no class is left.
         """
-        both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
-        columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
+        has_both_labels = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
+        columns = [c for c, name in enumerate(self.class_names) if has_both_labels[c] and name not in without]
         if not columns:
             return None
         names = tuple(self.class_names[c] for c in columns)
@@ -97,8 +98,10 @@ class FourModelScores:
         for model in MODELS:
             rows = compute_metrics_per_class(scores[model], labels, names)
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
-        by_model = dict(zip(MODELS, means, strict=True)), dict(zip(COMPARED_MODELS, gains, strict=True))
-        return FederationBenefit(aurocs, *by_model, "patients" if are_all_patients_known(self.patients) else "images")
+        mean_by_model = dict(zip(MODELS, means, strict=True))
+        gain_by_model = dict(zip(COMPARED_MODELS, gains, strict=True))
+        unit = "patients" if are_all_patients_known(self.patients) else "images"
+        return FederationBenefit(aurocs, mean_by_model, gain_by_model, unit)
 
 
 def compare_with_local_only_training(site: Site, request: BenefitRequest) -> BenefitReply:
@@ -107,8 +110,8 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
     The figures of all classes are written to a page that stays at the site.
 
     Raises:
-        WireError: If the plan does not ask for this comparison, if the request's number of local epochs is not one that
-            the run can have had, or if the initial model's head rows are not the site's own classes.
+        WireError: If the plan does not ask for this comparison, if a run of this plan cannot have the request's number
+            of local epochs, or if the initial model's head rows are not the classes of this site.
         FloatingPointError: If training alone diverged in a simulation.
     """
     task = prepare_local_task(site, request)
@@ -121,9 +124,11 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
     check_head_row_names(request.initial.head, site.declaration.canonical_names)
     policy = site.policy
     privacy = plan.privacy
-    outside = policy.withholds_unnoised_figures(privacy.level)  # models are trained here without noise
-    masked = privacy.secure_aggregation and not site.simulated  # the figures would disclose what masks cover
-    figures_leave = policy.test_metrics and not (outside or masked or has_protected_local_parts(task))
+    # Both models are trained here without noise, so their figures are unnoised.
+    are_withheld = policy.withholds_unnoised_figures(privacy.level)
+    # The figures of one site would disclose what secure aggregation hides in a sum.
+    are_masked = privacy.secure_aggregation and not site.simulated
+    figures_leave = policy.test_metrics and not (are_withheld or are_masked or has_protected_local_parts(task))
     if not len(site.test):
         write_site_benefit_files(site, request.run, request.epochs, None)
         return make_withheld_benefit_reply(site, request)
@@ -181,21 +186,23 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
     with task.use_seed_of(site.name, "home"):
         if method.keeps_local_parts:
             load_best_local_parts(task, request, task.validate_current_network())
-        federated, _, held = score_data_part(task, "test")
+        federated, _, federated_names = score_data_part(task, "test")
     model = read_model_state(task.network)  # a copy: the networks that are trained next share its tensors
-    tuned_from = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
-    home = site.copy_site_for_local_training(site.folder / LOCAL_TRAINING_FOLDER, plan, figures_leave=figures_leave)
+    federated_groups = ModelGroups(model.trunk, model.norm, model.head.select_rows(site.declaration.canonical_names))
+    local_site = site.copy_site_for_local_training(
+        site.folder / LOCAL_TRAINING_FOLDER, plan, figures_leave=figures_leave
+    )
     rounds = math.ceil(request.epochs / plan.training.epochs)
-    short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
-    whole = make_local_only_plan(plan, method, rounds, warm_up=True)
-    short = make_local_only_plan(plan, method, short_rounds, warm_up=False)
-    training = LocalOnlyTraining(home, whole, request.initial)
-    tuning = LocalOnlyTraining(home, short, tuned_from)
-    alone, names = training.train_and_score_local_model(home.folder / "model", request.contract)
-    tuned, _ = tuning.train_and_score_local_model(home.folder / "fine-tuned", request.contract)
-    federated = federated[:, [held.index(name) for name in names]]
-    both = (alone.astype(np.float64) + federated) / 2
-    scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
+    tuning_rounds = max(rounds // FINE_TUNING_ROUNDS_DIVISOR, 1)
+    alone_plan = make_local_only_plan(plan, method, rounds, warm_up=True)
+    tuning_plan = make_local_only_plan(plan, method, tuning_rounds, warm_up=False)
+    training = LocalOnlyTraining(local_site, alone_plan, request.initial)
+    tuning = LocalOnlyTraining(local_site, tuning_plan, federated_groups)
+    alone, names = training.train_and_score_local_model(local_site.folder / "model", request.contract)
+    tuned, _ = tuning.train_and_score_local_model(local_site.folder / "fine-tuned", request.contract)
+    federated = federated[:, [federated_names.index(name) for name in names]]
+    ensemble = (alone.astype(np.float64) + federated) / 2
+    scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": ensemble}
     return FourModelScores(scores, select_head_row_labels(site.test, names).numpy(), names, site.test.patients)
 
 
@@ -235,6 +242,8 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
     about = f"Run {run}. Trained alone for {format_count_with_noun(epochs, 'local epoch')}, as many as in the run."
     text = "\n".join([sentence, "", about, "", *table, *MODELS_NOTE])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
-    write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)
-    write_atomically(folder / FIGURES, json.dumps(figures, indent=2).encode(), durable=site.durable, private=True)
-    site.tell(f"{sentence} More in {folder / PAGE}")
+    write_atomically(folder / BENEFIT_PAGE_FILE, f"{text}\n".encode(), durable=site.durable, private=True)
+    write_atomically(
+        folder / BENEFIT_JSON_FILE, json.dumps(figures, indent=2).encode(), durable=site.durable, private=True
+    )
+    site.tell(f"{sentence} More in {folder / BENEFIT_PAGE_FILE}")

@@ -23,7 +23,7 @@ from polyclinic.client.connection.exit_codes import (
 from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
 from polyclinic.client.connection.status import describe_other_wire_version
 from polyclinic.client.connection.tls import (
-    EXEMPTIONS,
+    NO_PROXY_VARIABLES,
     PROXY_VARIABLES,
     check_coordinator_certificate,
     fetch_untrusted_certificate,
@@ -44,19 +44,22 @@ from polyclinic.common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_T
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 
-EARLIEST_S, LATEST_S = -300.0, 5.0
-"""Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""
-UNEASY_S = 2.0
-RENEWAL_DAYS = 30
+MIN_CLOCK_DIFFERENCE_S = -300.0
+"""Flower accepts a signed call if the site's time minus the coordinator's is above this and below the maximum."""
+MAX_CLOCK_DIFFERENCE_S = 5.0
+CLOCK_WARNING_S = 2.0
+"""The check warns if the site's clock is ahead by more than this."""
+CERTIFICATE_NOTE_DAYS = 30
+"""The check prints a note if the coordinator's certificate expires within this time."""
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SET_CLOCKS = (
+_CLOCK_REMEDY = (
     "Set the clock by NTP, here or there. A site's calls are signed with the time: the coordinator takes none more than"
     " 5 minutes old, and none more than 5 seconds from the future."
 )
 
 
 def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
-    """Check key and kit (the coordinator's file for this site) and, unless ``offline``, each step of the connection.
+    """Check the key, the kit (the coordinator's file for this site) and, unless ``offline``, the connection.
 
     Args:
         environment: The environment variables, which may name a proxy.
@@ -87,7 +90,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
 
 
 def _check_authority(area: CheckArea, settings: SiteSettings, kit: SiteConnectionKit) -> None:
-    """Add the phrase of the kit's authority to ``area``, with what this site knows of it and cannot know."""
+    """Add to ``area`` the phrase of the kit's authority and its confirmation, or a fault for another authority."""
     confirmed = get_confirmation_time(settings, kit)
     area.facts["authority_phrase"] = compute_certificate_phrase(kit.ca_certificate)
     area.facts["authority_confirmed"] = confirmed
@@ -135,14 +138,14 @@ def _check_connection_steps(
             _check_coordinator_answer(area, kit, key)
     capitals = [
         name.upper()
-        for name in (*PROXY_VARIABLES, *EXEMPTIONS)
+        for name in (*PROXY_VARIABLES, *NO_PROXY_VARIABLES)
         if environment.get(name.upper()) and name not in environment
     ]
     if capitals and not any(name in environment for name in PROXY_VARIABLES):
         problem = f"{', '.join(capitals)} is set, but gRPC reads the lower-case name only: it is not used."
         lower = ", ".join(name.lower() for name in capitals)
         area.add_note(problem, f"If the way leads through it, set {lower} too.")
-    if days is not None and days < RENEWAL_DAYS:
+    if days is not None and days < CERTIFICATE_NOTE_DAYS:
         remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
         area.add_note(f"the coordinator's certificate expires in {days:.0f} days.", remedy)
 
@@ -176,7 +179,7 @@ def _add_tls_fault(
     host, port = split_host_port(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
         protocol = ""
-        if not find_proxy_address(host, environment):  # the answer to an HTTP/2 greeting without TLS tells it
+        if not find_proxy_address(host, environment):  # the answer to an HTTP/2 preface without TLS shows the protocol
             with contextlib.suppress(OSError), socket.create_connection((host, port), TLS_TIMEOUT_S) as connection:
                 connection.sendall(_HTTP2_PREFACE)
                 answer = connection.recv(64)
@@ -226,9 +229,9 @@ def _explain_certificate_fault(
         except (*UNREADABLE_CERTIFICATE, x509.ExtensionNotFound):
             hosts = "no host name at all"
         return f"{refused.problem} It is for {hosts}.", refused.remedy
-    form = "%Y-%m-%d %H:%M"
-    dates = f"{certificate.not_valid_before_utc:{form}} to {certificate.not_valid_after_utc:{form}} UTC"
-    now = f"{dt.datetime.now(dt.UTC):{form}} UTC"
+    time_format = "%Y-%m-%d %H:%M"
+    dates = f"{certificate.not_valid_before_utc:{time_format}} to {certificate.not_valid_after_utc:{time_format}} UTC"
+    now = f"{dt.datetime.now(dt.UTC):{time_format}} UTC"
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
 
 
@@ -276,16 +279,16 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
     """Compare this site's clock, release and key with the coordinator's answer to the ``hello`` call.
 
     Args:
-        ahead_s: Seconds by which this clock is ahead of the coordinator's; negative if it is behind.
+        ahead_s: This machine's time minus the coordinator's, in seconds.
         unsure_s: Uncertainty of ``ahead_s``: half of the duration of the call.
     """
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3)}
     area.facts |= {"release": hello.release, "wire": hello.wire, "newest_wire": hello.newest_wire}
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
-    if not EARLIEST_S < ahead_s < LATEST_S:
-        area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
-    elif ahead_s > UNEASY_S or ahead_s < EARLIEST_S / 2:
-        area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
+    if not MIN_CLOCK_DIFFERENCE_S < ahead_s < MAX_CLOCK_DIFFERENCE_S:
+        area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _CLOCK_REMEDY)
+    elif ahead_s > CLOCK_WARNING_S or ahead_s < MIN_CLOCK_DIFFERENCE_S / 2:
+        area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _CLOCK_REMEDY)
     else:
         area.passed.append(f"this clock is {clock}")
     if not is_spoken(hello.wire):

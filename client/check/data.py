@@ -1,4 +1,4 @@
-"""The check of the hospital's data: files, pictures, labels, patients and the split."""
+"""The part of the check about the hospital's data: files, pictures, labels, patients and the split."""
 
 import json
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyclinic.client.check.findings import CheckArea, ClassImageCounts
 from polyclinic.client.check.pictures import (
-    FEWEST,
+    MIN_DECIDED_PICTURES,
     InvertedPictureCounts,
     PictureFacts,
     describe_pictures,
@@ -54,10 +54,10 @@ from polyclinic.data.images.volume_notes import describe_decoded_volumes, list_v
 from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
-FEWEST_PATIENTS = 10
+MIN_PRINTED_PATIENTS = 10
 """The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""
-MOST_BYTES = 4 * 2**30
-"""Most bytes that are read to find duplicates; files beyond this are not compared."""
+MAX_COMPARED_BYTES = 4 * 2**30
+"""Maximum number of bytes that are read to find duplicates; further files are not compared."""
 _MISSING_PART_EFFECTS = {
     "validation": "this hospital has no say in which round's model is best",
     "test": "no figure of this hospital's will be told",
@@ -135,10 +135,12 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
 
 
 def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settings: SiteSettings) -> SiteImageSource:
-    """Return the images without those of patients who opted out; report how many these are, and who fits nobody.
+    """Return the images without those of patients who opted out.
+
+    Report the number of images left out, and opt-out identifiers that fit no patient.
 
     Raises:
-        BadInput: If nobody knows who opted out.
+        BadInput: If the list of patients who opted out cannot be read.
     """
     opted_out = OptOutSource(settings.folder).require_identifiers()
     if not opted_out:
@@ -264,7 +266,7 @@ def _check_picture_appearance(
     counts = InvertedPictureCounts.from_pictures(decoded)
     modes = ", ".join(counts.modes)
     if counts.is_majority_of_pictures_inverted:
-        share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
+        share = f"{counts.inverted:,} of the {counts.decided:,} images that tell"
         problem = f"black and white look exchanged ({counts.inversion_confidence_in_words}): "
         problem += f"in {share} the border is white, the middle darker."
         if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
@@ -276,13 +278,13 @@ def _check_picture_appearance(
             remedy = "Right for a light background, as in microscopy. In a radiograph air is black: look with "
             remedy += "flwr-client preview-data, and export again; a DICOM viewer's export often forgets to turn "
             area.add_note(problem, f"{remedy}MONOCHROME1.")
-    elif modes and counts.inverted >= FEWEST:
-        problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
+    elif modes and counts.inverted >= MIN_DECIDED_PICTURES:
+        problem = f"{counts.inverted:,} of {counts.decided:,} images look inverted, most of those of mode {modes}."
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
 def _note_volumes(area: CheckArea, source: SiteImageSource, volumes: Sequence[VolumeHeader]) -> None:
-    """Say what the settings make of volumes of these grids: their memory, what is cropped, and which greys they get."""
+    """Report how the settings change volumes of these grids: memory, cropped voxels, and grey values."""
     form = source.form
     size = source.volume_size
     assert form is not None, "volumes are files"
@@ -343,7 +345,7 @@ def _note_policy_and_label_effects(
 
 
 def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
-    """Say where the privacy budget is counted, and what this cannot notice; the check itself opens no ledger."""
+    """Report the place of the privacy ledger, and its limits; the check does not open the ledger."""
     if not ledger.is_writable:
         problem = f"{FILE}: policy.ledger: this account cannot write to {ledger.folder}."
         area.add_fault(ClientExitCode.BAD_INPUT, problem, "Make the folder, or give this account the right to write.")
@@ -354,7 +356,7 @@ def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
 
 def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:
     """Count the present, absent and unknown images of each class that the site annotates."""
-    smallest = max(FEWEST_PATIENTS, settings.file.policy.smallest_count)
+    smallest = max(MIN_PRINTED_PATIENTS, settings.file.policy.smallest_count)
     spec = settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
@@ -383,7 +385,7 @@ class DuplicateImages:
 def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> DuplicateImages:
     """Find equal images by hashes of their files or, without files, of their content.
 
-    A file is read only if another has the same size. At most :data:`MOST_BYTES` are read; further files are not
+    A file is read only if another has the same size. At most :data:`MAX_COMPARED_BYTES` are read; further files are not
     compared.
 
     Args:
@@ -396,7 +398,7 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
-    bytes_left = MOST_BYTES
+    bytes_left = MAX_COMPARED_BYTES
     to_read = list[int]()
     compared = 0
     for size, same_size in by_size.items():

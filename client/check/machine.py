@@ -27,17 +27,19 @@ from polyclinic.common.system.resources import read_container_memory_limit
 
 FLOAT32_BYTES = 4
 GB = 10**9
-DISK_FLOOR = 1 * GB
-"""Least free disk: for logs, the message being answered, and the file system itself."""
-MEMORIES = 24
-"""Copies of the model in the state that a site keeps on disk between rounds: two runs, two rounds each, at most six
-copies a round (own parts as trained, as evaluated and of the best round, the unsent rounding errors, and the
-optimiser's two moments)."""
-PROGRAM = 1 * GB
-"""Memory of Python, torch and Flower without a model; on a GPU, of the libraries without a model."""
-COPIES = 6
+MIN_FREE_DISK_BYTES = 1 * GB
+"""Minimum of free disk space, for logs, the message at work, and the file system itself."""
+DISK_MODEL_COPIES = 24
+"""Copies of the model in the state that a site stores on disk between rounds.
+
+Two runs, two rounds each, at most six copies a round: the local parts as trained, as evaluated and of the best round,
+the unsent rounding errors, and the optimiser's two moments.
+"""
+PROGRAM_BYTES = 1 * GB
+"""Memory of Python, torch and Flower without a model; also the GPU memory of torch without a model."""
+MEMORY_MODEL_COPIES = 6
 """Copies of the model in memory: received, network, update, the update's bytes, and the optimiser's two moments."""
-ON_GPU = 4
+GPU_MODEL_COPIES = 4
 """Copies of the model on a GPU: weights, gradients and Adam's two moments."""
 
 
@@ -142,9 +144,9 @@ def estimate_training_resource_needs(
     on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
     return TrainingResourceNeeds(
         model=model,
-        disk=DISK_FLOOR + MEMORIES * model + (resident if images_on_disk else 0),
-        memory=PROGRAM + COPIES * model + (0 if images_on_disk else resident) + batch,
-        gpu=PROGRAM + ON_GPU * model + (0 if images_on_disk else resident) + on_one_gpu,
+        disk=MIN_FREE_DISK_BYTES + DISK_MODEL_COPIES * model + (resident if images_on_disk else 0),
+        memory=PROGRAM_BYTES + MEMORY_MODEL_COPIES * model + (0 if images_on_disk else resident) + batch,
+        gpu=PROGRAM_BYTES + GPU_MODEL_COPIES * model + (0 if images_on_disk else resident) + on_one_gpu,
     )
 
 
@@ -203,7 +205,7 @@ def check_machine_resources(
 def _check_disk_memory_and_gpu(
     area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
 ) -> None:
-    disk = needs.disk if needs else DISK_FLOOR
+    disk = needs.disk if needs else MIN_FREE_DISK_BYTES
     device = settings.file.device
     gpu = machine.gpu
     if machine.disk_free < disk:

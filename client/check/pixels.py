@@ -1,4 +1,4 @@
-"""The check of how a site's images become pixels: the same comparison as the coordinator's, before the run."""
+"""The check of a site's pixel settings against the plan; the coordinator makes the same comparison in a run."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ from polyclinic.data.base.spec import format_image_size
 
 
 def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: DataComparison) -> None:
-    """Add a fault for each key of ``[data]`` by which the coordinator would refuse this site, with the line to write.
+    """Add a fault for each key of ``[data]`` that the coordinator would refuse, with the line to write instead.
 
-    Values that the run leaves to the sites are compared at the roll call alone.
+    Settings that the plan leaves to the sites are compared only at the roll call.
     """
     form = comparison.form
     model = planned.plan.model
@@ -43,7 +43,7 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
 def make_form_of_pictures(
     settings: SiteSettings, source: SiteImageSource, pictures: Sequence[PictureFacts]
 ) -> PixelForm:
-    """Return the form of the site's pixels, as far as the pictures that were decoded show it."""
+    """Return the site's pixel settings; dark or colour pictures among those decoded can change them."""
     if source.form is not None:
         drops_color = not source.form.color and any(facts.colored for facts in pictures)
         spec = settings.file.data

@@ -1,4 +1,4 @@
-"""One check of a site's folder: connection, machine, data and one training step."""
+"""The whole check of a site's folder: connection, machine, data and one training step."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ from polyclinic.common.contract_points import ContractPoint
 from polyclinic.common.errors import BadInput
 
 DEFAULT_IMAGES = 200
+"""Number of images that the check decodes."""
 
 
 def run_site_check(
@@ -37,13 +38,13 @@ def run_site_check(
     look: Callable[[SiteSettings], MachineMeasurements] = measure_machine,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[CheckResult, tuple[ClassImageCounts, ...]]:
-    """Check a site's folder; the check changes no file and sends nothing of the data.
+    """Check a site's folder, without changing a file and without sending any of the data.
 
     Args:
         images: Number of images to decode; None for all.
         offline: Skip the connection.
         experiment: The experiment that will be run, if the coordinator has sent it.
-        look: Measures the machine.
+        look: Function that measures the machine.
 
     Returns:
         The findings, and the counts of each class for the table of classes.

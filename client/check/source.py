@@ -1,4 +1,4 @@
-"""A site's images as the check reads them: files of a table, images of a PACS, or arrays of a whole data set."""
+"""The images that the check reads: files named in a table, images of a PACS, or arrays of a whole data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -53,12 +53,12 @@ class SiteImageSource:
         labels: float32 ``(n, classes)``, NaN for unknown.
         parts: ``train``, ``validation`` or ``test``.
         read: Returns an image, given its number, as bytes, as the path of its file, or as pixels if it is in memory.
-        opened: Context manager that opens the reader; images are read within it.
-        reader_faults: Returns the faults that stopped the reader; to be called after reading.
+        opened: Returns a context manager that holds the reader's connection open while images are read.
+        reader_faults: Returns the faults that stopped the reader; call it after reading.
         files: Paths; empty if the images are not files on this machine.
         archive: One line about the answer of a PACS; empty without a PACS.
         outside: A sentence on files outside of the image folder; empty without any.
-        sent: Phrases about what the PACS was sent.
+        sent: Phrases about the data sent to the PACS.
         form: Size, colour and rendering that pictures get for the network; None if the pixels are already in that form.
         patients_known: True if the data names the patient of each image.
         patients_from: Origin of the patients' names, if that is not a column named in site.toml.
@@ -135,7 +135,7 @@ class SiteImageSource:
 
 
 def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
-    """Find a site's images and labels, without reading the pixels of image files.
+    """Find a site's images and read their labels, without reading the pixels of image files.
 
     Raises:
         BadInput: With every fault.

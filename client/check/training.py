@@ -41,9 +41,9 @@ from polyclinic.strategies.local.training import (
 from polyclinic.strategies.local.updates import compress_trunk
 from polyclinic.strategies.registry import build_site_method
 
-PATIENCE_S = 15.0
-"""A first training step that takes longer is not repeated for the estimate."""
-LINE_MBIT = 10.0
+MAX_REPEATED_STEP_S = 15.0
+"""The first training step is repeated for the estimate, unless it took longer than this."""
+ASSUMED_LINE_MBIT = 10.0
 """Assumed speed of the network connection, in Mbit/s, for the estimate of the transfer time."""
 
 
@@ -53,7 +53,7 @@ class PlannedTraining:
 
     Attributes:
         origin: Origin of the plan, in words.
-        assumed: True if no run is known here, so that the plan is only an assumption.
+        assumed: True if this site knows no run, so that the plan is only an assumption.
     """
 
     plan: HospitalPlan
@@ -64,9 +64,9 @@ class PlannedTraining:
 def find_planned_training(
     settings: SiteSettings, experiment: Experiment | None, source: SiteImageSource
 ) -> PlannedTraining:
-    """Return the given experiment's plan, or else that of the last run that the coordinator announced to this site.
+    """Return the plan of ``experiment``, or else the plan of the last run that the coordinator announced to this site.
 
-    If no run was announced, return an assumed plan that fits the images.
+    Without both, return an assumed plan that fits the images.
     """
     if experiment is not None:
         return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
@@ -160,15 +160,15 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
     plan = trial.planned.plan
-    (train, validation) = trial.totals
+    train, validation = trial.totals
     models = 1 + trial.method.trains_own_model
     seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down = cost.received / 1e6
     up = cost.sent / 1e6
-    transfer = (down + up) * 8 / LINE_MBIT
+    transfer = (down + up) * 8 / ASSUMED_LINE_MBIT
     size = describe_image_size(plan.model.input_size)
-    of = "" if plan.model.patch_size is None else " patches"
-    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}{of}"
+    unit = "" if plan.model.patch_size is None else " patches"
+    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}{unit}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -177,7 +177,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     area.passed += [
         f"{name}{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
         f"a round: about {_format_seconds_or_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
-        f" ({_format_seconds_or_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
+        f" ({_format_seconds_or_minutes(transfer)} at {ASSUMED_LINE_MBIT:.0f} Mbit/s)",
         f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",
     ]
     if trial.planned.assumed:
@@ -218,7 +218,7 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
             return train_epoch(network, task, optimizer, generator)
 
         train_s = _measure_seconds(train_one_epoch)
-        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(train_one_epoch)
+        train_s = train_s if train_s > MAX_REPEATED_STEP_S else _measure_seconds(train_one_epoch)
         validate_s = _measure_seconds(lambda: _compute_all_logits(network, inputs, plan))
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
     parameters = trial.method.parameters

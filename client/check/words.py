@@ -1,4 +1,4 @@
-"""The check of the site's words: the coordinator's comparison with the study's vocabulary, before the run."""
+"""The check of a site's class names against the study's vocabulary; the coordinator makes the same comparison."""
 
 from polyclinic.client.check.contract import DataComparison
 from polyclinic.client.check.findings import CheckArea
@@ -12,12 +12,12 @@ from polyclinic.common.vocabulary import map_words_to_classes
 def check_site_words(
     area: CheckArea, planned: PlannedTraining, declaration: LabelDeclaration, comparison: DataComparison
 ) -> None:
-    """Add a fault for each class of the site that is no class of the study, with the line to write.
+    """Add a fault for each class of the site that is not in the study's vocabulary, with the line to write.
 
-    Without a vocabulary, words are compared with those of other hospitals at the roll call alone.
+    Without a vocabulary, the names are compared with those of other hospitals only at the roll call.
 
     Args:
-        declaration: The site's classes, with its own words.
+        declaration: The site's classes, with the site's own names.
     """
     words = declaration.canonical_names
     vocabulary = planned.plan.vocabulary

@@ -1,15 +1,16 @@
-"""The audit of a count sheet: could each hidden number be another one, given all that is disclosed?
+"""The audit of a count sheet: a proof that hidden numbers cannot be computed from the disclosed ones.
 
-A hidden number is safe if we find two populations with all disclosed numbers in which it differs by half a threshold.
-The reader is assumed to know the rules, and to know of each hidden column whether it is hidden for its own number. Each
-search changes the true population in one way that leaves all other tables as they are:
+A hidden number is safe if two populations exist that have all disclosed numbers, and in which the hidden number differs
+by at least half of the policy's threshold. The reader is assumed to know the rules of this program, and to know which
+columns are hidden because of their own number. Each search changes the true population in one way, and leaves all other
+tables unchanged:
 
-- values of an attribute are exchanged between patients whose classes differ in one class at least;
-- states of hidden classes are changed, while the states of visible classes stay;
-- combinations: states and values are exchanged at will, as far as all disclosed numbers stay.
+- it exchanges values of an attribute between patients whose classes differ in at least one class;
+- it changes states of hidden classes, and keeps the states of visible classes;
+- it exchanges states and values freely, if all disclosed numbers stay (for the table of combinations of classes).
 
-Searches move some combinations of classes and leave the others as they are. So a number without a proof may still be
-safe, and more is hidden than necessary; a proof is never wrong.
+A search changes only some combinations of classes, so it may miss a proof. Then more is hidden than necessary; a proof
+is never wrong.
 """
 
 import time
@@ -25,26 +26,26 @@ from polyclinic.client.counts.units import STATE_NUMBERS, Column, CountedData, C
 from polyclinic.common.counts import ABSENT, ALL, CLASS, COMBINATIONS, CROSSED, PRESENT, STATES
 
 PATIENT_STATES = (PRESENT, ABSENT)
-"""States of a class that say something about a patient."""
-UNITS = ("patients", "images")
-MOVING_ROWS = (12, 32)
-"""Combinations of classes that a search moves: in the first attempt, and in the second."""
-COMBINATIONS_AT_A_TIME = 12
-"""Hidden combinations of classes in one system."""
-SHORT_LISTS = ("sex", "age", "intensity", "size")
-"""Attributes whose values everybody knows, also those of nobody here."""
+"""States of a class that disclose something about a patient."""
+COUNTED_UNITS = ("patients", "images")
+MAX_MOVED_COMBINATIONS = (12, 32)
+"""Maximum number of combinations of classes that a search changes, in its first and in its second attempt."""
+COMBINATIONS_PER_SYSTEM = 12
+"""Number of hidden combinations of classes that are searched with one system of equations."""
+FIXED_VALUE_ATTRIBUTES = ("sex", "age", "intensity", "size")
+"""Attributes with a fixed list of values; a reader also knows the values that no patient of the hospital has."""
 
 Target = tuple[Column, str, str]
-"""A hidden number: column, state and unit."""
+"""A hidden number: its column, state and unit."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """The units of each combination of states of classes, by a value.
+    """Numbers of patients or images, by combination of class states and by value of an attribute.
 
     Attributes:
-        states: int8 ``(combinations, classes)``.
-        numbers: ``(combinations, values)``.
+        states: int8 ``(combinations, classes)``, the state of each class in each combination.
+        numbers: int64 ``(combinations, values)``.
     """
 
     states: NDArray[np.int8]
@@ -56,26 +57,28 @@ class Tally:
         return selected
 
 
-def tally_units(units: CountedUnits, columns: Sequence[int], places: Indices, values: int) -> Tally:
+def tally_units(units: CountedUnits, columns: Sequence[int], value_indices: Indices, values: int) -> Tally:
     """Count units by combination of states and by value.
 
     Args:
-        columns: The classes that distinguish combinations.
-        places: ``(n,)``, the value of each unit.
+        columns: Column numbers of the classes whose states make a combination.
+        value_indices: ``(n,)``, the index of each unit's value.
         values: Number of values.
     """
     states, rows = np.unique(units.states[:, list(columns)], axis=0, return_inverse=True)
     numbers = np.zeros((len(states), values), np.int64)
-    np.add.at(numbers, (rows.reshape(-1), places), 1)
+    np.add.at(numbers, (rows.reshape(-1), value_indices), 1)
     return Tally(states, numbers)
 
 
 @dataclass(frozen=True)
 class SheetAudit:
-    """The audit of a sheet with these disclosed columns and hidden classes.
+    """The audit of a count sheet.
 
     Attributes:
-        smallest: Fewest patients of a count that may be disclosed.
+        smallest: The policy's threshold: the minimum number of patients of a disclosed count.
+        disclosed: The columns that are disclosed.
+        hidden: Classes of which nothing is disclosed.
     """
 
     data: CountedData
@@ -84,7 +87,7 @@ class SheetAudit:
     hidden: frozenset[str]
 
     @property
-    def _width(self) -> int:
+    def _min_difference(self) -> int:
         return -(-self.smallest // 2)
 
     @cached_property
@@ -99,30 +102,30 @@ class SheetAudit:
         columns = [self.data.class_names.index(name) for name in names]
         if not attribute:
             return tally_units(units, columns, np.zeros(len(units), np.intp), 1)
-        return tally_units(units, columns, units.places[attribute], len(self.data.values[attribute]))
+        return tally_units(units, columns, units.value_indices[attribute], len(self.data.values[attribute]))
 
     def _list_used_values(self, attribute: str) -> list[int]:
-        """Return the values that a reader knows of: all of a short list, else those that occur."""
+        """Return the indices of the values that a reader knows: all of a fixed list, otherwise those that occur."""
         values = len(self.data.values[attribute])
-        if attribute in SHORT_LISTS:
+        if attribute in FIXED_VALUE_ATTRIBUTES:
             return list(range(values))
-        occurring = [self._get_units(unit).places[attribute] for unit in UNITS]
+        occurring = [self._get_units(unit).value_indices[attribute] for unit in COUNTED_UNITS]
         return [int(value) for value in np.unique(np.concatenate(occurring))]
 
     # ------------------------------------------------------------------ values of an attribute
 
     def find_unsafe_values(self, attribute: str) -> set[Column]:
-        """Return the hidden columns of an attribute, of all patients and of visible classes, without a proof."""
-        tallies = {unit: self._tally(unit, self._visible, attribute) for unit in UNITS}
-        crossed = self._visible if attribute in CROSSED else ()
+        """Return the hidden columns of an attribute without a proof, for all patients and for each visible class."""
+        tallies = {unit: self._tally(unit, self._visible, attribute) for unit in COUNTED_UNITS}
+        crossed_classes = self._visible if attribute in CROSSED else ()
         unsafe = set[Column]()
-        for name in ("", *crossed):
+        for name in ("", *crossed_classes):
             table = f"class_by_{attribute}" if name else attribute
             values = [self.data.values[attribute][place] for place in self._list_used_values(attribute)]
             hidden = {(table, name, value) for value in values} - self.disclosed
-            for together in [UNITS] if attribute == "sex" else [UNITS[:1], UNITS[1:]]:
+            for together in [COUNTED_UNITS] if attribute == "sex" else [COUNTED_UNITS[:1], COUNTED_UNITS[1:]]:
                 unproved = hidden
-                for most in MOVING_ROWS:
+                for most in MAX_MOVED_COMBINATIONS:
                     if unproved:
                         rows = {unit: _choose_rows(tallies[unit], self._visible, name, most) for unit in together}
                         search = _ValueSearch(self, attribute, tallies, rows, unproved)
@@ -133,16 +136,19 @@ class SheetAudit:
     # ------------------------------------------------------------------ hidden classes
 
     def find_unsafe_values_of_hidden_classes(self, attribute: str) -> set[Column]:
-        """Return the columns of hidden classes without a proof, by an attribute, or their totals (empty text).
+        """Return the columns of hidden classes without a proof.
 
-        Units change the states of hidden classes and nothing else, so that all disclosed numbers stay.
+        The search changes only the states of hidden classes, so that all disclosed numbers stay.
+
+        Args:
+            attribute: The attribute by which the classes are counted; empty for their totals.
         """
         if not self.hidden:
             return set()
         names = self.data.class_names
         unsafe = set[Column]()
         is_coupled = attribute in ("", "sex")
-        for together in [UNITS] if is_coupled else [UNITS[:1], UNITS[1:]]:
+        for together in [COUNTED_UNITS] if is_coupled else [COUNTED_UNITS[:1], COUNTED_UNITS[1:]]:
             unsafe |= _HiddenClassSearch(
                 self, attribute, {unit: self._tally(unit, names, attribute) for unit in together}
             ).find_unsafe_columns()
@@ -154,26 +160,26 @@ class SheetAudit:
         """Return the hidden combinations of visible classes without a proof.
 
         Args:
-            deadline: Time on ``time.monotonic`` after which the others count as without a proof.
+            deadline: Time of ``time.monotonic``; combinations not searched by then count as without a proof.
         """
         unsafe = set[Column]()
-        for unit in UNITS:
+        for unit in COUNTED_UNITS:
             tallies = {name: self._tally(unit, self._visible, name) for name in ("", *self.data.values)}
             values = np.unique(name_combinations(tallies[""].states, self._visible)).tolist()
             hidden = [column for value in values if (column := (COMBINATIONS, "", value)) not in self.disclosed]
-            for start in range(0, len(hidden), COMBINATIONS_AT_A_TIME):
-                batch = set(hidden[start : start + COMBINATIONS_AT_A_TIME])
+            for start in range(0, len(hidden), COMBINATIONS_PER_SYSTEM):
+                batch = set(hidden[start : start + COMBINATIONS_PER_SYSTEM])
                 if time.monotonic() < deadline:
                     batch = _CombinationSearch(self, unit, tallies, batch).find_unsafe_columns()
                 unsafe |= batch
         return unsafe
 
-    def add_rule(self, system: FeasibleCounts, unknowns: Indices, truth: int) -> None:
-        """Add the bound that a reader concludes from a hidden number: below the threshold, or not below it.
+    def add_threshold_bound(self, system: FeasibleCounts, unknowns: Indices, truth: int) -> None:
+        """Add the bound that a reader knows of a hidden number: it is below the threshold, or it is not.
 
         Args:
-            unknowns: The unknowns in the number; the rest of it stays as it is.
-            truth: The number.
+            unknowns: The unknowns whose sum, plus a constant, is the hidden number.
+            truth: The true hidden number.
         """
         constant = truth - int(system.truth[unknowns].sum())
         if truth < self.smallest:
@@ -182,17 +188,21 @@ class SheetAudit:
             system.add_sum(unknowns, self.smallest - constant, np.inf)
 
     def find_unsafe_columns(self, system: FeasibleCounts) -> set[Column]:
-        """Return the columns of a system's targets without a proof."""
-        unsafe = system.find_unsafe_targets(self._width)
+        """Return the columns of those targets of a system for which the search finds no proof."""
+        unsafe = system.find_unsafe_targets(self._min_difference)
         return {target[0] for target in unsafe if isinstance(target, tuple)}
 
 
 def _choose_rows(tally: Tally, names: Sequence[str], name: str, most: int) -> Indices:
-    """Return the combinations to move for a class: pairs that differ in this class alone first, then the largest.
+    """Choose the combinations that a search changes: first those that differ only in one class, then the largest.
 
     Args:
         names: The classes of the tally.
-        name: The class; empty for all units.
+        name: The class in which the first combinations differ; empty to choose only by size.
+        most: Maximum number of combinations.
+
+    Returns:
+        Sorted row numbers of the tally.
     """
     sizes = tally.numbers.sum(axis=1)
     largest = np.argsort(-sizes, kind="stable")
@@ -220,23 +230,25 @@ def _choose_rows(tally: Tally, names: Sequence[str], name: str, most: int) -> In
 
 
 def _add_images_of_patients(system: FeasibleCounts, sums: Mapping[str, Indices], truth: Mapping[str, int]) -> None:
-    """Add that a count of images is at least the count of their patients.
+    """Add the bound that a count of images is at least the count of their patients.
 
     Args:
-        sums, truth: Unit -> the unknowns in the count, and the whole count.
+        sums: Unit -> the unknowns in the count.
+        truth: Unit -> the true count.
     """
-    constants = {unit: truth[unit] - int(system.truth[sums[unit]].sum()) for unit in UNITS}
+    constants = {unit: truth[unit] - int(system.truth[sums[unit]].sum()) for unit in COUNTED_UNITS}
     unknowns = np.concatenate([sums["images"], sums["patients"]])
     signs = np.concatenate([np.ones(len(sums["images"])), -np.ones(len(sums["patients"]))])
     system.add_combination(unknowns, signs, constants["patients"] - constants["images"], np.inf)
 
 
 class _ValueSearch:
-    """Searches for populations with other values of one attribute, with the same number of each combination.
+    """Search for populations with other values of one attribute and the same number of each combination of classes.
 
     Args:
-        rows: Unit -> the combinations that move.
-        hidden: The columns that are looked at.
+        tallies: Unit -> its tally by visible classes and by the attribute.
+        rows: Unit -> the combinations that the search changes.
+        hidden: The hidden columns for which a proof is searched.
     """
 
     def __init__(
@@ -294,15 +306,15 @@ class _ValueSearch:
                     self._system.add_known_sum(sums[unit])
                 elif not name or state in PATIENT_STATES:
                     if unit == "patients":
-                        self._audit.add_rule(self._system, sums[unit], truth[unit])
+                        self._audit.add_threshold_bound(self._system, sums[unit], truth[unit])
                     if column in self._hidden:
                         self._system.targets[column, state, unit] = sums[unit]
-            if len(sums) == len(UNITS):
+            if len(sums) == len(COUNTED_UNITS):
                 _add_images_of_patients(self._system, sums, truth)
 
 
 class _HiddenClassSearch:
-    """Searches for populations with other states of hidden classes, with the same states of visible ones.
+    """Search for populations with other states of hidden classes and the same states of visible classes.
 
     Args:
         tallies: Unit -> its tally by all classes.
@@ -327,7 +339,7 @@ class _HiddenClassSearch:
         self._system = FeasibleCounts(np.concatenate(truth))
 
     def _choose_movable_rows(self, tally: Tally) -> Indices:
-        """Return the combinations in groups of equal visible states; the largest groups of two and more."""
+        """Choose combinations that differ only in hidden classes: the largest groups with equal visible states."""
         groups = self._group_by_visible_states(tally)
         sizes = tally.numbers.sum(axis=1)
         several = [group for group in np.unique(groups).tolist() if (groups == group).sum() > 1]
@@ -335,7 +347,7 @@ class _HiddenClassSearch:
         chosen = list[int]()
         for group in several:
             chosen += np.flatnonzero(groups == group).tolist()
-            if len(chosen) >= MOVING_ROWS[-1]:
+            if len(chosen) >= MAX_MOVED_COMBINATIONS[-1]:
                 break
         return np.sort(np.array(chosen, np.intp))
 
@@ -368,22 +380,24 @@ class _HiddenClassSearch:
                 sums[unit] = [self._starts[unit] + rows * width + position for position in range(width)]
                 truth[unit] = [int(tally.numbers[showing, place].sum()) for place in self._values]
                 if unit == "patients":
-                    self._audit.add_rule(self._system, np.concatenate(sums[unit]), sum(truth[unit]))
+                    self._audit.add_threshold_bound(self._system, np.concatenate(sums[unit]), sum(truth[unit]))
                 for place, unknowns in zip(self._values, sums[unit], strict=True):
                     value = self._audit.data.values[self._attribute][place] if self._attribute else ""
                     table = f"class_by_{self._attribute}" if self._attribute else CLASS
                     self._system.targets[(table, name, value), state, unit] = unknowns
-            if len(sums) == len(UNITS):
+            if len(sums) == len(COUNTED_UNITS):
                 for position in range(width):
-                    at = {unit: of[position] for unit, of in sums.items()}
-                    _add_images_of_patients(self._system, at, {unit: of[position] for unit, of in truth.items()})
+                    value_sums = {unit: unit_sums[position] for unit, unit_sums in sums.items()}
+                    value_truth = {unit: unit_truth[position] for unit, unit_truth in truth.items()}
+                    _add_images_of_patients(self._system, value_sums, value_truth)
 
 
 class _CombinationSearch:
-    """Searches for populations with other combinations of visible classes, all tables of attributes included.
+    """Search for populations with other combinations of visible classes, in which all disclosed numbers stay.
 
     Args:
-        hidden: The combinations that are looked at.
+        tallies: Attribute -> its tally by visible classes; the empty text is for the numbers without an attribute.
+        hidden: The hidden combinations for which a proof is searched.
     """
 
     def __init__(self, audit: SheetAudit, unit: str, tallies: Mapping[str, Tally], hidden: set[Column]) -> None:
@@ -406,16 +420,18 @@ class _CombinationSearch:
         self._system = FeasibleCounts(np.concatenate(truth))
 
     def _choose_rows(self, states: NDArray[np.int8]) -> Indices:
-        """Return the rows of the hidden combinations, those of one class less or more, and the largest."""
+        """Choose the rows that the search changes: the hidden combinations, the most similar ones, and the largest."""
         values = {column[2] for column in self._hidden}
-        places = np.flatnonzero(np.isin(self._every, sorted(values)))
-        distances = (states[:, None, :] != states[None, places, :]).sum(axis=2).min(axis=1, initial=states.shape[1] + 1)
+        hidden_rows = np.flatnonzero(np.isin(self._every, sorted(values)))
+        distances = (
+            (states[:, None, :] != states[None, hidden_rows, :]).sum(axis=2).min(axis=1, initial=states.shape[1] + 1)
+        )
         sizes = self._tallies[""].numbers.sum(axis=1)
         order = np.lexsort((-sizes, distances))
-        near = order[: 2 * MOVING_ROWS[-1] // 3]
+        most_similar = order[: 2 * MAX_MOVED_COMBINATIONS[-1] // 3]
         largest = np.argsort(-sizes, kind="stable")
-        chosen = dict.fromkeys([*places.tolist(), *near.tolist(), *largest.tolist()])
-        return np.sort(np.array(list(chosen)[: MOVING_ROWS[-1]], np.intp))
+        chosen = dict.fromkeys([*hidden_rows.tolist(), *most_similar.tolist(), *largest.tolist()])
+        return np.sort(np.array(list(chosen)[: MAX_MOVED_COMBINATIONS[-1]], np.intp))
 
     def find_unsafe_columns(self) -> set[Column]:
         rows = np.arange(len(self._rows))
@@ -441,7 +457,7 @@ class _CombinationSearch:
                 self._system.add_known_sum(unknowns)
                 continue
             if self._unit == "patients":
-                self._audit.add_rule(self._system, unknowns, int(sizes[self._every == value].sum()))
+                self._audit.add_threshold_bound(self._system, unknowns, int(sizes[self._every == value].sum()))
             if column in self._hidden:
                 self._system.targets[column, ALL, self._unit] = unknowns
         unsafe = self._audit.find_unsafe_columns(self._system)
@@ -459,4 +475,6 @@ class _CombinationSearch:
             if column in self._audit.disclosed:
                 self._system.add_known_sum(unknowns)
             elif self._unit == "patients" and (not name or state in PATIENT_STATES):
-                self._audit.add_rule(self._system, unknowns, int(tally.numbers[showing, values[position]].sum()))
+                self._audit.add_threshold_bound(
+                    self._system, unknowns, int(tally.numbers[showing, values[position]].sum())
+                )

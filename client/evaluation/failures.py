@@ -1,6 +1,6 @@
 """The page of the images that a model judges worst, for this hospital's staff: ``flwr-client evaluate --failures``.
 
-It shows images of patients. It is a page of its own, so that the figures can be passed on without it.
+The page shows images of patients. It is separate from the page of figures, so that those can be passed on alone.
 """
 
 import base64
@@ -19,19 +19,20 @@ from polyclinic.data.base.spec import DataSpec, FolderDatasetSpec
 from polyclinic.data.images.reading import encode_png_thumbnail
 
 FAILURES_PAGE = "failures.html"
-SIDE = 160
-"""Largest side of a picture on the page, in pixels."""
+MAX_PICTURE_SIDE = 160
+"""Length of a picture's longer side on the page, in pixels."""
 
 
 @dataclass(frozen=True)
 class FailureCase:
-    """An image with its score.
+    """An image that a model judges wrong, with its score.
 
     Attributes:
-        name: Its name in the label table; its number if the data has no such names.
-        patient: Empty if not known.
-        shows: The classes that it shows by its labels.
-        picture: A PNG file in base64.
+        name: The image's name in the label table, or its number if the data has no names.
+        patient: Name of the patient; empty if unknown.
+        score: The model's probability of the class.
+        shows: The classes that the image shows by its labels.
+        picture: PNG file in base64.
     """
 
     name: str
@@ -46,8 +47,8 @@ class ClassFailures:
     """The images of one class that a model judges worst.
 
     Attributes:
-        missed: Images that show the class, the lowest score first.
-        alarms: Images that do not show it, the highest score first.
+        missed: Images that show the class, in rising order of their scores.
+        alarms: Images that do not show the class, in falling order of their scores.
     """
 
     model: str
@@ -60,9 +61,9 @@ def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spe
     """Write the page; only its owner may read it.
 
     Args:
-        data: The images, by which ``scored`` was computed.
+        data: The scored images.
         spec: The settings of the data.
-        count: Most images of each kind, class and model.
+        count: Maximum number of images of each kind (missed, alarms), class and model.
     """
     names = name_images(data, spec)
     failures = list[ClassFailures]()
@@ -80,9 +81,9 @@ def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spe
 def rank_failures(
     scored: ScoredImages, class_name: str, scores: NDArray[np.floating]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the images that show a class by rising score, and those that do not by falling score.
+    """Return the rows of images that show a class by rising score, and of those that do not by falling score.
 
-    An image whose label is not known is in neither.
+    Images with an unknown label are left out.
     """
     labels = scored.labels[:, scored.class_names.index(class_name)]
     shown = np.flatnonzero(labels == 1)
@@ -111,6 +112,6 @@ def _make_cases(
     cases = []
     for row, patient, pixels in zip(rows, patients, images.images, strict=True):
         shows = tuple(name for name, label in zip(scored.class_names, scored.labels[row], strict=True) if label == 1)
-        picture = base64.b64encode(encode_png_thumbnail(pixels, SIDE)).decode()
+        picture = base64.b64encode(encode_png_thumbnail(pixels, MAX_PICTURE_SIDE)).decode()
         cases.append(FailureCase(names[row], str(patient), float(scores[row]), shows, picture))
     return tuple(cases)

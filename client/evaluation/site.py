@@ -44,11 +44,11 @@ def evaluate_at_site(
 
     Args:
         folder: The site's folder.
-        every: True to score all images; else the test part, as the site remembers it.
+        every: True to score all images; False for the test part, as the site's earlier runs used it.
         tell: Prints lines for the hospital's staff.
 
     Raises:
-        BadInput: With every fault of site.toml, the data or a model.
+        BadInput: If site.toml, the data or a model has faults; it lists all.
     """
     settings = read_site_settings(folder)
     models = open_models(files, choose_training_device(settings))
@@ -77,7 +77,7 @@ def evaluate_at_site(
 def load_images_to_score(
     settings: SiteSettings, spec: DataSpec, *, every: bool, tell: Callable[[str], None]
 ) -> tuple[ImageSet, LeftOutPatients]:
-    """Return the images to score, read by these settings, and what is said of patients who opted out."""
+    """Return the images to score, read by the settings ``spec``, and the patients who were left out."""
     file = settings.file.model_copy(update={"data": spec})
     site, left_out, _ = load_site_data(replace(settings, file=file), tell).make_present_site()
     images = concatenate_image_sets([site.train, site.validation, site.test]) if every else site.test

@@ -93,7 +93,7 @@ def make_audit_report(
 
 
 def _check_request_signatures(state: Path, authority: x509.Certificate) -> AuditCheckResult:
-    """Count the requests in the audit log that the coordinator signed, and report a fault for each one it did not sign.
+    """Count the requests in the audit log that the coordinator signed, with a fault for each false signature.
 
     A request signed under another authority is only noted, because it may come from an earlier coordinator.
     """
@@ -136,7 +136,7 @@ def _list_replies_in_receipt(content: Mapping[str, Any], site: str) -> dict[str,
 def _check_receipt_authorship(
     content: Mapping[str, Any], site: str, keys: TrustedKeys, state: Path
 ) -> AuthorshipCheckResult:
-    """Check that the sites signed the replies in the receipt, and that all accepted replies of this site are in it."""
+    """Check that sites signed the replies in the receipt, and that it has all accepted replies of this site."""
     try:
         run = content["run"]
         sent = [

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from polyclinic.client.site.site import Site
     from polyclinic.client.site.site_file import SiteSettings
 
-MISSING, DENIED = "approval.missing", "approval.denied"
+MISSING_RULE, DENIED_RULE = "approval.missing", "approval.denied"
 """Rules of a text on which nobody has decided, and of one that a person has denied."""
 ASKS_NOTHING = frozenset({"Refusal", "Question", "DeliveryRequest"})
 """Records for a site's staff, which ask for no work on its images; a delivery is a finished run's package."""
@@ -136,7 +136,7 @@ class SiteApprovals:
         if record in PARTS_OF_ROUND:
             approved = self._runs.read_entry(run)
             if approved is None:
-                return ApprovalVerdict(MISSING, "nothing of this run was approved")
+                return ApprovalVerdict(MISSING_RULE, "nothing of this run was approved")
             return self.find_verdict(str(approved.get("kind")), str(approved.get("text")))
         request = read_request_text(fields)
         if request is None:
@@ -169,7 +169,7 @@ class SiteApprovals:
         for sha256, (kind, earlier_rule) in self._refused_texts.items():
             verdict = self.find_verdict(kind, sha256)
             # A text that was denied already stays so: the coordinator knows it.
-            is_new_denial = verdict.rule == DENIED != earlier_rule
+            is_new_denial = verdict.rule == DENIED_RULE != earlier_rule
             if is_new_denial or not verdict.reason:
                 decided[sha256] = verdict
         for sha256 in decided:
@@ -180,7 +180,7 @@ class SiteApprovals:
         """Return the verdict on a text: that of the newest decision on it, verified now."""
         decisions = self.store.list_decisions(sha256)
         if not decisions:
-            return ApprovalVerdict(MISSING, "nobody here has approved it", sha256)
+            return ApprovalVerdict(MISSING_RULE, "nobody here has approved it", sha256)
         try:
             content = decisions[-1].read_bytes()
             approvers = self._read_approvers()
@@ -192,7 +192,7 @@ class SiteApprovals:
             decision = verify_decision(content, approvers)
         except DecisionFault as fault:
             if _is_denial(content):  # of a person who is no approver any more: it stays one
-                return ApprovalVerdict(DENIED, "it was denied", sha256)
+                return ApprovalVerdict(DENIED_RULE, "it was denied", sha256)
             return ApprovalVerdict("approval.signature", str(fault), sha256)
         rule, reason = self._find_fault(decision, kind, sha256)
         facts = {"approver": decision.approver, "key": decision.key, "until": decision.until}
@@ -201,7 +201,7 @@ class SiteApprovals:
     def _find_fault(self, decision: PlanDecision, kind: str, sha256: str) -> tuple[str, str]:
         """Return the rule that a signed decision breaks, and the reason; the reason is empty if it is an approval."""
         if not decision.is_approval:
-            return DENIED, f"{decision.approver} denied it: {decision.reason or 'no reason given'}"
+            return DENIED_RULE, f"{decision.approver} denied it: {decision.reason or 'no reason given'}"
         if (decision.kind, decision.sha256) != (kind, sha256):
             return "approval.plan", "the approval is of another plan: its file was copied here"
         if decision.site != self._site:

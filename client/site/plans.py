@@ -43,7 +43,7 @@ TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "ScoringRequest": (EVALUATION, "question"),
 }
 """Record class of a request -> the kind of its text, and the field that holds it. A new kind of request that people
-approve is a line here and a description in :data:`polyclinic.client.approval.describe.DESCRIPTIONS`."""
+approve is a line here and a description in :data:`polyclinic.client.approval.describe.DESCRIBE_BY_KIND`."""
 FEWEST_DIGITS = 6
 """Fewest digits by which a person may name a hash."""
 _TEXT, _FACTS = "text", "facts.json"
