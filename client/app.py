@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from polyclinic.client.benefit.compare import compare_with_local_only_training
 from polyclinic.client.gate.gate import Mod, make_policy_gate
 from polyclinic.client.site.disclosure import count_patients, round_count_down
-from polyclinic.client.site.plans import TRAINING, RequestText, store_request_text
+from polyclinic.client.site.plans import TRAINING_KIND, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import store_last_plan
 from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
@@ -65,13 +65,13 @@ def make_client_app(
             audit log.
     """
     app = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods))
-    masks = HeldUpdateStore(tell)
+    held_updates = HeldUpdateStore(tell)
 
     def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result.
 
-        If the request's plan has a vocabulary, ``work`` receives a copy of the site whose classes have the vocabulary's
-        names. The result is written in the wire version of the request.
+        If the request's plan has a vocabulary, ``work`` receives a copy of the site with the vocabulary's class names.
+        The result is written in the wire version of the request.
         """
 
         def answer_record(message: Message, context: Context) -> Message:
@@ -96,29 +96,31 @@ def make_client_app(
     app.query("roll_call")(make_record_handler(RollCall, answer_roll_call))
     app.query("refusal")(make_record_handler(Refusal, acknowledge_refusal))
     app.train()(
-        make_record_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, masks))
+        make_record_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, held_updates))
     )
     app.evaluate()(
-        make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
+        make_record_handler(
+            EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, held_updates)
+        )
     )
-    app.query("count")(make_record_handler(CountRequest, partial(_answer_count_request, masks=masks)))
+    app.query("count")(make_record_handler(CountRequest, partial(_answer_count_request, held_updates=held_updates)))
     app.query("scoring")(make_record_handler(ScoringRequest, _answer_scoring_request))
     app.query("delivery")(make_record_handler(DeliveryRequest, _receive_delivery_request))
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
-    app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
-    app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
-    app.query(STAGES[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
-    app.query(STAGES[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
+    app.query(STAGES[KeysRequest])(make_record_handler(KeysRequest, held_updates.answer_with_keys))
+    app.query(STAGES[SharesRequest])(make_record_handler(SharesRequest, held_updates.answer_with_shares))
+    app.query(STAGES[MaskedRequest])(make_record_handler(MaskedRequest, held_updates.answer_with_masked_update))
+    app.query(STAGES[RevealRequest])(make_record_handler(RevealRequest, held_updates.answer_with_revealed_shares))
     return app
 
 
 # The next three handlers import their modules late, because a hospital that only trains needs none of them.
 
 
-def _answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateStore) -> CountReply:
+def _answer_count_request(site: Site, request: CountRequest, held_updates: HeldUpdateStore) -> CountReply:
     from polyclinic.client.counts.answer import answer_count_request
 
-    return answer_count_request(site, request, masks)
+    return answer_count_request(site, request, held_updates)
 
 
 def _answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
@@ -151,7 +153,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         raise_faults(find_network_privacy_faults(plan, method))
     if site.durable:
         store_last_plan(site.folder, call.plan)
-        store_request_text(site, RequestText(TRAINING, call.plan))
+        store_request_text(site, RequestText(TRAINING_KIND, call.plan))
     if site.stated_counts is not None:
         site.stated_counts.write_count(call.run, site.train_samples)
     counts_leave = method.declared_payload.label_counts and policy.label_counts

@@ -1,4 +1,4 @@
-"""The commands ``flwr-client approvers``, ``plans`` and ``record``: who approves what runs here, and what ran."""
+"""The commands ``flwr-client approvers``, ``plans`` and ``record``: approval of plans, and the record of runs."""
 
 import functools
 import getpass

@@ -1,4 +1,4 @@
-"""What the unit of ``flwr-client start`` needs: the folder of the site, its privacy ledger, the folders of images."""
+"""The systemd unit or Podman quadlet of ``flwr-client start``: its program, folders and account."""
 
 import os
 import pwd
@@ -13,12 +13,12 @@ from polyclinic.common.system.service import Service, ServiceProgram
 from polyclinic.common.system.service_files import ServiceOptions
 
 LEDGER_PATH = Path("polyclinic", "ledger")
-"""The ledger's folder below ``XDG_STATE_HOME``."""
-CLIENT = ServiceProgram(
+"""Path of the ledger's folder in ``XDG_STATE_HOME``."""
+CLIENT_SERVICE = ServiceProgram(
     name="flwr-client",
     module="polyclinic.client.cli",
-    # After these a restart ends in the same way until somebody here has acted. The others pass when a proxy, a clock or
-    # the coordinator's certificate is right again.
+    # After one of these codes, a restart fails in the same way until a person here fixes the cause. Faults with other
+    # codes end by themselves, when a proxy, a clock or the coordinator's certificate is right again.
     final_exit_codes=tuple(
         int(code)
         for code in (
@@ -43,7 +43,7 @@ def make_client_service(
         ledger: Folder that holds ``polyclinic/ledger``; None for the account's own, ``~/.local/state``.
 
     Raises:
-        BadInput: With every fault of ``site.toml``, of the folders of images, or of a container without a ledger.
+        BadInput: If ``site.toml`` or a folder of images has faults, or a container has no ledger; it lists all.
     """
     settings = read_site_toml_without_data(folder)
     faults = [Fault(f"--images {path}", "there is no such folder.") for path in images if not path.is_dir()]
@@ -59,7 +59,7 @@ def make_client_service(
         state_home = state_home or _find_state_home(account)
         writable = _list_ledger_folders(settings, account, state_home)
     service = Service(
-        CLIENT,
+        CLIENT_SERVICE,
         "",
         folder.resolve(),
         state_home=state_home,
@@ -80,7 +80,7 @@ def _find_account(folder: Path, options: ServiceOptions) -> pwd.struct_passwd | 
 
 
 def _find_state_home(account: pwd.struct_passwd | None) -> Path | None:
-    """Return ``XDG_STATE_HOME`` of an account, as ``flwr-client`` finds it in a shell; None without a home."""
+    """Return the value of ``XDG_STATE_HOME``, or its default, for an account; None for an account without a home."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     if account is None:
         return None
@@ -93,7 +93,7 @@ def _find_state_home(account: pwd.struct_passwd | None) -> Path | None:
 def _list_ledger_folders(
     settings: SiteSettings, account: pwd.struct_passwd | None, state_home: Path | None
 ) -> tuple[Path, ...]:
-    """Return the folder of the privacy ledger, which a unit has to open for writing; empty if it is in the folder.
+    """Return the folder of the privacy ledger, to which the unit must be able to write; empty without a state home.
 
     Raises:
         BadInput: If ``policy.ledger`` begins with the home of an account that has none.

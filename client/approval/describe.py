@@ -1,7 +1,8 @@
-"""A stored plan in plain words, for the person who decides about it: who asks, what is trained, and what leaves.
+"""Description of a stored plan in plain words, for the person who approves or denies it.
 
-What leaves follows from the plan and from this site's policy. The words are those of the data dictionary
-(:mod:`polyclinic.client.preview.data_dictionary`); a test compares the list with the records of a preview.
+It names the coordinator, the training and the data that leaves, which follow from the plan and this site's policy. The
+words come from the data dictionary (:mod:`polyclinic.client.preview.data_dictionary`). A test compares the list with
+the records of a preview.
 """
 
 import re
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.gate.policy_rules import RequestedWork
-from polyclinic.client.preview.data_dictionary import MEANING, STATISTICS
+from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS, STATISTIC_MEANINGS
 from polyclinic.client.site.authority_record import read_authority_record
-from polyclinic.client.site.plans import COUNT, EVALUATION, TRAINING, PlanStore, StoredText
-from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.client.site.plans import COUNT_KIND, EVALUATION_KIND, TRAINING_KIND, PlanStore, StoredText
+from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import MENU, parse_count_question
@@ -182,7 +183,7 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
 
 
 def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str]:
-    yield f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}'
+    yield f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}'
     if policy.smallest_count:
         few = f"fewer than {policy.smallest_count} patients here"
         yield f"No count and no figure leaves of a class that {few} show, or do not show."
@@ -209,11 +210,11 @@ def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple
     for record, heading in _HEADINGS.items():
         lines = []
         for field in fields.get(record, ()):
-            meaning = FIELD_DESCRIPTIONS.get((record, field)) or _format_meaning(MEANING[record][field])
+            meaning = FIELD_DESCRIPTIONS.get((record, field)) or _format_meaning(FIELD_MEANINGS[record][field])
             if field in TECHNICAL_FIELDS:
                 technical[meaning] = None
             elif field == "statistics":
-                lines += [_format_meaning(STATISTICS[name]) for name in work.method.declared_payload.names]
+                lines += [_format_meaning(STATISTIC_MEANINGS[name]) for name in work.method.declared_payload.names]
             else:
                 lines.append(meaning)
         yield heading, list(dict.fromkeys(lines))
@@ -283,7 +284,7 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
             del records[record]
     return {
         record: tuple(
-            field for field in MEANING[record] if field not in ENVELOPE_FIELDS and (record, field) not in absent
+            field for field in FIELD_MEANINGS[record] if field not in ENVELOPE_FIELDS and (record, field) not in absent
         )
         for record in records
     }
@@ -320,7 +321,7 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
     counted = [MENU[table] for table in question.asked_tables if table in policy.counts]
     refused = [MENU[table] for table in question.asked_tables if table not in policy.counts]
     classes = ", ".join(map(make_printable_line, question.classes)) or "all that this hospital annotates"
-    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}']
     if policy.epsilon is not None:
         protection.append(f"Noise is added to each number; it costs each patient {policy.counts_epsilon:g} of epsilon")
         protection[-1] += ", once for all questions."
@@ -362,7 +363,7 @@ def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> 
         leaves.append("How many decisions are right and wrong at fixed thresholds.")
     if subgroup_columns := [column for column in question.groups if f"class_by_{column}" in policy.counts]:
         leaves.append(f"The same by {' and by '.join(subgroup_columns)}, unless a group is of few patients.")
-    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}']
     if policy.smallest_count:
         few = f"fewer than {policy.smallest_count} patients of the test part show, or do not show"
         protection.append(f"No figure leaves of a class that {few}.")
@@ -386,8 +387,8 @@ def _describe_sent_model(model: SentModel) -> str:
 
 DescribeText = Callable[[StoredText, SiteSettings], list[PlanSection]]
 DESCRIBE_BY_KIND: Mapping[str, DescribeText] = {
-    TRAINING: describe_training_plan,
-    COUNT: describe_count_question,
-    EVALUATION: describe_evaluation_question,
+    TRAINING_KIND: describe_training_plan,
+    COUNT_KIND: describe_count_question,
+    EVALUATION_KIND: describe_evaluation_question,
 }
 """Kind of a stored text -> function that describes it."""

@@ -29,7 +29,7 @@ RECORDS_WITH_MODEL = frozenset({"TrainRequest", "EvaluateRequest", "BenefitReque
 MEMBERSHIP_EVENTS = {"withdrawn": "This hospital left its federation", "withdrawal_undone": "This hospital came back"}
 """Event of the audit log -> sentence about it."""
 ENVELOPE_FIELDS = frozenset({"wire", "signature", "run", "round", "site"})
-"""Fields that every record has beside its content."""
+"""Fields that every record has in addition to its content."""
 TABLE_WIDTH = 80
 _DATE_CHARACTERS = 10
 """Length of the date in an ISO 8601 time."""
@@ -62,10 +62,10 @@ class RunRecord:
             finished model; or the kind of another stored text, such as ``count``.
         plan: SHA-256 of the plan's text at the last roll call; empty for a run of a release that stored none.
         authority: SHA-256 of the public key of the coordinator's authority.
-        images: Images of the last roll call that the hospital answered: ``train``, ``validation``, ``test``, and those
-            left out because they are ``unreadable``.
+        images: Numbers of images at the last roll call that the hospital answered: ``train``, ``validation``, ``test``,
+            and ``unreadable`` for images that were left out.
         patients_opted_out: Patients who had opted out at the last work for the run.
-        rounds: Numbers of the rounds whose reply left.
+        rounds: Numbers of the rounds in which the hospital sent an update.
         left: Record class -> number and size of the records that the site sent.
         received_bytes, sent_bytes: Sizes of all records that the policy allowed to come in and to leave.
         model: Record class, round, time, bytes and SHA-256 of the last request with a model, as in the audit log and
@@ -135,7 +135,7 @@ def read_hospital_record(state: Path, study: str = "") -> HospitalRecord:
 
     Args:
         state: The site's state folder.
-        study: Only runs whose title contains this text, in small or capital letters; empty for all.
+        study: Text that the title of a run must contain, in any case of letters; empty for all runs.
     """
     findings = check_audit_log(state)
     faults = tuple(map(str, findings.faults))

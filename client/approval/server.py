@@ -192,7 +192,7 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Write no log: a line could hold the token."""
+        """Write no log, because a line could contain the token."""
 
 
 def serve_approval_page(settings: SiteSettings, keys: Sequence[Path], tell: Callable[[str], None]) -> None:

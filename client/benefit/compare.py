@@ -1,4 +1,4 @@
-"""The site's part of the comparison with training alone: it scores four models on its own test part.
+"""Comparison of the federated model with training at this site only: four models are scored on the site's test part.
 
 *Alone*: trained by this site only, from the run's initial model, for as many local epochs as the site trained in the
 run. *Fine-tuned*: trained further by this site from the federated model, for a quarter of the rounds of *Alone*
@@ -50,7 +50,7 @@ MODELS_NOTE = (
     "One comparison in 40 calls a site better off alone by chance, where both models are equally good.",
 )
 FINE_TUNING_ROUNDS_DIVISOR = 4
-"""Fine-tuning takes the rounds of training alone, divided by this number."""
+"""Number of rounds of the model *Alone*, divided by the number of rounds of *Fine-tuned*."""
 
 Scores = Mapping[SiteModel, NDArray[np.floating]]
 """Probabilities of each model on the test part, ``(n, classes)``."""
@@ -105,7 +105,7 @@ class FourModelScores:
 
 
 def compare_with_local_only_training(site: Site, request: BenefitRequest) -> BenefitReply:
-    """Compare the federated model with models trained by this site alone; return the figures that may leave.
+    """Compare the federated model with models that only this site trained; return the figures that may leave.
 
     The figures of all classes are written to a page that stays at the site.
 
@@ -173,9 +173,9 @@ def _make_estimate_columns(name: str, estimates: list[EstimateWithInterval]) -> 
 
 
 def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> FourModelScores:
-    """Train a model alone, and fine-tune the federated one, at this site; score the test part with four models.
+    """Train one model from the initial model and one from the federated model; score the test part with four models.
 
-    The other two models are the federated model, and the ensemble of the federated model and the one trained alone.
+    The other two models are the federated model, and the ensemble of the first model and the federated model.
 
     Args:
         figures_leave: True if figures of the models may be sent to the coordinator.

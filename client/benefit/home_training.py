@@ -1,4 +1,4 @@
-"""Training of a model by one site alone, with the method ``individual``.
+"""Training of a model at one site without the others, by the method ``individual``.
 
 The result has the same bits as the model that a run of the method ``individual`` gives this site from the same seed and
 initial model. The best round is chosen on the site's own validation part. Training adds no noise and spends no privacy
@@ -30,10 +30,10 @@ WARM_UP_PARAMETERS = ("warm_up_epochs", "warm_up_lr")
 
 
 def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *, warm_up: bool) -> HospitalPlan:
-    """Return a copy of a run's plan in which the site trains alone (method ``individual``), without privacy.
+    """Return a copy of a run's plan for training at one site only (method ``individual``), without privacy.
 
     Args:
-        method: The run's method, whose parameters for the trunk the copy keeps.
+        method: The run's method; the copy has its parameter ``trunk``.
         rounds: Number of rounds in the copy.
         warm_up: True to keep the method's warm-up epochs too.
     """
@@ -51,7 +51,7 @@ def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *,
 
 @dataclass(frozen=True)
 class LocalOnlyTraining:
-    """Training of a model by one site alone.
+    """Training of a model at one site without the other sites.
 
     Attributes:
         site: The site as :meth:`Site.copy_site_for_local_training` returns it.

@@ -10,7 +10,7 @@ from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration
@@ -22,6 +22,7 @@ from polyclinic.common.contract_points import (
     make_pixel_points,
 )
 from polyclinic.common.errors import Fault
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
 from polyclinic.common.vocabulary import find_vocabulary_faults, name_declaration_by_vocabulary
 from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
@@ -96,7 +97,9 @@ def _make_count_point(settings: SiteSettings, source: SiteImageSource) -> Contra
         problem = (
             f"training images are of {patients} patients, fewer than smallest_count = {minimum}: this site declines."
         )
-        faults.append(Fault(f"{FILE}: policy.smallest_count", problem, "A smaller smallest_count lets it take part."))
+        faults.append(
+            Fault(f"{SITE_FILE}: policy.smallest_count", problem, "A smaller smallest_count lets it take part.")
+        )
     here = f"{counts['train']:,} training, {counts['validation']:,} validation, {counts['test']:,} test images"
     return ContractPoint("counts", here, f"{minimum} patients or more", tuple(faults))
 
@@ -115,7 +118,7 @@ def _make_level_point(
     if not verdict.is_allowed:
         problem = f"this site's policy declines the run: {verdict}"
         remedy = "Ask the coordinator for a run that the policy allows, or change this key in [policy] of "
-        faults.append(Fault(f"{FILE}: {verdict.rule}", problem, f"{remedy}{FILE}."))
+        faults.append(Fault(f"{SITE_FILE}: {verdict.rule}", problem, f"{remedy}{SITE_FILE}."))
     return ContractPoint("level", policy.level, describe_protection(plan), tuple(faults))
 
 
@@ -134,7 +137,7 @@ def make_release_point(connection: CheckArea) -> ContractPoint:
 
 
 def add_contract_faults(area: CheckArea, points: tuple[ContractPoint, ...]) -> None:
-    """Add to ``area`` the faults that no other check reports: those by which the site's policy declines the run."""
+    """Add to ``area`` the faults of the points "level" and "counts", which no other check reports."""
     for point in points:
         if point.name in ("level", "counts"):
             for fault in point.faults:

@@ -22,13 +22,14 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
 from polyclinic.client.site.class_columns import make_label_declaration
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
-from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.class_columns import list_annotated_columns
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.patients.opt_out import (
     REMEDY_FOR_UNMATCHED,
+    SITE_FILE,
     OptOutSource,
     find_left_out_patients,
 )
@@ -107,7 +108,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     classes = count_images_by_class(source, settings)
     if not (source.parts == "train").any():
         area.add_fault(
-            ClientExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part."
+            ClientExitCode.BAD_INPUT, f"{SITE_FILE}: data: there is no training image.", "Put some into that part."
         )
     for part in PARTS[1:]:
         if not (source.parts == part).any():
@@ -135,7 +136,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
 
 
 def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settings: SiteSettings) -> SiteImageSource:
-    """Return the images without those of patients who opted out.
+    """Leave out the images of patients who opted out, and return the rest.
 
     Report the number of images left out, and opt-out identifiers that fit no patient.
 
@@ -199,7 +200,7 @@ def _check_unreadable_files(
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
             area.add_warning(ClientExitCode.UNREADABLE, problem, remedy, fatal=count > budget * looked_at)
-    rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
+    rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {SITE_FILE}): "
     if empty:
         problem = f"{len(empty):,} of {total:,} image files are empty ({len(empty) / total:.1%})."
         fatal = len(empty) > budget * total
@@ -253,10 +254,9 @@ def _check_picture_appearance(
         area.add_note(problem, "Look with flwr-client preview-data; if the body is squeezed, resample the files.")
     examined = [float(facts.pixels.max()) for facts in decoded if facts.pixels is not None]
     if examined and (dark := describe_dark_pictures(examined, spec)):
-        remedy = (
-            f"Look with flwr-client preview-data; the settings are in {FILE}. If other hospitals' files have another "
-        )
-        area.add_note(dark, f'{remedy}range, the coordinator writes own = ["value_range"] under [pixels].')
+        remedy = f"Look with flwr-client preview-data; the settings are in {SITE_FILE}. "
+        remedy += "If other hospitals' files have another range, the coordinator writes "
+        area.add_note(dark, f'{remedy}own = ["value_range"] under [pixels].')
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
     if form is not None and colors and all(map(is_grey_picture, colors)):
         problem = f"color = true, and {format_count_with_noun(len(colors), 'image')} that were looked at are all grey."
@@ -304,7 +304,7 @@ def _note_policy_and_label_effects(
             nameless = int(find_placeholder_patients(source.patients).sum())
             problem = f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as "
             problem += "a patient of its own, and may be of one who stands on the other side of the split."
-        area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
+        area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {SITE_FILE}, if there is one.")
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:
         problem = (
@@ -312,7 +312,7 @@ def _note_policy_and_label_effects(
             f"{policy.smallest_count}: no validation figure leaves, and a run can choose no best round by them."
         )
         area.add_note(problem)
-    area.add_note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
+    area.add_note(f'level = "{policy.level}" in [policy]: {LEVEL_SENTENCES[policy.level]}')
     if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.keys_changed_from_level.items()]:
         problem = f"[policy] overrides that level: {join_as_english_list(overridden)}."
         area.add_note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
@@ -340,14 +340,14 @@ def _note_policy_and_label_effects(
     sides = (("shows", "present"),) if source.has_masks else (("shows", "present"), ("is without", "absent"))
     for verb, count in sides:
         if names := [row.name for row in classes if not getattr(row, count)]:
-            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
+            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {SITE_FILE}."
             area.add_note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
 def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
     """Report the place of the privacy ledger, and its limits; the check does not open the ledger."""
     if not ledger.is_writable:
-        problem = f"{FILE}: policy.ledger: this account cannot write to {ledger.folder}."
+        problem = f"{SITE_FILE}: policy.ledger: this account cannot write to {ledger.folder}."
         area.add_fault(ClientExitCode.BAD_INPUT, problem, "Make the folder, or give this account the right to write.")
         return
     where = describe_ledger(str(ledger.path), shared=ledger.shared)

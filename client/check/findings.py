@@ -101,7 +101,7 @@ class ClassImageCounts:
         unknown: Images that count as neither present nor absent.
         few: Two flags, for patients with the class and for patients without it: True if there are some, but fewer than
             ``smallest``.
-        smallest: Smallest number of patients whose images may be counted.
+        smallest: Minimum number of patients for a printed count of images.
         uncertain, blank: Numbers of uncertain and blank table cells; None if the table has no column for each class.
     """
 

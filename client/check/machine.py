@@ -1,4 +1,4 @@
-"""The machine and what a run needs of it: disk, memory, GPU and file permissions.
+"""The check of the machine: disk, memory, GPU and file permissions, compared with the needs of a run.
 
 :func:`measure_machine` and :func:`check_machine_resources` are separate, so a test can check any machine by numbers.
 """

@@ -1,4 +1,4 @@
-"""Facts about single pictures: file format, size, colour mode, and whether black and white look exchanged."""
+"""Facts about single pictures: file format, size, colour mode, and a test if black and white look exchanged."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -193,7 +193,7 @@ class InvertedPictureCounts:
 
     @property
     def is_majority_of_pictures_inverted(self) -> bool:
-        """True if so many pictures look inverted that probably all of them are."""
+        """True if so many of the decided pictures look inverted that all pictures probably are."""
         return self.decided >= MIN_DECIDED_PICTURES and self.inverted >= INVERTED_SHARE_FOR_WARNING * self.decided
 
     @property

@@ -10,7 +10,8 @@ from polyclinic.client.check.pictures import PictureFacts
 from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.data.base.dark_pictures import find_white_of_dark_pictures
 from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
 from polyclinic.data.base.spec import format_image_size
@@ -37,13 +38,13 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
     if resizes and "image_size" not in comparison.terms.table and format_image_size(form.image_size) != network_size:
         problem = f"images are stored with {size}, and the network resizes them again, to "
         problem += f"{network_size}. If another hospital stores them in that size, this one is refused."
-        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {network_size}")
+        area.add_note(problem, f"This line under [data] in {SITE_FILE} settles it: image_size = {network_size}")
 
 
 def make_form_of_pictures(
     settings: SiteSettings, source: SiteImageSource, pictures: Sequence[PictureFacts]
 ) -> PixelForm:
-    """Return the site's pixel settings; dark or colour pictures among those decoded can change them."""
+    """Return the site's pixel settings, which dark or colour pictures can change."""
     if source.form is not None:
         drops_color = not source.form.color and any(facts.colored for facts in pictures)
         spec = settings.file.data

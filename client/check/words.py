@@ -4,8 +4,8 @@ from polyclinic.client.check.contract import DataComparison
 from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.site.site_file import FILE
 from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.common.vocabulary import map_words_to_classes
 
 
@@ -37,6 +37,8 @@ def check_site_words(
         if name in vocabulary:
             matches.append(word if word == name else f"{word} as {name}")
         if word != name and (definition := vocabulary[name].definition):
-            area.add_note(f'"{word}" is a synonym of "{name}": {definition}', f"If it is not the same, correct {FILE}.")
+            area.add_note(
+                f'"{word}" is a synonym of "{name}": {definition}', f"If it is not the same, correct {SITE_FILE}."
+            )
     if matches:
         area.passed.append(f"words: {', '.join(matches)}; {planned.origin} has them in its [vocabulary]")

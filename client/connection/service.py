@@ -90,7 +90,7 @@ CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 2
 """Number of processes that may die during the work on one message before the site sets the message aside.
 
-A process that is stopped on request (SIGTERM, SIGINT, SIGHUP) does not count, no matter what it works on.
+A process that is stopped on request (SIGTERM, SIGINT, SIGHUP) does not count.
 """
 EXIT_CODE_BY_REFUSAL = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
 """Kind of refusal -> exit code, for the refusals that end the program because only this site can fix their cause.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from polyclinic.client.counts.noise import TABLES_WITHOUT_NOISE
 from polyclinic.client.counts.sheet import CountSheet, get_count_sheet
 from polyclinic.client.site.disclosure import round_count_down
-from polyclinic.client.site.plans import COUNT, RequestText, store_request_text
+from polyclinic.client.site.plans import COUNT_KIND, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.secure_aggregation import HeldUpdate, HeldUpdateStore, open_masked_round_store
 from polyclinic.common.counts import (
@@ -30,7 +30,7 @@ from polyclinic.strategies.privacy.secure_aggregation.site import MaskingConditi
 from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE
 
 
-def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateStore) -> CountReply:
+def answer_count_request(site: Site, request: CountRequest, held_updates: HeldUpdateStore) -> CountReply:
     """Answer a question from the site's count sheet; make the sheet first if there is none.
 
     Args:
@@ -43,7 +43,7 @@ def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSto
     question = parse_count_question(request.question)
     policy = site.policy
     if site.durable:
-        store_request_text(site, RequestText(COUNT, request.question))
+        store_request_text(site, RequestText(COUNT_KIND, request.question))
     sheet = get_count_sheet(site, request.run)
     groups = group_words_by_class(site.declaration.canonical_names, question.vocabulary or {})
     words_by_class = {name: words for name, words in groups.items() if not question.classes or name in question.classes}
@@ -64,7 +64,7 @@ def answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateSto
         noise=sheet.noise,
     )
     if policy.masked_only and not sheet.noise:
-        return _hold_counts_for_sum(site, request, reply, sheet, words_by_class, masks)
+        return _hold_counts_for_sum(site, request, reply, sheet, words_by_class, held_updates)
     return _add_cells(site, reply, sheet)
 
 
@@ -95,7 +95,7 @@ def _hold_counts_for_sum(
     reply: CountReply,
     sheet: CountSheet,
     words_by_class: dict[str, tuple[str, ...]],
-    masks: HeldUpdateStore,
+    held_updates: HeldUpdateStore,
 ) -> CountReply:
     """Store the counts until secure aggregation masks them; return the reply with the names of their rows.
 
@@ -103,7 +103,7 @@ def _hold_counts_for_sum(
         words_by_class: Class of the study -> the site's class names for it. The counts of several names cannot be
             added, because an image may show both; such a class counts as hidden.
     """
-    masks.drop_held_update(site)
+    held_updates.drop_held_update(site)
     rows = dict[str, NDArray[np.float32]]()
     for table in reply.allowed:
         is_by_class = table == CLASS or table.startswith("class_by_")
@@ -128,7 +128,9 @@ def _hold_counts_for_sum(
         masked=open_masked_round_store(site),
     )
     update = ModelGroups(head=Head(names, numbers[:, :-1].copy(), numbers[:, -1].copy()))
-    masks.hold_update(site, HeldUpdate(SiteMaskingRound(request.run, COUNT_ROUND, site.name, update, terms), None))
+    held_updates.hold_update(
+        site, HeldUpdate(SiteMaskingRound(request.run, COUNT_ROUND, site.name, update, terms), None)
+    )
     return replace(reply, masked_rows=names)
 
 

@@ -105,7 +105,7 @@ class SheetAudit:
         return tally_units(units, columns, units.value_indices[attribute], len(self.data.values[attribute]))
 
     def _list_used_values(self, attribute: str) -> list[int]:
-        """Return the indices of the values that a reader knows: all of a fixed list, otherwise those that occur."""
+        """Return the indices of the values that a reader knows: all of a fixed list, otherwise all that occur."""
         values = len(self.data.values[attribute])
         if attribute in FIXED_VALUE_ATTRIBUTES:
             return list(range(values))
@@ -188,7 +188,7 @@ class SheetAudit:
             system.add_sum(unknowns, self.smallest - constant, np.inf)
 
     def find_unsafe_columns(self, system: FeasibleCounts) -> set[Column]:
-        """Return the columns of those targets of a system for which the search finds no proof."""
+        """Return the columns of a system's targets for which the search finds no proof."""
         unsafe = system.find_unsafe_targets(self._min_difference)
         return {target[0] for target in unsafe if isinstance(target, tuple)}
 

@@ -1,6 +1,6 @@
 """Verify and store the packages of finished models that the coordinator sends.
 
-A package lies unpacked in ``state/delivered/RUN/``. It is verified again whenever it is listed or used.
+A package is stored unpacked in ``state/delivered/RUN/``. It is verified again each time that it is listed or used.
 """
 
 import shutil

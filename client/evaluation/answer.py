@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.site.disclosure import count_patients, find_classes_hidden_by_policy, round_count_down
-from polyclinic.client.site.plans import EVALUATION, RequestText, store_request_text
+from polyclinic.client.site.plans import EVALUATION_KIND, RequestText, store_request_text
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.errors import BadInput, Fault
@@ -60,7 +60,7 @@ def answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
         problem = f"has images of fewer than {site.policy.smallest_count} patients, and no figure leaves of so few."
         raise BadInput([Fault("the test part", problem)])
     if site.durable:
-        store_request_text(site, RequestText(EVALUATION, request.question))
+        store_request_text(site, RequestText(EVALUATION_KIND, request.question))
     folder = site.folder / SCORING_FOLDER
     try:
         models = _open_sent_models(question, request.content, folder, site.device)

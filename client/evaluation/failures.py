@@ -1,6 +1,6 @@
 """The page of the images that a model judges worst, for this hospital's staff: ``flwr-client evaluate --failures``.
 
-The page shows images of patients. It is separate from the page of figures, so that those can be passed on alone.
+The page shows images of patients. It is separate from the page of figures, so that the figures can be passed on alone.
 """
 
 import base64
@@ -81,7 +81,7 @@ def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spe
 def rank_failures(
     scored: ScoredImages, class_name: str, scores: NDArray[np.floating]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of images that show a class by rising score, and of those that do not by falling score.
+    """Return two arrays of image rows: positives of a class by rising score, and negatives by falling score.
 
     Images with an unknown label are left out.
     """

@@ -40,7 +40,7 @@ def make_audit_report(
     """Verify a site's audit log; return lines for a person, and True if there is no fault.
 
     Args:
-        receipt: The coordinator's file of the replies that it received; None to verify the audit log alone.
+        receipt: The coordinator's file with the replies that it received; None to verify only the audit log.
         keys: The public keys of this site and of the sites listed in its policy.
         authority: The coordinator's certificate in the site's kit, to verify its signatures; None without a kit.
 

@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from polyclinic.client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
 from polyclinic.client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_if_reply_may_leave
 from polyclinic.client.gate.question_rules import QUESTIONS, decide_if_answer_may_leave, decide_on_question
-from polyclinic.client.site.plans import TRAINING, read_request_text
+from polyclinic.client.site.plans import TRAINING_KIND, read_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireError
@@ -101,7 +101,7 @@ def record_patients(site: Site, **counts: int) -> None:
     """Write to the audit log that the site's patients changed.
 
     Args:
-        counts: Numbers of patients: ``new``, ``gone`` or ``kept`` since the last start, or ``opted_out`` by now; see
+        counts: Numbers of patients: ``new``, ``gone`` or ``kept`` since the last start, or ``opted_out`` until now; see
             :class:`PatientChanges` of :mod:`polyclinic.common.patients.parts`. ``opted_out_unmatched`` counts the
             identifiers that fit no patient.
     """
@@ -260,7 +260,7 @@ class GatedMessage:
         Only the roll call of a run, or a question, has these facts; later requests of the run contain the same plan.
         """
         request = read_request_text(self._fields)
-        if request is None or (request.kind == TRAINING and self._fields.get("wire.record") != RollCall.__name__):
+        if request is None or (request.kind == TRAINING_KIND and self._fields.get("wire.record") != RollCall.__name__):
             return {}
         facts: dict[str, Any] = {}
         if work is not None and (name := work.plan.run.name):

@@ -24,10 +24,10 @@ SERIES_NUMBER = 9900
 
 
 def refuse_missing_highdicom() -> None:
-    """Raise the fault with the command that installs highdicom, if it is missing.
+    """Check that highdicom is installed.
 
     Raises:
-        BadInput: If it is not installed.
+        BadInput: If it is missing; the text has the command that installs it.
     """
     refuse_missing_packages("--dicom-sr", "highdicom", otherwise="Leave --dicom-sr out")
 
@@ -36,7 +36,7 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
     """Write a report for each DICOM image to ``out/sr``.
 
     Returns:
-        The files, and image -> why it has no report.
+        The written files, and a dictionary: image -> reason why it has no report.
     """
     from io import BytesIO
 
@@ -128,7 +128,7 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
 
 
 def make_class_code(name: str) -> Any:
-    """Return the code of a class's probability; the same class has the same code in every report."""
+    """Return the DICOM code for the probability of a class, which is the same in every report."""
     from highdicom import sr
 
     value = f"P{hashlib.sha256(name.encode()).hexdigest()[:12].upper()}"

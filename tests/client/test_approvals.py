@@ -382,7 +382,7 @@ def test_where_approval_is_off_a_plan_is_stored_and_runs(hospital: Hospital) -> 
 
 
 def test_an_unknown_coordinator_cannot_fill_the_disk(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "MOST_TEXTS", 20)
+    monkeypatch.setattr(plans, "MAX_UNDECIDED_TEXTS", 20)
     store = PlanStore(hospital.folder / "state")
     facts = RequestFacts(kind="training", time="2026-01-01T00:00:00+00:00")
     first = RequestText("training", "0")

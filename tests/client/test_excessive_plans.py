@@ -52,7 +52,7 @@ OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"
 EXPERIMENTS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in OTHER_FILES)
 ORDINARY = plan()
 HUGE = 10**9
-KEPT_RUNS, REAL_KEPT_RUNS = 4, memory.KEPT_RUNS
+MAX_STORED_RUNS, REAL_KEPT_RUNS = 4, memory.MAX_STORED_RUNS
 
 
 def unchecked(content: RecordDict, **fields: str) -> RecordDict:
@@ -274,13 +274,13 @@ def test_nothing_is_left_of_a_run_whose_record_is_gone(damage: bytes, tmp_path: 
 
 
 def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "KEPT_RUNS", KEPT_RUNS)
+    monkeypatch.setattr(memory, "MAX_STORED_RUNS", MAX_STORED_RUNS)
     at, remembered = hospital(tmp_path), request(plan(reset_optimizer=False))
-    for number in range(KEPT_RUNS + 5):
+    for number in range(MAX_STORED_RUNS + 5):
         assert not send(at, "train", replace(remembered, run=f"kept-{number}")).has_error()
-    assert len(list((tmp_path / "memory").iterdir())) <= KEPT_RUNS + 1
+    assert len(list((tmp_path / "memory").iterdir())) <= MAX_STORED_RUNS + 1
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "audit" not in path.name]
-    assert sum(path.stat().st_size for path in files) * REAL_KEPT_RUNS / KEPT_RUNS < 200 * 10**6
+    assert sum(path.stat().st_size for path in files) * REAL_KEPT_RUNS / MAX_STORED_RUNS < 200 * 10**6
 
 
 def test_what_is_kept_of_a_run_for_ever_is_less_than_its_lines_of_the_audit(tmp_path: Path) -> None:

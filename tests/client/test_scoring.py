@@ -22,7 +22,7 @@ from torch import nn
 
 from polyclinic.client.app import make_client_app
 from polyclinic.client.gate.gate import DECLINED_ERROR_CODE
-from polyclinic.client.preview.data_dictionary import MEANING
+from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.contract import LabelDeclaration
@@ -336,7 +336,7 @@ def test_what_leaves_is_in_the_data_dictionary_and_the_models_files_are_removed(
     for reply in answered[1].replies:
         names = {name.partition("/")[0] for name in reply.content["fields"] if not name.startswith("wire.")}
         assert list(reply.content) == ["fields"]
-        assert names == set(MEANING["ScoringReply"])
+        assert names == set(FIELD_MEANINGS["ScoringReply"])
     assert not list(federation.folder.glob("*/scoring"))
     audit = (federation.folder / "east" / "audit.jsonl").read_text(encoding="utf-8").splitlines()
     lines = [json.loads(line) for line in audit]
