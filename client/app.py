@@ -47,6 +47,7 @@ from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import get_cached_site_method
 
 SiteOf = Callable[[Context], Site]
+"""Function that returns the site to which a message is addressed, from the message's Flower context."""
 
 
 def make_client_app(

@@ -354,16 +354,18 @@ def confirm_coordinator_phrase(
         _print_line(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
         _print_line("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
         raise SystemExit(1)
-    word = quote_for_shell(folder)
+    quoted_folder = quote_for_shell(folder)
     _print_line(f"The same: {settings.kit_path.name} is the coordinator's.")
-    _print_line(f"Next: flwr-client check {word}, and where it finds no fault: flwr-client start {word}")
+    _print_line(
+        f"Next: flwr-client check {quoted_folder}, and where it finds no fault: flwr-client start {quoted_folder}"
+    )
 
 
 @app.command("check")
 def check_site(
     folder: Folder,
     images: Annotated[int, typer.Option("--images", min=1, help="How many images to decode.")] = 200,
-    every: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
+    all_images: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Leave the connection out.")] = False,
     experiment: ExperimentFile = None,
     as_json: AsJson = False,
@@ -382,7 +384,7 @@ def check_site(
     from polyclinic.client.check.findings import make_narrow_console, print_check_result
     from polyclinic.client.check.run import run_site_check
 
-    result, classes = run_site_check(folder, images=None if every else images, offline=offline, experiment=planned)
+    result, classes = run_site_check(folder, images=None if all_images else images, offline=offline, experiment=planned)
     if as_json:
         print(format_as_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
@@ -431,7 +433,7 @@ def evaluate_models_at_site(
     out: Annotated[
         Path | None, typer.Option("--out", help="New folder for the page; DIR/evaluation otherwise.")
     ] = None,
-    every: Annotated[
+    all_images: Annotated[
         bool, typer.Option("--all", help="All images, also those that runs of this site train on.")
     ] = False,
     trust: Annotated[
@@ -461,7 +463,7 @@ def evaluate_models_at_site(
     trusted = frozenset(path.resolve() for path in trust or ())
     paths = [_find_model_path(settings, path) for path in models]
     if any(map(_may_segment, paths)) and _evaluate_segmentation(
-        folder, paths, by or (), out or folder / "evaluation", every=every, worst=failures, as_json=as_json
+        folder, paths, by or (), out or folder / "evaluation", all_images=all_images, worst=failures, as_json=as_json
     ):
         return
     files = [find_model_file(path, trusted) for path in paths]
@@ -471,7 +473,7 @@ def evaluate_models_at_site(
     from polyclinic.common.evaluation.results import format_for_terminal, make_json
 
     tell = make_event_printer(EscapingConsole(stderr=True))
-    at_site = evaluate_at_site(folder, files, groupings, every=every, tell=tell)
+    at_site = evaluate_at_site(folder, files, groupings, all_images=all_images, tell=tell)
     evaluation = at_site.evaluation
     destination = out or folder / "evaluation"
     title = f"Models on images of {evaluation.data[0].name}"
@@ -499,7 +501,7 @@ def _may_segment(path: Path) -> bool:
 
 
 def _evaluate_segmentation(
-    folder: Path, paths: list[Path], by: Sequence[str], out: Path, *, every: bool, worst: int, as_json: bool
+    folder: Path, paths: list[Path], by: Sequence[str], out: Path, *, all_images: bool, worst: int, as_json: bool
 ) -> bool:
     """Compare a segmentation model with this hospital's outlines; return False if no model is for segmentation."""
     from polyclinic.client.evaluation.outlines import (
@@ -513,7 +515,7 @@ def _evaluate_segmentation(
         return False
     refuse_unfit_options(paths, by)
     tell = make_event_printer(EscapingConsole(stderr=True))
-    at_site = evaluate_segmentation_at_site(folder, paths[0], out, every=every, worst=worst, tell=tell)
+    at_site = evaluate_segmentation_at_site(folder, paths[0], out, all_images=all_images, worst=worst, tell=tell)
     if as_json:
         print(format_as_json_text(at_site.make_json(), indent=2))
         return True
@@ -552,11 +554,11 @@ def print_status_of_client(folder: Folder, as_json: AsJson = False) -> None:
     from polyclinic.client.connection.status import format_client_status, read_client_status
     from polyclinic.client.site.site_file import refuse_missing_site_file
 
-    present = read_client_status(refuse_missing_site_file(folder) / "state")
+    status = read_client_status(refuse_missing_site_file(folder) / "state")
     if as_json:
-        print(format_as_json_text(present, allow_nan=True))
+        print(format_as_json_text(status, allow_nan=True))
     else:
-        _print_line(format_client_status(present))
+        _print_line(format_client_status(status))
 
 
 @app.command("health")
@@ -568,9 +570,9 @@ def exit_with_health_code(folder: Folder) -> None:
     from polyclinic.client.connection.status import read_client_status
     from polyclinic.client.site.site_file import refuse_missing_site_file
 
-    present = read_client_status(refuse_missing_site_file(folder) / "state")
-    print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
-    raise SystemExit(0 if present["healthy"] else 1)
+    status = read_client_status(refuse_missing_site_file(folder) / "state")
+    print("healthy" if status["healthy"] else escape_for_terminal(f"not healthy: {status['last_error']}"))
+    raise SystemExit(0 if status["healthy"] else 1)
 
 
 @audit_app.command("verify")

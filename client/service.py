@@ -81,11 +81,11 @@ def _find_account(folder: Path, options: ServiceOptions) -> pwd.struct_passwd | 
 
 def _find_state_home(account: pwd.struct_passwd | None) -> Path | None:
     """Return the value of ``XDG_STATE_HOME``, or its default, for an account; None for an account without a home."""
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    environment_home = Path(os.environ.get("XDG_STATE_HOME", ""))
     if account is None:
         return None
-    if account.pw_uid == os.geteuid() and given.is_absolute():
-        return given.resolve()
+    if account.pw_uid == os.geteuid() and environment_home.is_absolute():
+        return environment_home.resolve()
     home = Path(account.pw_dir)
     return (home / ".local" / "state").resolve() if home.is_dir() and home != Path("/") else None
 
@@ -98,12 +98,12 @@ def _list_ledger_folders(
     Raises:
         BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
-    if place := settings.file.policy.ledger:
-        if place.startswith("~"):
-            home = account.pw_dir if account and place.split("/")[0] == "~" else ""
+    if ledger_path := settings.file.policy.ledger:
+        if ledger_path.startswith("~"):
+            home = account.pw_dir if account and ledger_path.split("/")[0] == "~" else ""
             if not home:
-                problem = f'is "{place}", and the account of the unit has no such home.'
+                problem = f'is "{ledger_path}", and the account of the unit has no such home.'
                 raise BadInput([Fault("site.toml: policy.ledger", problem, "Write the whole path.")])
-            place = home + place[1:]
-        return ((settings.folder / place).resolve(),)
+            ledger_path = home + ledger_path[1:]
+        return ((settings.folder / ledger_path).resolve(),)
     return ((state_home / LEDGER_PATH).resolve(),) if state_home else ()

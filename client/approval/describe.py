@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.gate.policy_rules import RequestedWork
-from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS, STATISTIC_MEANINGS
+from polyclinic.client.preview.data_dictionary import COMMON_FIELD_MEANINGS, FIELD_MEANINGS, STATISTIC_MEANINGS
 from polyclinic.client.site.authority_record import read_authority_record
 from polyclinic.client.site.plans import COUNT_KIND, EVALUATION_KIND, TRAINING_KIND, PlanStore, StoredText
 from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
@@ -65,7 +65,7 @@ FIELD_DESCRIPTIONS: Mapping[tuple[str, str], str] = {
     },
 }
 """(record class, field) -> description without technical terms; it replaces the data dictionary's text."""
-ENVELOPE_FIELDS = frozenset({"run", "round", "site"})
+
 MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
 
 
@@ -160,8 +160,8 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
     facts = stored.facts
     images = format_count_with_noun(facts.train, "training image")
     patients = format_count_with_noun(facts.patients, "patient")
-    others = f"{facts.validation:,} for validation, {facts.test:,} for the test"
-    yield f"Images of this hospital: {images} of {patients}, {others}"
+    other_parts = f"{facts.validation:,} for validation, {facts.test:,} for the test"
+    yield f"Images of this hospital: {images} of {patients}, {other_parts}"
     names = [f"{own} (in the study: {name})" if own != name else own for own, name in facts.classes.items()]
     yield f"Classes, in this hospital's words: {', '.join(names)}"
     rounds = format_count_with_noun(plan.run.rounds, "round")
@@ -284,7 +284,9 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
             del records[record]
     return {
         record: tuple(
-            field for field in FIELD_MEANINGS[record] if field not in ENVELOPE_FIELDS and (record, field) not in absent
+            field
+            for field in FIELD_MEANINGS[record]
+            if field not in COMMON_FIELD_MEANINGS and (record, field) not in absent
         )
         for record in records
     }
@@ -318,8 +320,8 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
     except ValueError as error:
         raise BadInput([Fault("question", str(error))]) from None
     policy = settings.file.policy
-    counted = [MENU[table] for table in question.asked_tables if table in policy.counts]
-    refused = [MENU[table] for table in question.asked_tables if table not in policy.counts]
+    counted_tables = [MENU[table] for table in question.asked_tables if table in policy.counts]
+    refused_tables = [MENU[table] for table in question.asked_tables if table not in policy.counts]
     classes = ", ".join(map(make_printable_line, question.classes)) or "all that this hospital annotates"
     protection = [f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}']
     if policy.epsilon is not None:
@@ -331,8 +333,12 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
         protection.append(f"A number of fewer than {policy.smallest_count} patients is hidden, and what reveals it.")
     return [
         *_describe_who_asks(question.title, stored, settings),
-        PlanSection("What is counted: images and patients", (*counted, f"Classes: {classes}")),
-        *([PlanSection("What is not counted, by this hospital's policy", tuple(refused))] if refused else []),
+        PlanSection("What is counted: images and patients", (*counted_tables, f"Classes: {classes}")),
+        *(
+            [PlanSection("What is not counted, by this hospital's policy", tuple(refused_tables))]
+            if refused_tables
+            else []
+        ),
         PlanSection("How what leaves is protected", tuple(protection)),
         NO_TRAINING_SECTION,
     ]

@@ -119,8 +119,8 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
     method = task.method
     if not plan.evaluation.compare_local:
         raise WireError("the plan does not ask for a comparison with training alone.")
-    if not 0 < request.epochs <= (most := plan.run.rounds * compute_largest_epoch_count(method, plan)):
-        raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
+    if not 0 < request.epochs <= (max_epochs := plan.run.rounds * compute_largest_epoch_count(method, plan)):
+        raise WireError(f"a run of at most {max_epochs:,} local epochs is compared with {request.epochs:,} alone.")
     check_head_row_names(request.initial.head, site.declaration.canonical_names)
     policy = site.policy
     privacy = plan.privacy

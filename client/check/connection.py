@@ -123,15 +123,15 @@ def _check_connection_steps(
     except ConnectionNotAccepted as refused:
         _add_tls_fault(area, refused, kit, environment)
     except CoordinatorUnreachable as error:
-        through = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
+        proxy_remedy = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
         remedy = (
             "Ask the coordinator whether flwr-server start runs. "
-            f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
+            f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({proxy_remedy})."
         )
         area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", remedy)
     if days is not None:
-        way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
-        answers = f"{kit.address} answers {way}"
+        route = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
+        answers = f"{kit.address} answers {route}"
         area.passed.append(f"{answers}; its certificate is of the authority in the kit, for {days:.0f} more days")
         area.facts["certificate_days"] = round(days, 1)
         if key is not None:
@@ -296,14 +296,16 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
         area.add_fault(refused.exit_code, refused.problem, refused.remedy)
     elif hello.newest_wire != WIRE_VERSION:
         newer_there = hello.newest_wire > WIRE_VERSION
-        first = (
+        instruction = (
             f"Install {describe_release_to_install(hello.release)} here." if newer_there else "Tell the coordinator."
         )
         problem = f"{describe_other_wire_version(hello.release, hello.newest_wire)}."
-        area.add_warning(ClientExitCode.VERSION, problem, f"{first} Until then both speak wire version {hello.wire}.")
+        area.add_warning(
+            ClientExitCode.VERSION, problem, f"{instruction} Until then both speak wire version {hello.wire}."
+        )
     elif hello.release != __version__:
-        both = f"both speak wire version {hello.wire}"
-        area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
+        common_version = f"both speak wire version {hello.wire}"
+        area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {common_version}")
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if not is_spoken(hello.wire):

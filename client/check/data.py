@@ -146,8 +146,8 @@ def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settin
     opted_out = OptOutSource(settings.folder).require_identifiers()
     if not opted_out:
         return source
-    gone, left_out = find_left_out_patients(source.patients.tolist(), opted_out)
-    remaining = np.flatnonzero(~np.isin(source.patients, sorted(gone)))
+    opted_out_patients, left_out = find_left_out_patients(source.patients.tolist(), opted_out)
+    remaining = np.flatnonzero(~np.isin(source.patients, sorted(opted_out_patients)))
     images = format_count_with_noun(len(source) - len(remaining), "image")
     area.passed.append(f"{left_out.describe()}, with {images}; the numbers here are without them")
     if warning := left_out.warn_about_unmatched():
@@ -210,9 +210,11 @@ def _check_unreadable_files(
     lost = [f"{source.names[facts.row]}: {facts.reason}" for facts in pictures if facts.reason]
     lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
     if lost:
-        tried = len(pictures) + len(source.skipped)
-        problem = f"{len(lost):,} of {tried:,} images that were tried cannot be read ({len(lost) / tried:.1%})."
-        fatal = len(lost) > budget * tried
+        tried_count = len(pictures) + len(source.skipped)
+        problem = (
+            f"{len(lost):,} of {tried_count:,} images that were tried cannot be read ({len(lost) / tried_count:.1%})."
+        )
+        fatal = len(lost) > budget * tried_count
         remedy = rules + ("with so many flwr-client start will end." if fatal else "they are left out.")
         area.add_warning(ClientExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
@@ -350,8 +352,10 @@ def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
         problem = f"{SITE_FILE}: policy.ledger: this account cannot write to {ledger.folder}."
         area.add_fault(ClientExitCode.BAD_INPUT, problem, "Make the folder, or give this account the right to write.")
         return
-    where = describe_ledger(str(ledger.path), shared=ledger.shared)
-    area.add_note(f"policy.epsilon is {where}", "What is spent and left: the log of flwr-client start, and status.")
+    ledger_text = describe_ledger(str(ledger.path), shared=ledger.shared)
+    area.add_note(
+        f"policy.epsilon is {ledger_text}", "What is spent and left: the log of flwr-client start, and status."
+    )
 
 
 def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:

@@ -227,9 +227,9 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts],
         console.print(Text(f"{result.site}: nothing stands in the way.", style="bold green"))
         return
     count = sum(bool(finding.severity) for area in result.areas for finding in area.findings)
-    words = "begin with this one" if count > 1 else "one finding"
+    opening = "begin with this one" if count > 1 else "one finding"
     style = "bold red" if worst.severity == FindingSeverity.FAULT else "bold yellow"
-    console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
+    console.print(Text(f"{result.site}: {opening}, exit code {int(result.exit_code)}:", style=style))
     console.print(Padding(_format_check_finding(worst), _INDENT))
 
 

@@ -162,16 +162,16 @@ def check_machine_resources(
     """
     area = CheckArea("machine")
     used_gpu = machine.gpu if settings.file.device != "cpu" else None
-    word = quote_for_shell(settings.folder)
+    quoted_folder = quote_for_shell(settings.folder)
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
-        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {word}")
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {quoted_folder}")
     if machine.key_mode is not None and machine.key_remedy:
         problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
         area.add_fault(ClientExitCode.PERMISSIONS, problem, machine.key_remedy)
     if machine.folder_mode & 0o002:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {word}")
+        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {quoted_folder}")
     if machine.user == 0:
         area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
     _check_disk_memory_and_gpu(area, machine, settings, needs)
@@ -185,9 +185,9 @@ def check_machine_resources(
     if ClientExitCode.MEMORY not in faulty:
         area.passed.append(f"{format_bytes(machine.memory)} memory, {machine.cores} cores{memory}")
     if machine.gpu and ClientExitCode.GPU not in faulty:
-        used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
-        used = used if used_gpu else '; not used: device = "cpu"'
-        area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{used}")
+        gpu_note = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
+        gpu_note = gpu_note if used_gpu else '; not used: device = "cpu"'
+        area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{gpu_note}")
     if ClientExitCode.PERMISSIONS not in faulty:
         key = "; the private key is read by no other account" if machine.key_mode is not None else ""
         area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")

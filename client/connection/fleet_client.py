@@ -585,9 +585,9 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
             raise ConnectionNotAccepted.make_newer_process_error(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
-            used = "in use by another process: a second one here, or elsewhere with a copy of this key"
+            reason = "in use by another process: a second one here, or elsewhere with a copy of this key"
             raise ConnectionNotAccepted.make_key_refusal_error(
-                used if "in use" in details else "not admitted, or revoked"
+                reason if "in use" in details else "not admitted, or revoked"
             ) from None
         if code in _ENDED_RUN_ERRORS:
             raise RunAlreadyEnded(details) from None

@@ -211,11 +211,11 @@ class HospitalMessageLoop:
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
-            except PlanDecided as decided:
+            except PlanDecided as verdicts:
                 # The coordinator asks a site again that connects as a new process.
                 self._process = secrets.token_hex(8)
                 self.status.last_error = ""
-                self.tell(f"a plan was {decided} here: connecting anew, so that the coordinator asks again")
+                self.tell(f"a plan was {verdicts} here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
                 # The last two exceptions come if the coordinator answers a call as if it were about a run or message.
                 if str(error) != self.status.last_error or self.status.state != "connecting":
@@ -249,12 +249,12 @@ class HospitalMessageLoop:
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
-            beat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
-            beat.start()
+            heartbeat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
+            heartbeat.start()
 
             def stop_heartbeats_and_deactivate() -> None:  # a heartbeat in progress must not arrive afterwards
                 stop.set()
-                beat.join(timeout=HEARTBEAT_STOP_TIMEOUT_S)
+                heartbeat.join(timeout=HEARTBEAT_STOP_TIMEOUT_S)
                 link.deactivate_node()
 
             try:
@@ -269,7 +269,7 @@ class HospitalMessageLoop:
                 raise
             finally:
                 stop.set()
-                beat.join(timeout=HEARTBEAT_STOP_TIMEOUT_S)
+                heartbeat.join(timeout=HEARTBEAT_STOP_TIMEOUT_S)
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats until ``stop`` is set; interrupt the main thread if the run that it works for has ended."""
@@ -355,10 +355,10 @@ class HospitalMessageLoop:
             PlanDecided: If there is such a decision; the caller then reconnects.
         """
         approvals = self.site.approvals
-        decided = {} if approvals is None else approvals.find_new_decisions()
-        if not decided:
+        verdicts = {} if approvals is None else approvals.find_new_decisions()
+        if not verdicts:
             return
-        is_approval = any(not verdict.reason for verdict in decided.values())
+        is_approval = any(not verdict.reason for verdict in verdicts.values())
         word = "approved" if is_approval else "denied"
         if PROCESS_VARIABLE in os.environ:  # flwr-client slurm watch connects under the same process id
             self.tell(f"a plan was {word} here: stop flwr-client slurm watch and start it again")
@@ -619,12 +619,12 @@ class HospitalMessageLoop:
     def _record_and_print_work_result(self, message: Message, reply: Message, seconds: float) -> None:
         status = self.status
         fields = _read_message_scalar_fields(reply)
-        where = f"run {status.run}"
+        run_label = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
-            self.tell(f"{where}{self._describe_run_name(message)}: {status.phase} answered in {seconds:.1f} s")
+            self.tell(f"{run_label}{self._describe_run_name(message)}: {status.phase} answered in {seconds:.1f} s")
             if status.phase == "roll call" and status.coordinator_release not in ("", __version__):
                 self.tell(
-                    f"{where}: the coordinator runs release {status.coordinator_release}, this site {__version__}"
+                    f"{run_label}: the coordinator runs release {status.coordinator_release}, this site {__version__}"
                 )
             if status.phase == "test":
                 status.finished = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -637,8 +637,8 @@ class HospitalMessageLoop:
                 self._report_error(str(error))
         sent = count_payload_bytes(reply.content) / 1e6
         loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
-        where += f": round {status.round} of {status.rounds}"
-        self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
+        run_label += f": round {status.round} of {status.rounds}"
+        self.tell(f"{run_label} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
 def _has_outside_cause(error: BaseException) -> bool:

@@ -113,14 +113,14 @@ def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None
 
     def write_changed_status() -> None:
         last = asdict(status)
-        written = time.monotonic()
+        last_write = time.monotonic()
         while not stop.wait(POLL_INTERVAL_S):
             present = asdict(status)
-            is_due = present != last or time.monotonic() - written > WRITE_INTERVAL_S
+            is_due = present != last or time.monotonic() - last_write > WRITE_INTERVAL_S
             # A status whose writing failed stays due.
             if is_due and _write_status_file(present, path):
                 last = present
-                written = time.monotonic()
+                last_write = time.monotonic()
 
     thread = threading.Thread(target=write_changed_status, name="status", daemon=True)
     thread.start()
@@ -186,8 +186,8 @@ def format_client_status(status: Mapping[str, Any]) -> str:
     elif status["run"]:
         seconds_left = status["seconds_left"]
         pace = "" if seconds_left is None else f"; about {seconds_left / 60:.0f} min left"
-        where = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
-        lines.append(f"run {status['run']}: {where}{pace}")
+        progress = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
+        lines.append(f"run {status['run']}: {progress}{pace}")
     age = time.time() - status["last_contact"]
     release = f"; it runs release {status['coordinator_release']}" if status["coordinator_release"] else ""
     lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")

@@ -34,7 +34,7 @@ def answer_count_request(site: Site, request: CountRequest, held_updates: HeldUp
     """Answer a question from the site's count sheet; make the sheet first if there is none.
 
     Args:
-        masks: Store for the counts that leave only in a sum over sites.
+        held_updates: Store for the counts that leave only in a sum over sites.
 
     Raises:
         BadInput: If the site has too few patients, or its privacy budget does not suffice for a noisy sheet.

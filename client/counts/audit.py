@@ -121,13 +121,13 @@ class SheetAudit:
         unsafe = set[Column]()
         for name in ("", *crossed_classes):
             table = f"class_by_{attribute}" if name else attribute
-            values = [self.data.values[attribute][place] for place in self._list_used_values(attribute)]
+            values = [self.data.values[attribute][index] for index in self._list_used_values(attribute)]
             hidden = {(table, name, value) for value in values} - self.disclosed
-            for together in [COUNTED_UNITS] if attribute == "sex" else [COUNTED_UNITS[:1], COUNTED_UNITS[1:]]:
+            for unit_group in [COUNTED_UNITS] if attribute == "sex" else [COUNTED_UNITS[:1], COUNTED_UNITS[1:]]:
                 unproved = hidden
-                for most in MAX_MOVED_COMBINATIONS:
+                for max_rows in MAX_MOVED_COMBINATIONS:
                     if unproved:
-                        rows = {unit: _choose_rows(tallies[unit], self._visible, name, most) for unit in together}
+                        rows = {unit: _choose_rows(tallies[unit], self._visible, name, max_rows) for unit in unit_group}
                         search = _ValueSearch(self, attribute, tallies, rows, unproved)
                         unproved = search.find_unsafe_columns()
                 unsafe |= unproved
@@ -148,9 +148,9 @@ class SheetAudit:
         names = self.data.class_names
         unsafe = set[Column]()
         is_coupled = attribute in ("", "sex")
-        for together in [COUNTED_UNITS] if is_coupled else [COUNTED_UNITS[:1], COUNTED_UNITS[1:]]:
+        for unit_group in [COUNTED_UNITS] if is_coupled else [COUNTED_UNITS[:1], COUNTED_UNITS[1:]]:
             unsafe |= _HiddenClassSearch(
-                self, attribute, {unit: self._tally(unit, names, attribute) for unit in together}
+                self, attribute, {unit: self._tally(unit, names, attribute) for unit in unit_group}
             ).find_unsafe_columns()
         return unsafe
 
@@ -193,13 +193,13 @@ class SheetAudit:
         return {target[0] for target in unsafe if isinstance(target, tuple)}
 
 
-def _choose_rows(tally: Tally, names: Sequence[str], name: str, most: int) -> Indices:
+def _choose_rows(tally: Tally, names: Sequence[str], name: str, max_rows: int) -> Indices:
     """Choose the combinations that a search changes: first those that differ only in one class, then the largest.
 
     Args:
         names: The classes of the tally.
         name: The class in which the first combinations differ; empty to choose only by size.
-        most: Maximum number of combinations.
+        max_rows: Maximum number of combinations.
 
     Returns:
         Sorted row numbers of the tally.
@@ -208,22 +208,22 @@ def _choose_rows(tally: Tally, names: Sequence[str], name: str, most: int) -> In
     largest = np.argsort(-sizes, kind="stable")
     chosen = dict[int, None]()
     if name:
-        place = names.index(name)
-        others = np.delete(tally.states, place, axis=1)
+        column = names.index(name)
+        others = np.delete(tally.states, column, axis=1)
         _, groups = np.unique(others, axis=0, return_inverse=True)
         groups = groups.reshape(-1)
-        by_state = {state: tally.states[:, place] == number for state, number in STATE_NUMBERS.items()}
+        by_state = {state: tally.states[:, column] == number for state, number in STATE_NUMBERS.items()}
         pairs = list[tuple[int, int]]()
         for group in np.unique(groups).tolist():
-            both = [int(sizes[(groups == group) & by_state[state]].sum()) for state in PATIENT_STATES]
-            if min(both):
-                pairs.append((-min(both), group))
+            pair_sizes = [int(sizes[(groups == group) & by_state[state]].sum()) for state in PATIENT_STATES]
+            if min(pair_sizes):
+                pairs.append((-min(pair_sizes), group))
         for _, group in sorted(pairs):
             chosen |= dict.fromkeys(np.flatnonzero(groups == group).tolist())
-            if len(chosen) >= 3 * most // 4:
+            if len(chosen) >= 3 * max_rows // 4:
                 break
     for row in largest.tolist():
-        if len(chosen) >= most:
+        if len(chosen) >= max_rows:
             break
         chosen[row] = None
     return np.sort(np.array(list(chosen), np.intp))
@@ -266,13 +266,13 @@ class _ValueSearch:
         self._hidden = hidden
         self._values = audit._list_used_values(attribute)
         self._starts = dict[str, int]()
-        place = 0
+        offset = 0
         truth = list[NDArray[np.int64]]()
         for unit, chosen in rows.items():
             numbers = tallies[unit].select_numbers(chosen, self._values)
-            self._starts[unit] = place
+            self._starts[unit] = offset
             truth.append(numbers.reshape(-1))
-            place += numbers.size
+            offset += numbers.size
         self._system = FeasibleCounts(np.concatenate(truth))
 
     def find_unsafe_columns(self) -> set[Column]:
@@ -282,14 +282,14 @@ class _ValueSearch:
             for row in range(len(chosen)):
                 self._system.add_known_sum(self._starts[unit] + row * width + np.arange(width))
         names = audit._visible if self._attribute in CROSSED else ()
-        for position, place in enumerate(self._values):
-            value = audit.data.values[self._attribute][place]
-            self._add_column((self._attribute, "", value), position, place)
+        for position, value_index in enumerate(self._values):
+            value = audit.data.values[self._attribute][value_index]
+            self._add_column((self._attribute, "", value), position, value_index)
             for name in names:
-                self._add_column((f"class_by_{self._attribute}", name, value), position, place)
+                self._add_column((f"class_by_{self._attribute}", name, value), position, value_index)
         return audit.find_unsafe_columns(self._system)
 
-    def _add_column(self, column: Column, position: int, place: int) -> None:
+    def _add_column(self, column: Column, position: int, value_index: int) -> None:
         name = column[1]
         for state in STATES if name else (ALL,):
             sums = dict[str, Indices]()
@@ -301,7 +301,7 @@ class _ValueSearch:
                     showing = tally.states[:, self._audit._visible.index(name)] == STATE_NUMBERS[state]
                 moving = np.flatnonzero(showing[chosen])
                 sums[unit] = self._starts[unit] + moving * len(self._values) + position
-                truth[unit] = int(tally.numbers[showing, place].sum())
+                truth[unit] = int(tally.numbers[showing, value_index].sum())
                 if column in self._audit.disclosed:
                     self._system.add_known_sum(sums[unit])
                 elif not name or state in PATIENT_STATES:
@@ -326,16 +326,16 @@ class _HiddenClassSearch:
         self._tallies = tallies
         self._values = audit._list_used_values(attribute) if attribute else [0]
         names = audit.data.class_names
-        self._shown = [place for place, name in enumerate(names) if name not in audit.hidden]
+        self._shown = [column for column, name in enumerate(names) if name not in audit.hidden]
         self._rows = {unit: self._choose_movable_rows(tally) for unit, tally in tallies.items()}
         self._starts = dict[str, int]()
-        place = 0
+        offset = 0
         truth = list[NDArray[np.int64]]()
         for unit, chosen in self._rows.items():
             numbers = tallies[unit].select_numbers(chosen, self._values)
-            self._starts[unit] = place
+            self._starts[unit] = offset
             truth.append(numbers.reshape(-1))
-            place += numbers.size
+            offset += numbers.size
         self._system = FeasibleCounts(np.concatenate(truth))
 
     def _choose_movable_rows(self, tally: Tally) -> Indices:
@@ -378,11 +378,11 @@ class _HiddenClassSearch:
                 showing = tally.states[:, self._audit.data.class_names.index(name)] == STATE_NUMBERS[state]
                 rows = np.flatnonzero(showing[chosen])
                 sums[unit] = [self._starts[unit] + rows * width + position for position in range(width)]
-                truth[unit] = [int(tally.numbers[showing, place].sum()) for place in self._values]
+                truth[unit] = [int(tally.numbers[showing, index].sum()) for index in self._values]
                 if unit == "patients":
                     self._audit.add_threshold_bound(self._system, np.concatenate(sums[unit]), sum(truth[unit]))
-                for place, unknowns in zip(self._values, sums[unit], strict=True):
-                    value = self._audit.data.values[self._attribute][place] if self._attribute else ""
+                for value_index, unknowns in zip(self._values, sums[unit], strict=True):
+                    value = self._audit.data.values[self._attribute][value_index] if self._attribute else ""
                     table = f"class_by_{self._attribute}" if self._attribute else CLASS
                     self._system.targets[(table, name, value), state, unit] = unknowns
             if len(sums) == len(COUNTED_UNITS):
@@ -410,13 +410,13 @@ class _CombinationSearch:
         self._rows = self._choose_rows(states)
         self._values = {name: audit._list_used_values(name) if name else [0] for name in tallies}
         self._starts = dict[str, int]()
-        place = 0
+        offset = 0
         truth = list[NDArray[np.int64]]()
         for name, tally in tallies.items():
             numbers = tally.select_numbers(self._rows, self._values[name])
-            self._starts[name] = place
+            self._starts[name] = offset
             truth.append(numbers.reshape(-1))
-            place += numbers.size
+            offset += numbers.size
         self._system = FeasibleCounts(np.concatenate(truth))
 
     def _choose_rows(self, states: NDArray[np.int8]) -> Indices:
@@ -443,8 +443,8 @@ class _CombinationSearch:
             for row in rows.tolist() if attribute else ():
                 unknowns = self._starts[attribute] + row * width + np.arange(width)
                 self._system.add_combination(np.append(unknowns, row), np.append(np.ones(width), -1.0), 0, 0)
-            for position, place in enumerate(values) if attribute else ():
-                value = self._audit.data.values[attribute][place]
+            for position, value_index in enumerate(values) if attribute else ():
+                value = self._audit.data.values[attribute][value_index]
                 self._add_column((attribute, "", value), attribute, position)
                 for name in self._audit._visible if attribute in CROSSED else ():
                     self._add_column((f"class_by_{attribute}", name, value), attribute, position)

@@ -101,8 +101,8 @@ class SheetProtection:
 
     def _has_unstated_value(self, attribute: str) -> bool:
         """Return True if the hospital's table does not state the attribute for at least one image."""
-        place = self.data.values[attribute].index(NOT_STATED)
-        return bool((self.data.images.value_indices[attribute] == place).any())
+        index = self.data.values[attribute].index(NOT_STATED)
+        return bool((self.data.images.value_indices[attribute] == index).any())
 
     # ------------------------------------------------------------------ classes and combinations
 
@@ -137,7 +137,11 @@ class SheetProtection:
             unsafe = {column[2] for column in self._audit.find_unsafe_combinations(deadline)}
             if not unsafe:
                 return
-            more = {name for one in sorted(unsafe) if (name := _find_related_combination(one, large)) is not None}
+            more = {
+                name
+                for combination in sorted(unsafe)
+                if (name := _find_related_combination(combination, large)) is not None
+            }
             more |= large if time.monotonic() > deadline else set()
             large -= more
             self.disclosed -= {(COMBINATIONS, "", name) for name in more}
@@ -167,8 +171,8 @@ class SheetProtection:
             for column in sorted(unsafe):
                 self._hide_beside(attribute, column)
             if len(self.disclosed) == before:  # no other column is left to hide, so hide the whole table
-                whole = table if any(column[0] == table for column in self.disclosed) else attribute
-                self.disclosed = {column for column in self.disclosed if column[0] != whole}
+                hidden_table = table if any(column[0] == table for column in self.disclosed) else attribute
+                self.disclosed = {column for column in self.disclosed if column[0] != hidden_table}
 
     def _hide_classes_by_value(self, attribute: str) -> None:
         """Hide the table of classes by this attribute if numbers of hidden classes can be computed from it."""

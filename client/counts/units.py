@@ -117,8 +117,10 @@ def count_data_of_images(
     names, owners = np.unique(np.concatenate([part.patients for part in parts]), return_inverse=True)
     patient_states = np.full((len(names), states.shape[1]), -1, np.int8)
     np.maximum.at(patient_states, owners, states)
-    first = {name: _find_first_values(place, owners[order], order, name) for name, place in value_indices.items()}
-    patients = CountedUnits(patient_states, first)
+    first_values = {
+        name: _find_first_values(indices, owners[order], order, name) for name, indices in value_indices.items()
+    }
+    patients = CountedUnits(patient_states, first_values)
     rows = _describe_patients(names, owners, CountedUnits(states, value_indices))
     return CountedData(parts[0].class_names, values, patients, CountedUnits(states, value_indices), rows)
 
@@ -128,7 +130,7 @@ def _find_attribute_values(attributes: ImageAttributes) -> tuple[dict[str, Indic
     value_indices = dict[str, Indices]()
     values = dict[str, tuple[str, ...]]()
     if "sex" in attributes.columns:
-        sexes = {name: place for place, name in enumerate(SEXES)}
+        sexes = {name: index for index, name in enumerate(SEXES)}
         unstated = len(SEXES) - 1
         value_indices["sex"] = np.array([sexes.get(word, unstated) for word in attributes.sex.tolist()], np.intp)
         values["sex"] = SEXES
@@ -150,25 +152,28 @@ def _find_attribute_values(attributes: ImageAttributes) -> tuple[dict[str, Indic
     return value_indices, values
 
 
-def _find_first_values(place: Indices, owners: Indices, order: Indices, name: str) -> Indices:
+def _find_first_values(indices: Indices, owners: Indices, order: Indices, name: str) -> Indices:
     """Return each patient's value: that of the first image, or for the sex, of the first image that states it.
 
     Args:
-        place: ``(n,)`` index of each image's value.
+        indices: ``(n,)``, the index of each image's value.
         owners: Patient of each image, in the order of ``order``.
         order: The images, the first of each patient before the others.
     """
     if name == "sex":  # images that state the sex come first; the stable sort keeps their order
-        stated_first = np.argsort(place[order] == len(SEXES) - 1, kind="stable")
+        stated_first = np.argsort(indices[order] == len(SEXES) - 1, kind="stable")
         order = order[stated_first]
         owners = owners[stated_first]
     _, positions = np.unique(owners, return_index=True)
-    return place[order[positions]]
+    return indices[order[positions]]
 
 
 def _describe_patients(names: NDArray[np.str_], owners: Indices, images: CountedUnits) -> tuple[bytes, ...]:
     """Return a hash for each patient that changes with the states or values of any of the patient's images."""
-    columns = [images.states.astype(np.int64), *(place[:, None] for _, place in sorted(images.value_indices.items()))]
+    columns = [
+        images.states.astype(np.int64),
+        *(indices[:, None] for _, indices in sorted(images.value_indices.items())),
+    ]
     table = np.ascontiguousarray(np.concatenate(columns, axis=1))
     contents = [list[bytes]() for _ in names]
     for owner, row in zip(owners.tolist(), table, strict=True):

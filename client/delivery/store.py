@@ -92,17 +92,17 @@ def store_delivery(state: Path, delivery: Delivery) -> StoredDelivery:
     """Store a verified package in place of an earlier one of the same run."""
     folder = get_delivered_folder(state)
     make_private_folder(folder)
-    place = join_plain_name(folder, RunName(delivery.manifest.run))
-    if (place / MANIFEST).is_file() and (place / MANIFEST).read_bytes() == delivery.contents[MANIFEST]:
-        return StoredDelivery(place, delivery.manifest)
-    temporary = make_temporary_path(place)
+    run_folder = join_plain_name(folder, RunName(delivery.manifest.run))
+    if (run_folder / MANIFEST).is_file() and (run_folder / MANIFEST).read_bytes() == delivery.contents[MANIFEST]:
+        return StoredDelivery(run_folder, delivery.manifest)
+    temporary = make_temporary_path(run_folder)
     shutil.rmtree(temporary, ignore_errors=True)
     make_private_folder(temporary)
     for name, content in delivery.contents.items():
         write_atomically(join_plain_name(temporary, PlainName(name)), content, private=True)
-    shutil.rmtree(place, ignore_errors=True)
-    temporary.rename(place)
-    return StoredDelivery(place, delivery.manifest)
+    shutil.rmtree(run_folder, ignore_errors=True)
+    temporary.rename(run_folder)
+    return StoredDelivery(run_folder, delivery.manifest)
 
 
 def verify_stored_delivery(folder: Path, authority: x509.Certificate, site: str) -> StoredDelivery:

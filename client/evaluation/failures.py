@@ -71,7 +71,7 @@ def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spe
         for class_name, scores in by_class.items():
             if class_name in scored.class_names:
                 rows = [ranked[:count] for ranked in rank_failures(scored, class_name, scores)]
-                missed, alarms = (_make_cases(data, scored, names, scores, of_kind) for of_kind in rows)
+                missed, alarms = (_make_cases(data, scored, names, scores, rows_of_kind) for rows_of_kind in rows)
                 failures.append(ClassFailures(model, class_name, missed, alarms))
     return write_html_page(
         "failures.html.j2", path, (Path(__file__).parent,), private=True, site=data.name, failures=failures

@@ -91,7 +91,7 @@ def refuse_unfit_options(models: Sequence[Path], by: Sequence[str]) -> None:
 
 
 def evaluate_segmentation_at_site(
-    folder: Path, model: Path, out: Path, *, every: bool, worst: int, tell: Callable[[str], None]
+    folder: Path, model: Path, out: Path, *, all_images: bool, worst: int, tell: Callable[[str], None]
 ) -> SegmentationAtSite:
     """Compare a model's predicted outlines with this hospital's outlines, and write the page.
 
@@ -99,7 +99,7 @@ def evaluate_segmentation_at_site(
         folder: The site's folder.
         model: Folder of the model.
         out: Folder of the page.
-        every: True for all images; False for the test part, as the site's earlier runs used it.
+        all_images: True for all images; False for the test part, as the site's earlier runs used it.
         worst: Number of images with the lowest Dice that the page shows for each class.
         tell: Prints lines for the hospital's staff.
 
@@ -110,7 +110,7 @@ def evaluate_segmentation_at_site(
     saved = read_model_description(model)
     device = choose_training_device(settings)
     as_trained = read_as_trained(settings.file.data, saved.pixels)
-    loaded, _ = load_images_to_score(settings, as_trained, every=every, tell=tell)
+    loaded, _ = load_images_to_score(settings, as_trained, all_images=all_images, tell=tell)
     images = merge_words_of_classes(loaded, saved.vocabulary or {})
     unlearned = saved.unlearned or {}
     names = [name for name in saved.class_names if name in images.class_names and name not in unlearned]
@@ -137,13 +137,13 @@ def evaluate_segmentation_at_site(
         private=True,
         site=settings.file.name,
         model=model.resolve().name,
-        about=ALL_IMAGES if every else TEST_PART,
+        about=ALL_IMAGES if all_images else TEST_PART,
         count=len(images),
         overlap=figures,
         pictures=pictures,
         colours=WORDS_OF_COLOURS,
     )
-    return SegmentationAtSite(len(images), ALL_IMAGES if every else TEST_PART, figures, page)
+    return SegmentationAtSite(len(images), ALL_IMAGES if all_images else TEST_PART, figures, page)
 
 
 def _refuse_images_without_outlines(images: ImageSet, names: Sequence[str], known: Sequence[str]) -> None:

@@ -47,6 +47,7 @@ from polyclinic.data.base.image_set import PARTS
 DECLINED_ERROR_CODE = 202
 """Polyclinic's error code for a request or a reply that the site's policy does not allow."""
 
+# Class name of a request -> class of its reply.
 REPLY_CLASSES: dict[str, type[Any]] = {
     "RollCall": RollCallAnswer,
     "Refusal": RefusalNoted,
@@ -71,6 +72,7 @@ MAX_AUDIT_FIELD_LIST_BYTES = 8_000
 MAX_AUDIT_DIMENSIONS = 8
 
 Handler = Callable[[Message, Context], Message]
+"""Function of a ClientApp that answers a message."""
 Mod = Callable[[Message, Context, Handler], Message]
 """A Flower mod: a function around the handlers of a ClientApp."""
 

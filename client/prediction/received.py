@@ -40,7 +40,7 @@ def receive_delivery_file(settings: SiteSettings, path: Path) -> StoredDelivery:
         BadInput: If the file cannot be read, was changed, is another site's, or another authority signed it.
         ConnectionNotAccepted: If the kit's authority is not the recorded one.
     """
-    authority = read_authority(settings)
+    authority = read_authority_certificate(settings)
     try:
         with open_input_file(path) as file:
             content = file.read(MOST_PACKAGE_BYTES + 1)
@@ -66,7 +66,7 @@ def list_deliveries(settings: SiteSettings) -> list[StoredDelivery]:
     folder = get_delivered_folder(settings.state_folder)
     if not folder.is_dir():
         return []
-    authority = read_authority(settings)
+    authority = read_authority_certificate(settings)
     stored = [verify_stored_delivery(path, authority, settings.file.name) for path in list_run_folders(folder)]
     return sorted(stored, key=lambda each: (each.manifest.time if each.manifest else "", each.folder.name))
 
@@ -90,13 +90,13 @@ def find_delivery(settings: SiteSettings, name: str) -> StoredDelivery | None:
     if len(named) > 1:
         problem = f"is the beginning of {format_count_with_noun(len(named), 'run')}."
         raise BadInput([Fault(name, problem, "Name more digits: flwr-client delivered lists them.")])
-    stored = verify_stored_delivery(named[0], read_authority(settings), settings.file.name)
+    stored = verify_stored_delivery(named[0], read_authority_certificate(settings), settings.file.name)
     if stored.manifest is None:
         raise BadInput([Fault(str(named[0]), f"is not as the coordinator signed it: {stored.fault}.", _RESEND_REMEDY)])
     return stored
 
 
-def read_authority(settings: SiteSettings) -> x509.Certificate:
+def read_authority_certificate(settings: SiteSettings) -> x509.Certificate:
     """Return the certificate of the coordinator's authority, from the site's kit.
 
     Raises:

@@ -50,7 +50,9 @@ def read_field_meanings(record: type[Record]) -> dict[str, str]:
 FIELD_MEANINGS: Mapping[str, Mapping[str, str]] = {
     record.__name__: read_field_meanings(record) for record in SENT_RECORD_CLASSES
 }
+"""Record class -> field -> meaning."""
 STATISTIC_MEANINGS: Mapping[str, str] = list_statistic_meanings()
+"""Statistic of a method -> meaning."""
 
 
 def find_field_meaning(record: str, field: str) -> str:

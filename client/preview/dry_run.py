@@ -213,13 +213,13 @@ def _describe_number_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> 
 
 def format_record_for_terminal(content: RecordDict) -> Group:
     """Format a record for the terminal; fields with the same meaning form one group."""
-    every = list_record_field_rows(content)
-    title = f"{every[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
-    empty = [row.field for row in every if row.values in ("", "[]")]
-    sent = [row for row in every if row.field not in empty]
+    field_rows = list_record_field_rows(content)
+    title = f"{field_rows[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
+    empty = [row.field for row in field_rows if row.values in ("", "[]")]
+    sent = [row for row in field_rows if row.field not in empty]
     pieces: list[Text | Padding] = [Text(f"\n{title}", style="bold")]
     width = max(len(row.field) for row in sent)
-    explained = list(dict.fromkeys(FIELD_MEANINGS[every[0].record].values()))
+    explained = list(dict.fromkeys(FIELD_MEANINGS[field_rows[0].record].values()))
     sent.sort(key=lambda row: explained.index(row.meaning) if row.meaning in explained else len(explained))
     for words, group in groupby(sent, lambda row: row.meaning):
         for row in group:
@@ -244,12 +244,12 @@ def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
     with remove_outputs_on_failure(out):
         make_private_folder(out)
         for number, content in enumerate(records, 1):
-            every = list_record_field_rows(content)
-            fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
+            field_rows = list_record_field_rows(content)
+            fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in field_rows}
             text = (
                 format_as_json_text({"sha256": hash_record(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
             )
-            name = f"{number}-{every[0].record}"
+            name = f"{number}-{field_rows[0].record}"
             paths += [out / f"{name}.record", out / f"{name}.json"]
             write_atomically(paths[-2], b"".join(iterate_canonical_bytes(content)), durable=False, private=True)
             write_atomically(paths[-1], text.encode(), durable=False, private=True)

@@ -63,7 +63,7 @@ class LabelCountsRow:
 
 
 def write_class_samples_page(
-    folder: Path, out: Path, experiment: Experiment | None, each: int = IMAGES_PER_CLASS
+    folder: Path, out: Path, experiment: Experiment | None, per_class: int = IMAGES_PER_CLASS
 ) -> Path:
     """Write the page with at most ``each`` images of each class; only its owner may read the file.
 
@@ -96,7 +96,7 @@ def write_class_samples_page(
                 for name, value in planned.plan.augmentation
                 if value
             ],
-            groups=tuple(_choose_images_by_class(source, names, labels, planned.plan, each)),
+            groups=tuple(_choose_images_by_class(source, names, labels, planned.plan, per_class)),
             rows=rows,
             parts=PARTS,
             totals=[int((source.parts == part).sum()) for part in PARTS],
@@ -107,7 +107,7 @@ def write_class_samples_page(
 
 
 def _choose_images_by_class(
-    source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, each: int
+    source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, per_class: int
 ) -> Iterator[ClassImageTiles]:
     """Yield at most ``each`` training images of each class, evenly spaced, and then images that show no class."""
     training = source.parts == "train"
@@ -119,7 +119,7 @@ def _choose_images_by_class(
         if name == NO_CLASS_HEADING and not len(rows):
             continue
         tiles = []
-        for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), each)]):
+        for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), per_class)]):
             if facts.pixels is not None:
                 pixels = convert_to_channels_first(facts.pixels[None]).float()
                 count = AUGMENTED_VIEWS if plan.augmentation != AugmentationSpec() else 0

@@ -147,20 +147,20 @@ class SlurmQueue:
         Raises:
             BadInput: If Slurm refuses the job.
         """
-        done = _run([_SUBMIT_COMMAND, "--parsable", str(self.script), process])
-        job = done.stdout.strip().split(";")[0]
-        if done.returncode != 0 or not re.fullmatch(r"\d+", job):
-            reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        result = _run([_SUBMIT_COMMAND, "--parsable", str(self.script), process])
+        job = result.stdout.strip().split(";")[0]
+        if result.returncode != 0 or not re.fullmatch(r"\d+", job):
+            reason = result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
             command = shlex.join([_SUBMIT_COMMAND, str(self.script)])
             raise BadInput([Fault(command, f"Slurm refused it: {reason}", "Change the options in the script.")])
         return job
 
     def read_job_state(self, job: str) -> JobState:
         """Return the state of a job; UNKNOWN while Slurm does not answer."""
-        done = _run([_LIST_COMMAND, "--noheader", "--jobs", job, "--format=%T"])
-        if done.returncode != 0:
-            return JobState.OVER if "Invalid job id" in done.stderr else JobState.UNKNOWN
-        state = done.stdout.strip()
+        result = _run([_LIST_COMMAND, "--noheader", "--jobs", job, "--format=%T"])
+        if result.returncode != 0:
+            return JobState.OVER if "Invalid job id" in result.stderr else JobState.UNKNOWN
+        state = result.stdout.strip()
         if not state:
             return JobState.OVER
         return JobState.QUEUED if state in _QUEUED_STATES else JobState.RUNNING

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.client.site.plans import (
     MAX_TEXT_BYTES,
     PlanStore,
-    read_authority,
+    read_coordinator_identity,
     read_request_text,
     store_request_text,
 )
@@ -212,7 +212,7 @@ class SiteApprovals:
             return "approval.plan", "the approval is of another plan: its file was copied here"
         if decision.site != self._site:
             return "approval.site", f"the approval is of the site {decision.site}"
-        if decision.authority != read_authority(self._state)[1]:
+        if decision.authority != read_coordinator_identity(self._state)[1]:
             return "approval.coordinator", f"the approval is for another coordinator ({decision.coordinator})"
         if self._read_present_time() > decision.end:
             return "approval.expired", f"{decision.approver} approved it until {decision.until}"
@@ -224,8 +224,10 @@ class SiteApprovals:
     def describe_start(self) -> str:
         """Return a sentence that names the approvers, for the log at the program's start."""
         names = join_first_and_count(sorted(self._read_approvers()))
-        who = f"{names} can give it" if names else "NOBODY can: [approvers] of site.toml is empty, and nothing will run"
-        return f"each plan needs an approval; {who}"
+        sentence = (
+            f"{names} can give it" if names else "NOBODY can: [approvers] of site.toml is empty, and nothing will run"
+        )
+        return f"each plan needs an approval; {sentence}"
 
     def _read_approvers(self) -> dict[str, str]:
         from polyclinic.client.site.site_file import read_site_toml_without_data

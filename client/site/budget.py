@@ -22,11 +22,11 @@ def describe_costs_by_federation(rows: Sequence[Mapping[str, Any]], patients: in
     lines = []
     for row in rows:
         runs = format_count_with_noun(row["runs"], "run")
-        who = f"{row['federation'] or 'a federation without a name'}, as {row['site']}"
+        label = f"{row['federation'] or 'a federation without a name'}, as {row['site']}"
         shared = f"{row['patients']:,} of the {patients:,} patients here"
         if row.get("by_picture"):
             shared += f" ({row['by_picture']:,} by a picture alone)"
-        lines.append(f"{who}: epsilon {format_epsilon(row['epsilon'])} in {runs}, with {shared}")
+        lines.append(f"{label}: epsilon {format_epsilon(row['epsilon'])} in {runs}, with {shared}")
     return lines
 
 
@@ -56,11 +56,11 @@ def describe_privacy_status(privacy: Mapping[str, Any]) -> list[str]:
     """
     spent = format_epsilon(privacy["epsilon"])
     budget = "" if privacy["budget"] is None else f" of {privacy['budget']:g}"
-    first = f"privacy spent, over all runs: epsilon {spent}{budget} at delta {privacy['delta']:g}"
+    summary = f"privacy spent, over all runs: epsilon {spent}{budget} at delta {privacy['delta']:g}"
     if "patients" not in privacy:  # a simulated site
-        return [first]
+        return [summary]
     left = "" if privacy.get("left") is None else f", {privacy['left']:.2f} left"
-    first += f"{left}, for the patient of whom most is spent ({privacy['patients']:,} patients here)"
+    summary += f"{left}, for the patient of whom most is spent ({privacy['patients']:,} patients here)"
     rows = describe_costs_by_federation(privacy["federations"], privacy["patients"])
-    where = describe_ledger(privacy["ledger"], shared=privacy["shared"])
-    return [first, *(f"  {row}" for row in rows), f"  {where}"]
+    ledger_text = describe_ledger(privacy["ledger"], shared=privacy["shared"])
+    return [summary, *(f"  {row}" for row in rows), f"  {ledger_text}"]

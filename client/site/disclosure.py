@@ -29,6 +29,7 @@ from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.local.site_method import Statistic
 
 BoolMask = NDArray[np.bool_]
+"""Mask of classes, head rows or images; the functions state its shape."""
 
 
 def count_patients(images: ImageSet) -> int:

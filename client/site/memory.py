@@ -32,6 +32,7 @@ from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.common.wire.records import Arrays, ModelGroups, make_empty_arrays
 
 NO_GROUPS = ModelGroups()
+"""Model groups with no array at all."""
 
 
 @dataclass(frozen=True)

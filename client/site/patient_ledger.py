@@ -275,10 +275,10 @@ class PatientLedger:
 
     def _find_reservation(self, database: sqlite3.Connection, cost: PrivacyCostEntry) -> PrivacyCostEntry | None:
         """Return the cost that a killed process of this folder reserved for the same request; None if there is none."""
-        wanted = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
-        wanted |= {"folder": self._holder, "state": RESERVED_STATE}
-        conditions = " AND ".join(f"{name} = :{name}" for name in wanted)
-        row = database.execute(f"SELECT {_COST_COLUMNS} FROM costs WHERE {conditions}", wanted).fetchone()
+        expected_values = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
+        expected_values |= {"folder": self._holder, "state": RESERVED_STATE}
+        conditions = " AND ".join(f"{name} = :{name}" for name in expected_values)
+        row = database.execute(f"SELECT {_COST_COLUMNS} FROM costs WHERE {conditions}", expected_values).fetchone()
         return None if row is None else PrivacyCostEntry(*row)
 
     def release_cost(self, cost: PrivacyCostEntry) -> None:
@@ -480,9 +480,9 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
     Raises:
         BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
-    place = settings.file.policy.ledger
-    if place:
-        folder = settings.folder / _expand_home(place)
+    ledger_path = settings.file.policy.ledger
+    if ledger_path:
+        folder = settings.folder / _expand_home(ledger_path)
     else:
         folder = find_account_ledger_folder() or settings.state_folder / "privacy"
     federation = ""
@@ -495,16 +495,16 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
         site=settings.file.name,
         federation=federation,
         shared=not is_inside_site_folder,
-        named=bool(place),
+        named=bool(ledger_path),
     )
 
 
-def _expand_home(place: str) -> Path:
+def _expand_home(ledger_path: str) -> Path:
     """Return the path in ``policy.ledger``, with the home folder in place of ``~``."""
     try:
-        return Path(place).expanduser()
+        return Path(ledger_path).expanduser()
     except RuntimeError:
-        problem = f'is "{place}", but this account has no home that ~ could stand for.'
+        problem = f'is "{ledger_path}", but this account has no home that ~ could stand for.'
         raise BadInput([Fault(f"{SITE_FILE}: policy.ledger", problem, "Write the whole path.")]) from None
 
 
@@ -525,5 +525,5 @@ def find_account_ledger_folder() -> Path | None:
 def _can_write_below(folder: Path) -> bool:
     """Return True if this account can write to a folder, or make it."""
     # os.path, because Path.exists raises an error if this account may not look into a parent folder.
-    present = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
-    return present.is_dir() and os.access(present, os.W_OK | os.X_OK)
+    existing_folder = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    return existing_folder.is_dir() and os.access(existing_folder, os.W_OK | os.X_OK)

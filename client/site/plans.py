@@ -245,7 +245,7 @@ def _collect_request_facts(request: RequestText, site: "Site") -> RequestFacts:
 
     if request.kind == TRAINING_KIND:
         site = site.name_classes_by(parse_plan_json(request.text).vocabulary)
-    coordinator, authority = read_authority(site.folder)
+    coordinator, authority = read_coordinator_identity(site.folder)
     return RequestFacts(
         kind=request.kind,
         time=format_utc_now(),
@@ -259,7 +259,7 @@ def _collect_request_facts(request: RequestText, site: "Site") -> RequestFacts:
     )
 
 
-def read_authority(state: Path) -> tuple[str, str]:
+def read_coordinator_identity(state: Path) -> tuple[str, str]:
     """Return name and key hash of the site's recorded coordinator; empty texts if there is no record."""
     record = read_authority_record(state)
     return ("", "") if record is None else (record.coordinator, record.key_hash)

@@ -246,9 +246,9 @@ class Site:
             BadInput: If there are too few; the message states the threshold, and not the number of patients.
         """
         if not self.may_report_metrics("train"):
-            least = self.policy.smallest_count
+            smallest = self.policy.smallest_count
             problem = (
-                f"there are training images of fewer than {least} patients, and the policy tells nothing of so few."
+                f"there are training images of fewer than {smallest} patients, and the policy tells nothing of so few."
             )
             remedy = "A smaller smallest_count in its [policy] lets it take part."
             raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
@@ -257,8 +257,8 @@ class Site:
         """Return True if metrics of a whole part of the data may be reported: it has enough patients, or no images."""
         if part not in self._may_report_part_cache:
             images: ImageSet = getattr(self, part)
-            least = self.policy.smallest_count
-            self._may_report_part_cache[part] = not len(images) or not least or count_patients(images) >= least
+            smallest = self.policy.smallest_count
+            self._may_report_part_cache[part] = not len(images) or not smallest or count_patients(images) >= smallest
         return self._may_report_part_cache[part]
 
     @cached_property

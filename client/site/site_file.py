@@ -157,30 +157,32 @@ def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
     data = tree.get("data")
     labels: Any = ()
     synonyms: Any = {}
-    wrong = list[Fault]()
+    key_faults = list[Fault]()
     if isinstance(data, dict):
         labels = data.pop("annotates", ())
         synonyms = data.pop("synonyms", {})
         # Read from the file again before each round: OptOutSource.
-        _, wrong = read_opt_out_key(data)
+        _, key_faults = read_opt_out_key(data)
         data.pop("opt_out", None)
     if not isinstance(labels, list | tuple) or not all(isinstance(name, str) for name in labels):
-        wrong.append(Fault(f"{SITE_FILE}: data.annotates", "must be a list of class names."))
+        key_faults.append(Fault(f"{SITE_FILE}: data.annotates", "must be a list of class names."))
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
-        wrong.append(Fault(f"{SITE_FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".'))
-    elif unstated := [own for own, name in synonyms.items() if name == UNSTATED_CLASS]:
+        key_faults.append(
+            Fault(f"{SITE_FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".')
+        )
+    elif unstated := [site_name for site_name, name in synonyms.items() if name == UNSTATED_CLASS]:
         problem = f"{quote_names(unstated)} would become the class {UNSTATED_CLASS}."
         remedy = f"Write the class that it means in place of {UNSTATED_CLASS}, or take the line out."
-        wrong.append(Fault(f"{SITE_FILE}: data.synonyms", problem, remedy))
+        key_faults.append(Fault(f"{SITE_FILE}: data.synonyms", problem, remedy))
     try:
         file = validate_tables(SiteTomlContent, tree, SITE_FILE)
     except BadInput as error:
         explained = _explain_class_folders(folder, data, error.faults)
-        raise BadInput([*_list_findings_of_column(folder, data, explained), *wrong]) from None
-    if not wrong:  # the names of the data's columns and classes are normalised as well
+        raise BadInput([*_list_findings_of_column(folder, data, explained), *key_faults]) from None
+    if not key_faults:  # the names of the data's columns and classes are normalised as well
         labels = map(normalize_name, labels)
-        synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
-    return SiteSettings(folder, file, tuple(labels), synonyms), wrong
+        synonyms = {normalize_name(site_name): normalize_name(name) for site_name, name in synonyms.items()}
+    return SiteSettings(folder, file, tuple(labels), synonyms), key_faults
 
 
 def _explain_class_folders(folder: Path, data: Any, faults: Sequence[Fault]) -> list[Fault]:
@@ -385,10 +387,10 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
             make_private_folder(folder)
         key_path = join_plain_name(folder, PlainName(name), ".key")
         request = join_plain_name(folder, PlainName(name), ".request")
-        made = []
+        lines = []
         if key_path.exists():
             key = read_private_key(key_path)
-            made.append(f"{key_path} is there already and stays.")
+            lines.append(f"{key_path} is there already and stays.")
         else:
             try:
                 key = create_private_key(key_path)
@@ -396,22 +398,26 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
                 if is_disk_full(error):
                     raise
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
-            made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
+            lines.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
         line = format_public_key_line(key, name)
         write_commented_toml_file(
             request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
         )
-        made.append(f"{request}: send this file to the coordinator, who calls you and asks for this phrase:")
-        made.append(f"    {compute_public_key_phrase(line)}")
-        made.append("    or for the fingerprint, which says the same of the same key:")
-        made.append(f"    {compute_public_key_fingerprint(line)}")
-        made.append("    Write down the phrase that the coordinator reads out to you in the same call.")
+        lines.append(f"{request}: send this file to the coordinator, who calls you and asks for this phrase:")
+        lines.append(f"    {compute_public_key_phrase(line)}")
+        lines.append("    or for the fingerprint, which says the same of the same key:")
+        lines.append(f"    {compute_public_key_fingerprint(line)}")
+        lines.append("    Write down the phrase that the coordinator reads out to you in the same call.")
         if (folder / SITE_FILE).exists():
-            made.append(f"{folder / SITE_FILE} is there already and stays.")
+            lines.append(f"{folder / SITE_FILE} is there already and stays.")
         else:
             write_atomically(folder / SITE_FILE, make_site_toml(name, experiment).encode())
-            made.append(f"{folder / SITE_FILE}: say there where this hospital's images and labels are.")
-        made.append(f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote")
-        word = quote_for_shell(folder)
-        made.append(f"down: flwr-client confirm {word} PHRASE, and at last: flwr-client start {word}")
-    return made
+            lines.append(f"{folder / SITE_FILE}: say there where this hospital's images and labels are.")
+        lines.append(
+            f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote"
+        )
+        quoted_folder = quote_for_shell(folder)
+        lines.append(
+            f"down: flwr-client confirm {quoted_folder} PHRASE, and at last: flwr-client start {quoted_folder}"
+        )
+    return lines

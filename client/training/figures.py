@@ -359,7 +359,7 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: compute_score_histogram(np.zeros(0), np.zeros(0)) for name in names}
     if is_segmentation(task.plan.model.task):
-        judge = lambda: make_allowed_patient_histograms(policy, compute_figures_of_patients(task), hidden)  # noqa: E731
-        return DISCLOSABLE_METRICS.run_metric_computation(task, judge, nothing) or nothing
-    judge = lambda: make_allowed_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
-    return DISCLOSABLE_METRICS.run_metric_computation(task, judge, nothing) or nothing
+        compute_histograms = lambda: make_allowed_patient_histograms(policy, compute_figures_of_patients(task), hidden)  # noqa: E731
+        return DISCLOSABLE_METRICS.run_metric_computation(task, compute_histograms, nothing) or nothing
+    compute_histograms = lambda: make_allowed_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
+    return DISCLOSABLE_METRICS.run_metric_computation(task, compute_histograms, nothing) or nothing

@@ -49,7 +49,7 @@ def train_with_privacy_layers(
     """Answer a request to train, with the layers that plan and policy need: clipping, noise, masks, disclosure limits.
 
     Args:
-        masks: Holds updates until they are masked; None if no plan may use secure aggregation.
+        held_updates: Store for updates until they are masked; None if no plan may use secure aggregation.
     """
     site_plan = adapt_plan_to_site(site, request.plan)
     layers = make_privacy_layers(site, site_plan.plan, site_plan.method, held_updates)
@@ -75,7 +75,7 @@ def make_privacy_layers(
 ) -> list[SiteRoundLayer]:
     """Return the layers around a site's training and evaluation, such as noise and masks, the outermost first.
 
-    The list is empty if neither plan nor policy needs a layer. Without ``masks``, no layer masks updates.
+    The list is empty if neither plan nor policy needs a layer. Without ``held_updates``, no layer masks updates.
     """
     privacy = plan.privacy
     parameters = method.parameters

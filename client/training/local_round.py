@@ -468,17 +468,17 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
     write_model_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def find_best_local_parts(round_state: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
+def find_best_local_parts(round_state: SiteRoundState, request: Request, current: ModelGroups) -> ModelGroups | None:
     """Return the local parts of the federation's best round; None if the site has not stored them.
 
-    Local parts change only in rounds in which the site's reply counted. So ``now`` is returned if the site's last such
-    round is the best round or an earlier one.
+    Local parts change only in rounds in which the site's reply counted. So ``current`` is returned if the site's last
+    such round is the best round or an earlier one.
 
     Args:
-        now: The site's current local parts.
+        current: The site's current local parts.
     """
     if round_state.round == request.counted <= request.best:
-        return now
+        return current
     return {round_state.best_round: round_state.best, round_state.evaluated_round: round_state.evaluated}.get(
         request.best
     )

@@ -179,7 +179,7 @@ class PrivacyBudgetLedger:
         entries = self.entries
         if once and entries and entries[-1].request == entry.request:
             return
-        text = json.dumps({"entries": [asdict(noted) for noted in (*entries, entry)]}, indent=1)
+        text = json.dumps({"entries": [asdict(cost) for cost in (*entries, entry)]}, indent=1)
         write_atomically(self._ledger_path, text.encode(), durable=self._durable, private=True)
 
     @property

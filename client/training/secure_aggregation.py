@@ -255,28 +255,28 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     test = [] if isinstance(request, TrainRequest) else ["test"]
     # Sites whose local parts are of different rounds must not be summed. The round's number does not suffice: two
     # attempts at one round can be unmasked by different sites.
-    agreed = site.open_run_state_folder(request.run).read_settled_request_hash(request.counted)
-    before = "" if agreed is None else f"round {request.counted}: {agreed}"
+    agreed_hash = site.open_run_state_folder(request.run).read_settled_request_hash(request.counted)
+    before = "" if agreed_hash is None else f"round {request.counted}: {agreed_hash}"
     # Names are hashed too: without a statistic under its expected name, a method could return a zero update.
     plan = json.dumps([request.plan, request.contract, rows, before, sorted(statistics), *test])
     annotated = request.class_names if rows else site.declaration.canonical_names
-    own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
+    own_rows = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
     by_class = {name: array for name, array in statistics.items() if array.shape[:1] == (len(request.class_names),)}
-    rest = {name: array for name, array in sorted(statistics.items()) if name not in by_class}
+    other_statistics = {name: array for name, array in sorted(statistics.items()) if name not in by_class}
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:
-        shared = {f'head row of "{name}"': hash_arrays(head.weight[row], head.bias[row]) for row, name in own}
+        shared = {f'head row of "{name}"': hash_arrays(head.weight[row], head.bias[row]) for row, name in own_rows}
     # Statistics of exclusive classes depend on all classes, so they are compared between sites with equal classes.
-    among = quote_names([name for _, name in own]) if method.task == "multi_class" else ""
-    for row, name in own:
+    among = quote_names([name for _, name in own_rows]) if method.task == "multi_class" else ""
+    for row, name in own_rows:
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
             shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = hash_arrays(*values)
-    start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
+    start = [] if head is None else [array[[row for row, _ in own_rows]] for array in (head.weight, head.bias)]
     return RequestHashes(
         plan=hashlib.sha256(plan.encode()).hexdigest(),
-        model=hash_arrays(*groups, *rest.values()),
+        model=hash_arrays(*groups, *other_statistics.values()),
         shared=shared,
         start="".join(test) + hash_arrays(*groups, *start),
     )

@@ -64,7 +64,7 @@ class LocalTask:
         whole: The whole network from pixels to logits, with the same neck and head.
         received: The received model, completed by the parts that never leave this site.
         folder: Folder of the run's stored states at the site.
-        memory: The site's state after the last round that counted.
+        round_state: The site's state after the last round that counted.
         warms_up: True if warm-up epochs come first, because no reply of this site has counted yet.
         figures: Computes the metrics that the reply may contain.
         validation_chooses: True if the validation loss decides which epoch is kept, in warm-up and if a method trains
@@ -186,7 +186,9 @@ class LocalTrainingResult:
 
 
 TrainStep = Callable[[LocalTask, TrainRequest], LocalTrainingResult]
+"""Function that trains the received model of a prepared task."""
 EvaluateStep = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
+"""Function that evaluates the received model of a prepared task."""
 
 
 class SiteRoundLayer:
@@ -261,15 +263,15 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     if not site.has_no_limits:
         site.refuse_too_few_patients()
     site_plan = adapt_plan_to_site(site, request.plan)
-    own = site.declaration.canonical_names
+    site_classes = site.declaration.canonical_names
     plan = site_plan.plan
     method = site_plan.method
     # In a test of exclusive areas, the head rows of other sites' classes compete with this site's rows.
     with_rivals = isinstance(request, EvaluateRequest) and request.test and method.tests_all_rows
-    holds_own = set(own) <= set(request.class_names) if with_rivals else request.class_names == own
+    holds_own = set(site_classes) <= set(request.class_names) if with_rivals else request.class_names == site_classes
     if method.declared_payload.rows == "own" and not holds_own:
         raise WireError(
-            f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
+            f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(site_classes)}."
         )
     folder = site.open_run_state_folder(request.run)
     is_protected = plan.privacy.protects_updates

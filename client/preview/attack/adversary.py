@@ -253,12 +253,12 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
     undisclosable_images = dict(site.undisclosable_images)
     for part, images in parts.items():
         if part in undisclosable_images:
-            whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_list_picture_indices(whole), site.undisclosable_images[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_list_picture_indices(images)) <= set(by_place):
-                undisclosable_images[part] = np.array(
-                    [by_place[place] for place in _list_picture_indices(images)], np.bool_
-                )
+            site_images: ImageSet = getattr(site, part)
+            marks = site.undisclosable_images[part].tolist()
+            mark_by_picture = dict(zip(_list_picture_indices(site_images), marks, strict=True))
+            pictures = _list_picture_indices(images)
+            if images.stored is site_images.stored and set(pictures) <= set(mark_by_picture):
+                undisclosable_images[part] = np.array([mark_by_picture[picture] for picture in pictures], np.bool_)
             else:
                 undisclosable_images[part] = mark_images_of_hidden_classes(
                     images, site.hidden_classes(part), site.policy.smallest_count

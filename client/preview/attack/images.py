@@ -74,15 +74,15 @@ def attack_by_imprinting(adversary: Adversary, size: int = 0) -> AttackResult:
     weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE_LAYER}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
-        used = (dense.weight[0] != 0).numpy()
-        weights = weights.reshape(dense.weight.shape)[:, used].astype(np.float64)
+        used_inputs = (dense.weight[0] != 0).numpy()
+        weights = weights.reshape(dense.weight.shape)[:, used_inputs].astype(np.float64)
         biases = biases.astype(np.float64)
         # Differences of neighbouring units depend only on the images between their thresholds.
         weight_differences = -np.diff(weights, axis=0, append=0)
         bias_differences = -np.diff(biases, append=0)
         has_image = np.abs(bias_differences) > 1e-4 * np.abs(biases).max(initial=0)
         recovered = weight_differences[has_image] / bias_differences[has_image, None]
-    best, place = _find_best_matching_pictures(truth, recovered)
+    best, match_rows = _find_best_matching_pictures(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROPPED_BORDER
     pixels = convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)[
@@ -104,7 +104,7 @@ def attack_by_imprinting(adversary: Adversary, size: int = 0) -> AttackResult:
         "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
         notes=[f"{similar} with a correlation above {SIMILAR_CORRELATION}; median {float(np.median(best)):.4f}"],
         response=adversary.response,
-        pictures=_pair_recovered_pictures(shown, recovered, best, place),
+        pictures=_pair_recovered_pictures(shown, recovered, best, match_rows),
     )
 
 
@@ -159,7 +159,7 @@ def invert_gradients(adversary: Adversary) -> AttackResult:
             search.step()
             guess.data.clamp_(0, 255)
         recovered = guess.detach().flatten(1).double().numpy()  # (n, 256)
-    best, place = _find_best_matching_pictures(truth, recovered)
+    best, match_rows = _find_best_matching_pictures(truth, recovered)
     return AttackResult(
         "gradient inversion",
         "Training images out of one update, by search",
@@ -172,7 +172,7 @@ def invert_gradients(adversary: Adversary) -> AttackResult:
         'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
         response=adversary.response,
-        pictures=_pair_recovered_pictures(truth, recovered, best, place),
+        pictures=_pair_recovered_pictures(truth, recovered, best, match_rows),
     )
 
 
@@ -194,10 +194,10 @@ def _find_best_matching_pictures(truth: Floats, recovered: Floats) -> tuple[Floa
 
 
 def _pair_recovered_pictures(
-    truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]
+    truth: Floats, recovered: Floats, best: Floats, match_rows: NDArray[np.intp]
 ) -> Sequence[Picture]:
     rows = [row for row in np.argsort(-best)[:MAX_SHOWN_PICTURES] if best[row] > SIMILAR_CORRELATION]
-    return [(_encode_grey_png(truth[row]), _encode_grey_png(recovered[place[row]])) for row in rows]
+    return [(_encode_grey_png(truth[row]), _encode_grey_png(recovered[match_rows[row]])) for row in rows]
 
 
 def _encode_grey_png(values: Floats) -> str:

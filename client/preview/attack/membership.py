@@ -156,9 +156,9 @@ def compute_shares_in_update(data: MembershipAttackData, reply: TrainReply) -> F
     write_model_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
     loss = PLAIN_LOSSES[network.spec.task, "masked"]
     pixels = data.get_float_pixels()
-    places = make_model_layout(network).tensor_slices()
-    names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
-    target = np.concatenate([update[places[name]] for name in names])
+    slices = make_model_layout(network).tensor_slices()
+    names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in slices], strict=True)
+    target = np.concatenate([update[slices[name]] for name in names])
     steps = np.empty((len(data.images), len(target)), np.float32)
     for row in range(len(steps)):
         value = loss(network(pixels[[row]]), examples.labels[[row]], examples.annotated)
@@ -210,8 +210,10 @@ def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floa
     assert update.trunk is not None
     weight = start.head.weight
     bias = start.head.bias
-    moved = start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
-    write_model_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
+    trained_head = (
+        start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
+    )
+    write_model_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=trained_head)
     loss = PLAIN_LOSSES[data.network.spec.task, "masked"]
     examples = data.examples
     with torch.no_grad():

@@ -91,12 +91,12 @@ def infer_parts_of_pictures(adversary: Adversary, pictures: PicturesOfUnknownPar
     )
     trained: list[bool | None] = [None] * count
     if change is not None:
-        moved = np.abs(change[:count])
+        unit_changes = np.abs(change[:count])
         others = np.abs(change[count:])
         if adversary.site.policy.epsilon is None:
-            trained = [bool(size > 0) for size in moved]
+            trained = [bool(size > 0) for size in unit_changes]
         else:  # the other units are never active, so their changes are only noise
-            trained = [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
+            trained = [bool(size > 4 * others.std() + 1e-30) or None for size in unit_changes]
     # In the test part: a head that reads only the picture's unit gives an AUROC other than 0.5. None: no AUROC came.
     tested: list[bool | None] = []
     for unit in range(count):

@@ -162,8 +162,8 @@ def _split_training_images_in_halves(site: Site) -> tuple[ImageSet, ImageSet, Im
     half = len(chosen) // 2
     train = chosen.select_rows(np.sort(shuffled[:half]))
     others = chosen.select_rows(np.sort(shuffled[half:]))
-    apart = ~np.isin(others.patients, train.patients)
-    return train, others, draw_random_images(others.select_rows(np.flatnonzero(apart)), MAX_LOCATED_PICTURES)
+    is_new_patient = ~np.isin(others.patients, train.patients)
+    return train, others, draw_random_images(others.select_rows(np.flatnonzero(is_new_patient)), MAX_LOCATED_PICTURES)
 
 
 def draw_patient_disjoint_sets(images: ImageSet, most: int) -> list[ImageSet]:
