@@ -148,15 +148,18 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     method = get_cached_site_method(site.name, call.plan)
     if is_segmentation(plan.model.task):
         raise_faults(find_missing_mask_faults({"site.toml: data": site.train}))
+
     site.refuse_too_few_patients()
     refuse_over_privacy_budget(site, plan, method, call.run)
     if not site.simulated:  # a simulation checks this for all its sites before it starts
         raise_faults(find_network_privacy_faults(plan, method))
+
     if site.durable:
         store_last_plan(site.folder, call.plan)
         store_request_text(site, RequestText(TRAINING_KIND, call.plan))
     if site.stated_counts is not None:
         site.stated_counts.write_count(call.run, site.train_samples)
+
     counts_leave = method.declared_payload.label_counts and policy.label_counts
     network = get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
     validation = (

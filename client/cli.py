@@ -281,6 +281,7 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator, authority_phrase=phrase)
     for line in filter(None, describe_authority(settings, kit)):
         tell(line)
+
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         data = load_site_data(settings, tell, remember=True)
         site, left_out, opted_out = data.make_present_site()
@@ -296,12 +297,14 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
         for part in (site.train, site.validation, site.test):
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")
+
         if torn := record_process_start(site):
             lost = f"the audit's last line was torn by {torn.cause} ({torn.bytes} bytes)"
             tell(f"{lost}; that is written down, and it goes on")
         if text := data.changes.describe():
             tell(text)
             record_patients(site, **asdict(data.changes))
+
         try:
             service = HospitalMessageLoop(settings, kit, site, tell, status, data=data, opted_out=opted_out)
             if opted_out:

@@ -74,6 +74,7 @@ class SimulatedSiteProvider:
                 ),
                 find_picture_files=_make_picture_file_finder(experiment, self.base),
             )
+
         sites[index] = site  # the last used site is the last entry
         if len(sites) > MAX_CACHED_SITES:
             del sites[next(iter(sites))]

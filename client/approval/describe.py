@@ -282,14 +282,11 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     if not masked:
         for record in MASKED_RECORDS:
             del records[record]
-    return {
-        record: tuple(
-            field
-            for field in FIELD_MEANINGS[record]
-            if field not in COMMON_FIELD_MEANINGS and (record, field) not in absent
-        )
-        for record in records
-    }
+    leaving = dict[str, tuple[str, ...]]()
+    for record in records:
+        fields = [field for field in FIELD_MEANINGS[record] if field not in COMMON_FIELD_MEANINGS]
+        leaving[record] = tuple(field for field in fields if (record, field) not in absent)
+    return leaving
 
 
 # ---------------------------------------------------------------------- questions

@@ -294,11 +294,13 @@ def describe_run(run: RunRecord) -> list[str]:
     lines.append(f"  coordinator: {make_printable_line(run.coordinator) or 'not recorded'}")
     lines += [f"    key SHA256 {run.authority}"] if run.authority else []
     lines += [f"  plan: {run.plan}"] if run.plan else []
+
     if run.images:
         used = ", ".join(f"{run.images.get(part, 0):,} {part}" for part in ("train", "validation", "test"))
         left_out = f"{run.images.get('unreadable', 0):,} unreadable, {run.patients_opted_out:,} patients opted out"
         lines.append(f"  images: {used}")
         lines.append(f"  left out: {left_out}")
+
     for approval in run.approvals:
         lines.append(
             f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DATE_CHARACTERS]},"
@@ -309,12 +311,14 @@ def describe_run(run: RunRecord) -> list[str]:
         lines.append(f"  denied by {make_printable_line(denial['approver'])}, {_format_minute(denial['time'])} UTC,")
         lines.append(f"    key {denial['key']}")
         lines += textwrap.wrap(f"reason: {reason}", TABLE_WIDTH, initial_indent="    ", subsequent_indent="    ")
+
     trained = f"trained: {format_count_with_noun(len(run.rounds), 'round')}; " if run.kind == "training" else ""
     lines.append(f"  {trained}received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
     for name, left in run.left.items():
         lines.append(f"  left: {left.count} x {name}, {left.bytes:,} bytes, last {_format_minute(left.last)}")
         fields = ", ".join(map(make_printable_line, left.fields))
         lines += textwrap.wrap(fields, TABLE_WIDTH, initial_indent="    ", subsequent_indent="    ")
+
     if run.model and run.kind == "delivery":
         lines.append(f"  model received: that of run {run.model.get('run')}, SHA-256")
         lines.append(f"    {run.model.get('sha256')}")

@@ -122,6 +122,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
     if not 0 < request.epochs <= (max_epochs := plan.run.rounds * compute_largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {max_epochs:,} local epochs is compared with {request.epochs:,} alone.")
     check_head_row_names(request.initial.head, site.declaration.canonical_names)
+
     policy = site.policy
     privacy = plan.privacy
     # Both models are trained here without noise, so their figures are unnoised.
@@ -129,6 +130,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
     # The figures of one site would disclose what secure aggregation hides in a sum.
     are_masked = privacy.secure_aggregation and not site.simulated
     figures_leave = policy.test_metrics and not (are_withheld or are_masked or has_protected_local_parts(task))
+
     if not len(site.test):
         write_site_benefit_files(site, request.run, request.epochs, None)
         return make_withheld_benefit_reply(site, request)
@@ -142,6 +144,7 @@ def compare_with_local_only_training(site: Site, request: BenefitRequest) -> Ben
         # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
         return make_withheld_benefit_reply(site, request)
+
     write_site_benefit_files(site, request.run, request.epochs, benefit)
     hidden = site.hidden_classes("test")
     released = scores.compute_federation_benefit(site, seed, hidden) if hidden and figures_leave else benefit
@@ -222,6 +225,7 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
         sentence = f"Whether {site.name} is better off alone or with the federation cannot be told: {none}."
     else:
         sentence = format_benefit_sentence(site.name, benefit, annotated)
+
     table = list[str]()
     if benefit is not None:  # a line for each model and a column for each class
         heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.compared_classes)
@@ -238,6 +242,7 @@ def write_site_benefit_files(site: Site, run: str, epochs: int, benefit: Federat
             rows.append((WORDS[model], format_number(mean.value), format_interval(mean.interval), *over, *aurocs))
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
     folder = site.folder / LOCAL_TRAINING_FOLDER
     about = f"Run {run}. Trained alone for {format_count_with_noun(epochs, 'local epoch')}, as many as in the run."
     text = "\n".join([sentence, "", about, "", *table, *MODELS_NOTE])

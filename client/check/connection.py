@@ -116,6 +116,7 @@ def _check_connection_steps(
     except CoordinatorUnreachable as error:
         area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
         return
+
     days = None
     try:
         if _check_host_name_resolves(area, *(proxy or (host, port))):
@@ -129,6 +130,7 @@ def _check_connection_steps(
             f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({proxy_remedy})."
         )
         area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", remedy)
+
     if days is not None:
         route = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
         answers = f"{kit.address} answers {route}"
@@ -136,6 +138,7 @@ def _check_connection_steps(
         area.facts["certificate_days"] = round(days, 1)
         if key is not None:
             _check_coordinator_answer(area, kit, key)
+
     capitals = [
         name.upper()
         for name in (*PROXY_VARIABLES, *NO_PROXY_VARIABLES)
@@ -145,6 +148,7 @@ def _check_connection_steps(
         problem = f"{', '.join(capitals)} is set, but gRPC reads the lower-case name only: it is not used."
         lower = ", ".join(name.lower() for name in capitals)
         area.add_note(problem, f"If the way leads through it, set {lower} too.")
+
     if days is not None and days < CERTIFICATE_NOTE_DAYS:
         remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
         area.add_note(f"the coordinator's certificate expires in {days:.0f} days.", remedy)
@@ -266,6 +270,7 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
         area.add_fault(ClientExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
         return
+
     if hello is None:
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
@@ -284,6 +289,7 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
     """
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3)}
     area.facts |= {"release": hello.release, "wire": hello.wire, "newest_wire": hello.newest_wire}
+
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
     if not MIN_CLOCK_DIFFERENCE_S < ahead_s < MAX_CLOCK_DIFFERENCE_S:
         area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _CLOCK_REMEDY)
@@ -291,6 +297,7 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
         area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _CLOCK_REMEDY)
     else:
         area.passed.append(f"this clock is {clock}")
+
     if not is_spoken(hello.wire):
         refused = ConnectionNotAccepted.make_wire_version_error(hello)
         area.add_fault(refused.exit_code, refused.problem, refused.remedy)

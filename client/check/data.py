@@ -92,6 +92,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         area.add_input_faults(bad)
         area.add_note("the images were not looked at.", "Fix this first, then run the check again.")
         return DataCheckResults(area)
+
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
     pictures = read_picture_facts(source, filled[choose_evenly_spaced_rows(len(filled), images)])
@@ -99,6 +100,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         area.passed.append(source.archive)
         area.add_input_faults(BadInput(faults))
         return DataCheckResults(area)
+
     decoded = [facts for facts in pictures if not facts.reason]
     # Not every image of an archive is fetched to find duplicates.
     compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
@@ -106,6 +108,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     heads = [head for head in source.heads or (facts.head for facts in pictures) if head.syntax]
     syntaxes = Counter(head.syntax for head in heads)
     classes = count_images_by_class(source, settings)
+
     if not (source.parts == "train").any():
         area.add_fault(
             ClientExitCode.BAD_INPUT, f"{SITE_FILE}: data: there is no training image.", "Put some into that part."
@@ -113,6 +116,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     for part in PARTS[1:]:
         if not (source.parts == part).any():
             area.add_note(f"there is no {part} image: {_MISSING_PART_EFFECTS[part]}.")
+
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
     _check_picture_appearance(area, source, settings.file.data, heads, decoded)
     _check_duplicate_images(area, source, duplicates)
@@ -122,6 +126,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
+
     area.facts = {
         "images": len(source),
         "parts": dict(Counter(source.parts.tolist())),
@@ -239,6 +244,7 @@ def _check_picture_appearance(
     if volumes := [facts.volume for facts in decoded if facts.volume is not None]:
         _note_volumes(area, source, volumes)
         heads = ()  # what follows is about single slices
+
     if source.outside:
         area.add_note(source.outside, "If they are not meant, correct the table, or move the pictures into the folder.")
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
@@ -254,6 +260,7 @@ def _check_picture_appearance(
         files = format_count_with_noun(unequal, "PNG or JPEG file states", "PNG or JPEG files state")
         problem = f"{files} pixels that are not square; they are shown as square, as web browsers do."
         area.add_note(problem, "Look with flwr-client preview-data; if the body is squeezed, resample the files.")
+
     examined = [float(facts.pixels.max()) for facts in decoded if facts.pixels is not None]
     if examined and (dark := describe_dark_pictures(examined, spec)):
         remedy = f"Look with flwr-client preview-data; the settings are in {SITE_FILE}. "
@@ -265,6 +272,7 @@ def _check_picture_appearance(
         area.add_note(
             problem, "With color = false they take a third of the memory, if the run's model has one channel."
         )
+
     counts = InvertedPictureCounts.from_pictures(decoded)
     modes = ", ".join(counts.modes)
     if counts.is_majority_of_pictures_inverted:
@@ -307,6 +315,7 @@ def _note_policy_and_label_effects(
             problem = f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as "
             problem += "a patient of its own, and may be of one who stands on the other side of the split."
         area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {SITE_FILE}, if there is one.")
+
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:
         problem = (
@@ -314,6 +323,7 @@ def _note_policy_and_label_effects(
             f"{policy.smallest_count}: no validation figure leaves, and a run can choose no best round by them."
         )
         area.add_note(problem)
+
     area.add_note(f'level = "{policy.level}" in [policy]: {LEVEL_SENTENCES[policy.level]}')
     if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.keys_changed_from_level.items()]:
         problem = f"[policy] overrides that level: {join_as_english_list(overridden)}."
@@ -326,6 +336,7 @@ def _note_policy_and_label_effects(
         )
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         area.add_note(problem, remedy)
+
     if source.missing:
         area.add_note(f"{format_count_with_noun(source.missing, 'line')} of the table without an image: left out.")
     if source.repeated:
@@ -338,6 +349,7 @@ def _note_policy_and_label_effects(
         area.add_note(
             f"findings that are no class here, with the lines of each: {list_first_and_count_rest(others, 20)}."
         )
+
     # An organ that every image shows is learned all the same, from its pixels.
     sides = (("shows", "present"),) if source.has_masks else (("shows", "present"), ("is without", "absent"))
     for verb, count in sides:

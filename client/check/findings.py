@@ -218,9 +218,11 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts],
                 extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
                 table.add_row(Text(row.name), *row.printable_counts, f"{row.unknown:,}", *extra)
             console.print(Padding(table, _INDENT))
+
     if result.contract:
         console.print(Text("contract", style="bold"))
         console.print(make_point_table(result.contract))
+
     console.print()
     worst = result.most_severe_finding
     if worst is None:

@@ -174,12 +174,13 @@ def check_machine_resources(
         area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {quoted_folder}")
     if machine.user == 0:
         area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
+
     _check_disk_memory_and_gpu(area, machine, settings, needs)
     faulty = {finding.exit_code for finding in area.findings}
-    disk, memory, gpu = (
-        f" ({format_bytes(amount)} wanted)" if amount else ""
-        for amount in ((needs.disk, needs.memory, needs.gpu) if needs else (0, 0, 0))
-    )
+    disk = f" ({format_bytes(needs.disk)} wanted)" if needs else ""
+    memory = f" ({format_bytes(needs.memory)} wanted)" if needs else ""
+    gpu = f" ({format_bytes(needs.gpu)} wanted)" if needs else ""
+
     if ClientExitCode.DISK not in faulty:
         area.passed.append(f"{format_bytes(machine.disk_free)} free on disk{disk}")
     if ClientExitCode.MEMORY not in faulty:
@@ -191,6 +192,7 @@ def check_machine_resources(
     if ClientExitCode.PERMISSIONS not in faulty:
         key = "; the private key is read by no other account" if machine.key_mode is not None else ""
         area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
+
     versions = {
         "Polyclinic": __version__,
         "Python": platform.python_version(),
@@ -215,12 +217,14 @@ def _check_disk_memory_and_gpu(
         )
         remedy = "Make room, or move the folder. Old runs' memory in state/memory may be deleted between runs."
         area.add_fault(ClientExitCode.DISK, problem, remedy)
+
     if device == "cuda" and gpu is None:
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
         area.add_fault(ClientExitCode.GPU, problem, remedy)
     elif lacking := find_gpu_count_fault(settings.file, gpu.count if gpu else 0):
         area.add_fault(ClientExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
+
     if needs and machine.memory_free < needs.memory:
         problem = (
             f"{format_bytes(machine.memory_free)} of memory are free; this run wants {format_bytes(needs.memory)}."

@@ -56,6 +56,7 @@ def run_site_check(
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_site_data(settings, images)
+
     training = CheckArea("training")
     trial = None
     points = tuple[ContractPoint, ...]()
@@ -80,6 +81,7 @@ def run_site_check(
                 training.add_note("no step was trained: the images are not those that the network takes.")
         except BadInput as bad:
             training.add_input_faults(bad)
+
     needs = trial.estimated_resource_needs if trial else None
     checked_machine = check_machine_resources(machine, settings, needs)
     if trial and needs:

@@ -153,11 +153,13 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         | PluginDatasetSpec,
     ):
         return _open_whole_dataset_source(settings)
+
     archive = patients_from = ""
     has_masks = False
     sent: tuple[str, ...] = ()
     files: Sequence[Path] = ()
     heads = list[DicomHeader]()
+
     if isinstance(spec, DicomwebDatasetSpec):
         with settings.permit_data_hosts():
             answer = open_dicomweb_table(spec, settings.folder)
@@ -186,6 +188,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
+
     names = tuple(file.name for file in table.files)
     if not isinstance(spec.image_size, int):
         names = tuple(table.files.names.tolist())  # folders of slices often have one name for all patients

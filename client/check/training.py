@@ -159,6 +159,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         problem = f"a training step failed: {type(error).__name__}: {error}."
         area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
+
     plan = trial.planned.plan
     train, validation = trial.totals
     models = 1 + trial.method.trains_own_model
@@ -166,12 +167,14 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     down = cost.received / 1e6
     up = cost.sent / 1e6
     transfer = (down + up) * 8 / ASSUMED_LINE_MBIT
+
     size = describe_image_size(plan.model.input_size)
     unit = "" if plan.model.patch_size is None else " patches"
     model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}{unit}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     if plan.run.purpose:
         area.passed.append(f"the purpose of the study: {make_printable_line(plan.run.purpose)}")
     area.passed += [
@@ -180,10 +183,12 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         f" ({_format_seconds_or_minutes(transfer)} at {ASSUMED_LINE_MBIT:.0f} Mbit/s)",
         f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",
     ]
+
     if trial.planned.assumed:
         area.add_note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
     if not trial.method.plain_client:
         area.add_note(f"the step is a plain one; {trial.method.name}'s own may take two or three times as long.")
+
     area.facts = {
         "method": plan.run.method,
         "architecture": plan.model.architecture,

@@ -168,6 +168,7 @@ class FleetClient:
         self._largest_message = compute_message_size_bound(policy or SitePolicy())
         for library in ("flwr", "grpc"):  # errors are still raised as exceptions
             logging.getLogger(library).setLevel(logging.CRITICAL)
+
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
             *make_channel_options(),
@@ -179,6 +180,7 @@ class FleetClient:
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key = key
         self._authority = compute_certificate_key_hash(ca_certificate.decode())
+
         parsers = {call: response.FromString for call, response in RESPONSES.items()}
         parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(data, fleet.CONTENT_OF_PULL)  # without a copy
         parsers[fleet.HELLO_METHOD] = fleet.HelloAnswer.model_validate_json
@@ -191,6 +193,7 @@ class FleetClient:
             )
             for call, parse in parsers.items()
         }
+
         self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message

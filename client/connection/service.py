@@ -318,6 +318,7 @@ class HospitalMessageLoop:
                 self.tell("taking up again the work that was interrupted")
                 self._answer_message(link, unfinished, attempts)
                 self._last_work = time.monotonic()
+
         wait_s = MIN_POLL_PAUSE_S
         while True:
             if self._refusal:
@@ -338,6 +339,7 @@ class HospitalMessageLoop:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_PAUSE_S)
                 continue
+
             if self._set_aside.is_set_aside(read_message_id(received)):
                 self._refuse_unread_message(link, received, SET_ASIDE_RULE, "it ended this site's program before")
             else:
@@ -588,10 +590,12 @@ class HospitalMessageLoop:
         if fields.get("test"):
             self.status.phase = "test"
         left_out = make_printable_lines(str(fields.get("left_out", "")))
+
         earlier_left_out = self._left_out
         self._left_out = left_out
         if left_out and left_out != earlier_left_out:
             self._report_error(f"run {self.status.run}: the reply of this site did not count in {left_out}")
+
         if message.metadata.message_type == MessageType.TRAIN:
             # The gate answers a fault of the plan with its reason.
             with contextlib.suppress(PlanRefused, TypeError, ValueError, OverflowError):

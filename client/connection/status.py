@@ -188,6 +188,7 @@ def format_client_status(status: Mapping[str, Any]) -> str:
         pace = "" if seconds_left is None else f"; about {seconds_left / 60:.0f} min left"
         progress = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
         lines.append(f"run {status['run']}: {progress}{pace}")
+
     age = time.time() - status["last_contact"]
     release = f"; it runs release {status['coordinator_release']}" if status["coordinator_release"] else ""
     lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")
@@ -199,6 +200,7 @@ def format_client_status(status: Mapping[str, Any]) -> str:
         lines.append(f"its phrase: {status['authority_phrase']} ({confirmed})")
     if status["privacy"]:
         lines += describe_privacy_status(status["privacy"])
+
     days = status["certificate_days"]
     if days is not None:
         lines.append(f"its certificate is valid for {days:.0f} more days")

@@ -81,6 +81,7 @@ def _fetch_server_certificate(
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + within_s
     context.set_alpn_protocols(["h2"])
+
     url = _find_proxy_url(host, environment)
     proxy = _split_proxy_address(url)
     try:

@@ -149,6 +149,6 @@ def _make_masked_row(site: Site, sheet: CountSheet, table: str, word: str | None
         if None in line:
             row[start + width - 1] = 1
             continue
-        counts = [round_count_down(number, site.policy) for numbers in line if numbers for number in numbers]
-        row[start : start + width - 1] = counts
+        numbers = [number for numbers_of_state in line if numbers_of_state for number in numbers_of_state]
+        row[start : start + width - 1] = [round_count_down(number, site.policy) for number in numbers]
     return row

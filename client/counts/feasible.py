@@ -75,6 +75,7 @@ class FeasibleCounts:
         known = self._make_constraints()
         random = np.random.default_rng(0)
         idle = 0
+
         for _ in range(MAX_JOINT_SEARCHES):
             narrow = np.flatnonzero(highs - lows < width)
             if not len(narrow) or idle >= MAX_IDLE_SEARCHES or time.monotonic() > deadline:
@@ -87,6 +88,7 @@ class FeasibleCounts:
                 highs = np.maximum(highs, sums @ solution)
             has_new_proof = (highs - lows >= width)[narrow].any()
             idle = 0 if has_new_proof else idle + 1
+
         for target in np.flatnonzero(highs - lows < width).tolist():
             row = sums[[target]]
             # A solution far enough from the lowest or from the highest number so far completes a proof.

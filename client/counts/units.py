@@ -81,8 +81,13 @@ class CountedData:
     @property
     def missing_tables(self) -> tuple[str, ...]:
         """Return the tables that need an attribute which the hospital's table lacks."""
-        lacking = [name for name in ATTRIBUTES if name not in self.values]
-        return tuple(table for name in lacking for table in (name, *([f"class_by_{name}"] if name in CROSSED else [])))
+        tables = list[str]()
+        for name in ATTRIBUTES:
+            if name not in self.values:
+                tables.append(name)
+                if name in CROSSED:
+                    tables.append(f"class_by_{name}")
+        return tuple(tables)
 
 
 def count_data_of_images(

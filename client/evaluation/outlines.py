@@ -110,11 +110,13 @@ def evaluate_segmentation_at_site(
     saved = read_model_description(model)
     device = choose_training_device(settings)
     as_trained = read_as_trained(settings.file.data, saved.pixels)
+
     loaded, _ = load_images_to_score(settings, as_trained, all_images=all_images, tell=tell)
     images = merge_words_of_classes(loaded, saved.vocabulary or {})
     unlearned = saved.unlearned or {}
     names = [name for name in saved.class_names if name in images.class_names and name not in unlearned]
     _refuse_images_without_outlines(images, names, saved.class_names)
+
     network = move_network_to_device(load_model(model), device)
     compared = compare_test_images(network, images, device, distances=True)
     columns = {name: network.class_names.index(name) for name in names}
@@ -124,11 +126,13 @@ def evaluate_segmentation_at_site(
     unit = "pixels" if images.masks is None or images.masks.spacing is None else "mm"
     over = "patients" if are_all_patients_known(images.patients) else "images"
     figures = replace(summarise_patients(figures_by_class, np.random.default_rng(0)), unit=unit, over=over)
+
     chosen = dict[str, list[tuple[int, float]]]()
     for name, column in columns.items():
         rows, dice = rank_images(compared, column)
         chosen[name] = list(zip(rows[:worst].tolist(), dice[:worst].tolist(), strict=True))
     pictures = _name_patients(images, draw_chosen_images(network, images, chosen, device)) if worst else ()
+
     make_private_folder(out)
     page = write_html_page(
         "outlines.html.j2",
@@ -158,7 +162,11 @@ def _refuse_images_without_outlines(images: ImageSet, names: Sequence[str], know
 def _name_patients(images: ImageSet, drawn: Mapping[str, Sequence[OutlinedImage]]) -> tuple[ClassPictures, ...]:
     """Add the names of patients to the pictures of each class."""
     has_patients = are_all_patients_known(images.patients)
+
+    def get_patient(image: OutlinedImage) -> str:
+        return str(images.patients[image.row]) if has_patients else ""
+
     return tuple(
-        ClassPictures(name, tuple((each, str(images.patients[each.row]) if has_patients else "") for each in of_class))
-        for name, of_class in drawn.items()
+        ClassPictures(name, tuple((image, get_patient(image)) for image in class_images))
+        for name, class_images in drawn.items()
     )

@@ -52,10 +52,12 @@ def make_audit_report(
     notes = [*findings.notes]
     if not findings.entries and not faults and has_accepted_replies(state):
         faults.append(f"{AUDIT_FILE}: is not there, and this site has replied to a run: removed.")
+
     if authority is not None:
         requests = _check_request_signatures(state, authority)
         notes += requests.notes
         faults += map(str, requests.faults)
+
     if receipt is not None:
         try:
             content = dict(json.loads(receipt.read_text(encoding="utf-8")))
@@ -81,6 +83,7 @@ def make_audit_report(
         authorship = _check_receipt_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
         faults += map(str, authorship.faults)
+
     if not findings.entries and not faults:
         return ["There is no audit: nothing came in and nothing left."], True
     if faults:

@@ -207,6 +207,7 @@ class GatedMessage:
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
             self._write_error_to_audit(kind)
             raise
+
         facts = self._collect_audit_facts(work, verdict)
         if incoming.approval is not None and incoming.approval.facts:
             facts["approval"] = dict(incoming.approval.facts)
@@ -218,6 +219,7 @@ class GatedMessage:
             if verdict.rule == DENIED_RULE:
                 verdict = PolicyVerdict(DENIED_RULE, "the hospital has denied it")
             return self._decline_and_record(f"declines: {verdict}")
+
         try:
             with incoming.limit_working_time():
                 reply = answer(self._message, context)
@@ -228,6 +230,7 @@ class GatedMessage:
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
+
         verdict = self._decide_on_reply(work, reply)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.is_allowed:

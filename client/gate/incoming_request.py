@@ -89,6 +89,7 @@ class IncomingRequest:
             verdict = self._decide_by_approval(self._site.approvals)
         if work is None:
             return None, verdict
+
         if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             run = RunName(self._run)
             plan = str(self._fields["plan"])
@@ -104,6 +105,7 @@ class IncomingRequest:
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._compute_seconds_left_by_policy() == 0:
                 verdict = self.make_time_limit_verdict()
+
         # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
         # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
@@ -426,6 +428,7 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
             return ""
         spec = spec.model_copy(update={"weights": str(path)})
         source = "weights file"
+
     try:
         network = build_network(spec, request.class_names, plan.run.seed)
         received = request.model.to_named_arrays()
@@ -442,6 +445,7 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
         return ""  # the frozen part is not stored here: the handler asks for it
     if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in built.items()}:
         return ""  # the model is of another network: the handler reports the wrong part
+
     numbers = 0
     wrong = 0
     for name, array in built.items():
@@ -454,6 +458,7 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
         wrong += int(array.size - np.count_nonzero(np.abs(received[name] - array) <= tolerance))
     if not wrong:
         return ""
+
     libraries = ["torch", "torchvision"]
     if is_external_network(spec.architecture) and not spec.architecture.startswith(PLUGIN):
         libraries.append(spec.architecture.partition(":")[0])

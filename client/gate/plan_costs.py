@@ -154,14 +154,18 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
     """
     size = estimate_network_cost(plan.model, rows)
     training = plan.training
-    private = plan.privacy.level in BY_STEP
     if plan.model.patch_size is not None:
         images *= training.patches_per_volume
-    batch = choose_micro_batch_size(training.batch_size) if private else min(training.batch_size, images)
-    narrow = resolve_precision(device, training.precision) != "float32"
-    batch_bytes = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
-    if private:
+    is_float32 = resolve_precision(device, training.precision) == "float32"
+    activation_divisor = 1 if is_float32 else 2  # 16-bit activations take half of the bytes
+    if plan.privacy.level in BY_STEP:
+        # Noise in each step needs the gradient of each image, on one GPU.
+        batch = choose_micro_batch_size(training.batch_size)
+        batch_bytes = batch * size.activations // activation_divisor
         batch_bytes += GRADIENT_COPIES * batch * size.trained * FLOAT32_BYTES
+    else:
+        batch = min(training.batch_size, images)
+        batch_bytes = batch * size.activations // activation_divisor // gpus
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENT_COUNT
     frozen = size.parameters - size.trained
     return ((MODEL_COPIES_IN_TRAINING + moments) * size.trained + frozen) * FLOAT32_BYTES + batch_bytes

@@ -184,10 +184,12 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
         except BadInput as bad:
             fault = f"it cannot be made here: {bad.faults[0]}"
     yield "policy.networks", fault
+
     for key, group, list_names in _PLUGIN_RULES:
         plugins = (name for name in list_names(plan) if name.startswith(PLUGIN))
         faults = (_find_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
+
     rounds = max(last, work.round)
     limit = policy.maximum_rounds
     is_too_long = limit is not None and rounds > limit
@@ -197,6 +199,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
     for key, count_in_work, noun in _NUMBER_LIMITS:
         limit = getattr(policy, f"maximum_{key}")
         yield f"policy.maximum_{key}", _find_limit_excess(count_in_work(work), limit, noun)
+
     is_forbidden_test = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if is_forbidden_test else ""
     out_of_range = (
@@ -206,6 +209,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
     )
     yield "plan.privacy", next(out_of_range, "") if plan.privacy.level != "none" else ""
     yield from _check_network_size_rules(policy, work)
+
     needs = f"{method.name} needs"
     groups = work.required_update_groups
     statistics = method.declared_payload.names
@@ -353,6 +357,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
                 withheld = policy.withholds_unnoised_figures(level)
                 yield "policy.metrics_outside_privacy", "it is false, and the run has noise" if withheld else ""
             yield "policy.smallest_count", _find_small_count_fault(policy, reply)
+
         case TrainReply():
             name = work.method.name
             groups = tuple(group for group in MODEL_GROUPS if getattr(reply.update, group) is not None)
@@ -372,6 +377,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
             yield from _check_metric_rules(policy, level, figures, tested=reply.test_images is not None)
+
         case EvaluateReply():
             has_histograms = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
             if has_histograms and not (work.test and evaluation.pooled):
@@ -388,6 +394,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             figures = (*counted, reply.validation_loss, reply.validation_auroc)
             tested = reply.test_images is not None or bool(reply.auroc)
             yield from _check_metric_rules(policy, level, figures, tested=tested)
+
         case BenefitReply() if reply.class_names:
             if not evaluation.compare_local:
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"

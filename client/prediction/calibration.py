@@ -113,8 +113,10 @@ def calibrate_class(
         "test_positives": int(np.sum(test_labels == 1)),
         "test_negatives": int(np.sum(test_labels == 0)),
     }
+
     before = compute_calibration(test_scores, test_labels)
     error_before = None if before is None else before.expected_error
+
     fewest = min(counts["positives"], counts["negatives"])
     reason = ""
     slope = 1.0
@@ -128,6 +130,7 @@ def calibrate_class(
             reason = "the fit would turn the order of the images round: here the model does not tell this class"
             slope = 1.0
             offset = 0.0
+
     after = compute_calibration(scale_probabilities(test_scores, slope, offset), test_labels)
     return ClassCalibration(
         slope=slope,

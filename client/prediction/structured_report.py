@@ -87,12 +87,14 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
             model_name=shorten_to_dicom_text(model.title),
         ),
     )
+
     parameters = [f"model SHA-256 {model.description.model_sha256}"]
     if predictions.calibrated:
         parameters.append(f"recalibrated at this hospital: {', '.join(predictions.calibrated)}")
     algorithm = sr.AlgorithmIdentification(
         name=shorten_to_dicom_text(model.title), version=__version__, parameters=parameters
     )
+
     measurements = [
         sr.Measurement(name=make_class_code(name), value=round(float(value), 6), unit=codes.UCUM.NoUnits)
         for name, value in zip(predictions.class_names, predictions.probabilities[row], strict=True)
@@ -103,12 +105,14 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
         measurements=measurements,
         source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
     )
+
     content = sr.MeasurementReport(
         observation_context=sr.ObservationContext(observer_device_context=device),
         procedure_reported=sr.CodedConcept("363679005", "SCT", "Imaging"),
         imaging_measurements=[group],
         title=codes.DCM.ImagingMeasurementReport,
     )
+
     report = sr.ComprehensiveSR(
         evidence=[image],
         content=content[0],

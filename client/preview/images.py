@@ -75,6 +75,7 @@ def write_class_samples_page(
     source = open_site_image_source(settings)
     make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
+
     names = list_annotated_columns(source.class_names, settings.labels, settings.synonyms)
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
     rows = []
@@ -84,6 +85,7 @@ def write_class_samples_page(
             (int((values == 1).sum()), int((values == 0).sum()), int(np.isnan(values).sum())) for values in of_parts
         )
         rows.append(LabelCountsRow(name, settings.synonyms.get(name, name), counts))
+
     text = (
         make_jinja_environment(Path(__file__).parent)
         .get_template("images.html.j2")

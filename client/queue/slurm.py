@@ -78,6 +78,7 @@ def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: flo
         if not option.startswith("-") or not option.isprintable():
             faults.append(Fault(repr(option), "is no option of sbatch.", "Write it as --name=value."))
     raise_faults(faults)
+
     log = str(folder / LOG_FILE).replace("%", "%%")  # Slurm replaces %j and others
     stays = idle_minutes is None
     options_of_script = [
@@ -89,6 +90,7 @@ def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: flo
         f'--output="{log}"',
         *options,
     ]
+
     start = [*find_program_command(CLIENT_SERVICE), "start", str(folder)]
     if state_home := os.environ.get("XDG_STATE_HOME"):
         start = ["env", f"XDG_STATE_HOME={state_home}", *start]

@@ -54,6 +54,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
     state = settings.state_folder
     if name not in ("", site):
         raise BadInput([Fault("--name", f'is "{name}", but {folder} is the folder of "{site}".', "Leave it out.")])
+
     state.mkdir(mode=0o700, exist_ok=True)
     with open_own_file(state / "lock", "wb") as lock:
         problem = "flwr-client runs on this folder, with the old key."
@@ -70,6 +71,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
         new_path.replace(settings.key_path)
         flush_folder(settings.key_path.parent)
         removed = _remove_files_of_old_key(state)
+
     request = join_plain_name(folder, PlainName(site), ".request")
     write_commented_toml_file(
         request, SiteAdmissionRequest(site=site, public_key=line), "For the coordinator. Holds no secret."

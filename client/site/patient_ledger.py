@@ -145,9 +145,9 @@ class PatientCosts:
             return [[]]
         membership = np.stack([self.members[group] for group in groups], axis=1)  # (patients, groups)
         distinct = np.unique(membership, axis=0)  # (lists, groups)
-        groups_of_lists = [frozenset(np.array(groups)[row].tolist()) for row in distinct]
-        largest = [names for names in groups_of_lists if not any(names < others for others in groups_of_lists)]
-        return [[charged for charged in self.charged if charged.group in names] for names in largest]
+        group_sets = [frozenset(np.array(groups)[row].tolist()) for row in distinct]
+        largest_sets = [names for names in group_sets if not any(names < others for others in group_sets)]
+        return [[charged for charged in self.charged if charged.group in names] for names in largest_sets]
 
     def select_costs(self, condition: Callable[[ChargedCost], bool]) -> "PatientCosts":
         """Return the costs that meet a condition, for the same patients."""

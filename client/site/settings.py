@@ -221,6 +221,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         splits = DatasetSplits(*(images.merge_label_columns(list(columns.values())) for images in splits.parts))
     if not len(splits.train):
         raise BadInput([Fault(f"{SITE_FILE}: data", "has no training image.")])
+
     canonical = dict(zip(declaration.names, declaration.canonical_names, strict=True))
     # From all columns of the data, also those that the site does not annotate.
     hidden = dict[str, frozenset[str]]()
@@ -231,6 +232,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         classes = find_classes_hidden_by_policy(images, smallest)
         hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
         undisclosable_images[part] = mark_images_of_hidden_classes(images, classes, smallest)
+
     return Site(
         declaration=declaration,
         train=_select_declared_classes(splits.train, declaration),

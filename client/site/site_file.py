@@ -399,6 +399,7 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
                     raise
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
             lines.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
+
         line = format_public_key_line(key, name)
         write_commented_toml_file(
             request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
@@ -408,11 +409,13 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
         lines.append("    or for the fingerprint, which says the same of the same key:")
         lines.append(f"    {compute_public_key_fingerprint(line)}")
         lines.append("    Write down the phrase that the coordinator reads out to you in the same call.")
+
         if (folder / SITE_FILE).exists():
             lines.append(f"{folder / SITE_FILE} is there already and stays.")
         else:
             write_atomically(folder / SITE_FILE, make_site_toml(name, experiment).encode())
             lines.append(f"{folder / SITE_FILE}: say there where this hospital's images and labels are.")
+
         lines.append(
             f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote"
         )

@@ -78,6 +78,7 @@ class FeatureCache:
             self._parts = {}
         if part in self._parts:
             return self._parts[part]
+
         path = self.folder / f"{part}.features"
         name = ""
         features: Tensor | None = None
@@ -93,6 +94,7 @@ class FeatureCache:
                 plain = AESGCM(self.key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
                 width = int.from_bytes(plain[:8], "little")
                 features = torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
+
         if features is None:
             network.backbone.eval()
             computed = []
@@ -107,6 +109,7 @@ class FeatureCache:
                 plain = width_bytes + features.cpu().numpy().astype("<f4").tobytes()
                 sealed = AESGCM(self.key).encrypt(nonce, plain, name.encode())
                 write_atomically(path, nonce + sealed, durable=self.durable, private=True)
+
         self._parts[part] = features.to(pixels.device)
         return self._parts[part]
 

@@ -126,13 +126,16 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         refuse_diverged_training(parts, 0.0)
         statistics = local.statistics(network, trained.losses)
         method_state = local.method_state(network)
+
     own_optimizer: Arrays = {}
     if local.own_objective is not None:
         parts, own_optimizer = train_own_model(task, request, replace(local, objective=local.own_objective))
+
     if method_state and not task.method.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
     if undeclared := statistics.keys() - set(task.method.declared_payload.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
+
     return LocalTrainingResult(
         parts=parts,
         train_loss=trained.last_loss,
@@ -346,13 +349,12 @@ def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> Evalua
             metrics, tested = figures.compute_test_metrics(task)
             histograms = {"": tested, "validation_": figures.compute_validation_histograms(task)}
             reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
-        scores: dict[str, Any] = {
-            f"{part}{kind[:-1]}_scores": np.concatenate(
-                [make_empty_score_counts(), *(getattr(histogram, kind) for histogram in by_class.values())]
-            )
-            for part, by_class in histograms.items()
-            for kind in ("positives", "negatives")
-        }
+        scores = dict[str, Any]()
+        for part, by_class in histograms.items():
+            positives = [histogram.positives for histogram in by_class.values()]
+            negatives = [histogram.negatives for histogram in by_class.values()]
+            scores[f"{part}positive_scores"] = np.concatenate([make_empty_score_counts(), *positives])
+            scores[f"{part}negative_scores"] = np.concatenate([make_empty_score_counts(), *negatives])
         validation_classes = tuple(histograms["validation_"])
         return replace(reply, histogram_classes=tuple(tested), validation_classes=validation_classes, **scores)
 

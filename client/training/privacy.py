@@ -204,14 +204,15 @@ def _read_cost_entry(facts: Any) -> PrivacyCostEntry:
     entry = PrivacyCostEntry(**facts)
     texts = (entry.run, entry.request, entry.id, entry.patients)
     numbers = (entry.noise_multiplier, entry.sample_rate)
-    whole = (entry.round, entry.count)
-    if all(
-        isinstance(value, kind)
-        for values, kind in ((texts, str), (numbers, int | float), (whole, int))
-        for value in values
-    ):
-        return entry
-    raise TypeError("an entry has a text for a number, or a number for a text")
+    whole_numbers = (entry.round, entry.count)
+    is_valid = (
+        all(isinstance(value, str) for value in texts)
+        and all(isinstance(value, int | float) for value in numbers)
+        and all(isinstance(value, int) for value in whole_numbers)
+    )
+    if not is_valid:
+        raise TypeError("an entry has a text for a number, or a number for a text")
+    return entry
 
 
 def _derive_cost_id(entry: PrivacyCostEntry, index: int) -> str:
@@ -515,6 +516,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             self._refuse_unaffordable_round(request, cost, None)
         else:
             cost = patients.reserve_cost(cost, partial(self._refuse_unaffordable_round, request, cost))
+
         before = self._list_run_costs(request.run, None if patients is None else patients.list_costs())
         steps = merge_equal_steps(entry.noisy_steps for entry in {**before, cost.id: cost}.values())
         spent = compute_epsilon(steps, section.delta, section.accountant)
@@ -529,6 +531,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             elif patients is not None:
                 self._release_cost(patients, cost)
             raise
+
         reply = replace(reply, epsilon=_finite_or_none(spent))
         if not site.policy.metrics_outside_privacy:
             # The number of epochs until a loss settles, and the time, depend on the images.

@@ -257,13 +257,16 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     # attempts at one round can be unmasked by different sites.
     agreed_hash = site.open_run_state_folder(request.run).read_settled_request_hash(request.counted)
     before = "" if agreed_hash is None else f"round {request.counted}: {agreed_hash}"
+
     # Names are hashed too: without a statistic under its expected name, a method could return a zero update.
     plan = json.dumps([request.plan, request.contract, rows, before, sorted(statistics), *test])
+
     annotated = request.class_names if rows else site.declaration.canonical_names
     own_rows = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
     by_class = {name: array for name, array in statistics.items() if array.shape[:1] == (len(request.class_names),)}
     other_statistics = {name: array for name, array in sorted(statistics.items()) if name not in by_class}
+
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:
         shared = {f'head row of "{name}"': hash_arrays(head.weight[row], head.bias[row]) for row, name in own_rows}
@@ -273,7 +276,9 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
             shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = hash_arrays(*values)
-    start = [] if head is None else [array[[row for row, _ in own_rows]] for array in (head.weight, head.bias)]
+
+    rows_of_site = [row for row, _ in own_rows]
+    start = [] if head is None else [head.weight[rows_of_site], head.bias[rows_of_site]]
     return RequestHashes(
         plan=hashlib.sha256(plan.encode()).hexdigest(),
         model=hash_arrays(*groups, *other_statistics.values()),

@@ -262,6 +262,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     """
     if not site.has_no_limits:
         site.refuse_too_few_patients()
+
     site_plan = adapt_plan_to_site(site, request.plan)
     site_classes = site.declaration.canonical_names
     plan = site_plan.plan
@@ -273,12 +274,14 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         raise WireError(
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(site_classes)}."
         )
+
     folder = site.open_run_state_folder(request.run)
     is_protected = plan.privacy.protects_updates
     is_train_request = isinstance(request, TrainRequest)
     if is_protected and is_train_request and request.counted >= max(request.round, 1):
         # Training would overwrite that state, so the site could not prove later from which state it started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
+
     expected = method.stores_site_state(plan) and (is_train_request or method.keeps_local_parts)
     try:
         round_state = folder.read_last_counted_state(
@@ -291,11 +294,13 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         ):  # the coordinator learns of it by this round's error, and the site goes on
             folder.store_empty_state(request.counted)
         raise
+
     cache = get_cached_networks(plan.model, site.device, site.gpus)
     trunk_in_network = cache.trunk_source
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
+
     # A whole model of the site's own is loaded for its training and for the test alone.
     local = ModelGroups() if method.trains_own_model else round_state.parts
     whole = local.fill_missing_model_groups(request.model).to_model()
@@ -306,6 +311,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
     if site.simulated and not is_train_request and not method.keeps_local_parts:
         cache.trunk_source = source
+
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
     task = LocalTask(
         site,
@@ -319,6 +325,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         warms_up=request.counted == 0,
         arithmetic=site_plan.arithmetic,
     )
+
     for layer in layers:
         task = layer.adapt_task(task, request)
     return task

@@ -118,6 +118,7 @@ def infer_counts_from_losses(adversary: Adversary) -> AttackResult:
             if evaluated := adversary.request_evaluation(plan, model):
                 loss = evaluated.validation_loss
                 images = len(adversary.site.validation)
+
         if loss is not None:
             rows = 1 if plan.model.task == "multi_class" else rows
             recovered += count.truth == round(
@@ -149,6 +150,7 @@ def infer_counts_from_score_digits(adversary: Adversary) -> AttackResult:
         adversary.request_training(plan, model, run)
         if (reply := adversary.request_evaluation(plan, model, run, test=True)) is None:
             continue
+
         for row, name in enumerate(reply.class_names):
             positives = reply.positives[row]
             negatives = reply.negatives[row]
@@ -162,6 +164,7 @@ def infer_counts_from_score_digits(adversary: Adversary) -> AttackResult:
                 if p * n and all(abs(product - round(product)) < tolerance for product in products):
                     allowed.add((p, n))
             pairs[name] = pairs.get(name, allowed) & allowed
+
     recovered = 0
     for name, allowed in pairs.items():
         column = test.labels[:, test.class_names.index(name)]
@@ -249,11 +252,13 @@ def infer_counts_from_hash(adversary: Adversary) -> AttackResult:
             network.head.bias[:] = ROUNDING_OFFSET
             network.head.weight[row, 0] = -COUNTED_BIAS
             network.head.bias[row] = COUNTED_BIAS
+
         model = read_model_state(network)
         layout = make_model_layout(network)
         run = adversary.make_unused_run_name()
         adversary.request_training(plan, model, run)
         reply = adversary.request_evaluation(plan, model, run, test=True, counted=1)
+
         for count in range(images + 1) if reply else ():
             change = np.float32(BIAS_STEP_PER_IMAGE * (images / 2 - count))  # of one step
             weight = model.head.weight.copy()

@@ -64,10 +64,12 @@ def attack_by_imprinting(adversary: Adversary, size: int = 0) -> AttackResult:
     size = size or (INPUT_SIDE if adversary.site.policy.epsilon is None else INPUT_SIDE_WITH_BUDGET)
     plan = adversary.make_attack_plan("fedsld_cnn", size, 1e3)
     network = adversary.build_attacked_network(plan)
+
     # The attacker learns the distribution of brightness from other images.
     similar_images = next((part for part in (adversary.site.test, adversary.site.validation) if len(part)), train)
     _set_weights_to_compare_brightness(network, similar_images)
     reply = adversary.request_training(plan, read_model_state(network))
+
     truth = compute_dense_layer_input(network, train)
     slices = make_model_layout(network).tensor_slices()
     dense = select_fedsld_cnn_layers(network).dense
@@ -82,6 +84,7 @@ def attack_by_imprinting(adversary: Adversary, size: int = 0) -> AttackResult:
         bias_differences = -np.diff(biases, append=0)
         has_image = np.abs(bias_differences) > 1e-4 * np.abs(biases).max(initial=0)
         recovered = weight_differences[has_image] / bias_differences[has_image, None]
+
     best, match_rows = _find_best_matching_pictures(truth, recovered)
     side = math.isqrt(truth.shape[1])
     end = size - CROPPED_BORDER
@@ -139,6 +142,7 @@ def invert_gradients(adversary: Adversary) -> AttackResult:
         .double()
         .numpy()
     )
+
     recovered = np.zeros((0, truth.shape[1]))
     if update is not None:  # optimise images until their gradient has the direction of the update
         target = -torch.from_numpy(update.copy())
@@ -159,6 +163,7 @@ def invert_gradients(adversary: Adversary) -> AttackResult:
             search.step()
             guess.data.clamp_(0, 255)
         recovered = guess.detach().flatten(1).double().numpy()  # (n, 256)
+
     best, match_rows = _find_best_matching_pictures(truth, recovered)
     return AttackResult(
         "gradient inversion",

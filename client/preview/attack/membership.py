@@ -194,12 +194,16 @@ def compute_membership_likelihood_ratios(
         losses.append(_compute_image_losses(data, reply))
     shadows = np.stack(losses)  # (shadows, n)
     spread = shadows.std() + 1e-6
-    members, strangers = (
-        np.array([shadows[had[:, row], row].mean() if had[:, row].any() else 0 for row in range(count)])
-        for had in (chosen, ~chosen)
-    )
-    real = [strangers if reply is None else _compute_image_losses(data, reply) for reply in replies]
-    return [np.asarray(((row - strangers) ** 2 - (row - members) ** 2) / spread**2) for row in real]
+    member_losses = np.zeros(count)
+    stranger_losses = np.zeros(count)
+    for row in range(count):
+        was_trained_on = chosen[:, row]  # (shadows,)
+        if was_trained_on.any():
+            member_losses[row] = shadows[was_trained_on, row].mean()
+        if not was_trained_on.all():
+            stranger_losses[row] = shadows[~was_trained_on, row].mean()
+    real = [stranger_losses if reply is None else _compute_image_losses(data, reply) for reply in replies]
+    return [np.asarray(((row - stranger_losses) ** 2 - (row - member_losses) ** 2) / spread**2) for row in real]
 
 
 def _compute_image_losses(data: MembershipAttackData, reply: TrainReply) -> Floats:

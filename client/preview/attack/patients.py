@@ -84,6 +84,7 @@ def infer_parts_of_pictures(adversary: Adversary, pictures: PicturesOfUnknownPar
     _set_picture_detecting_units(network, pictures.images, pictures.alike)
     count = len(pictures.parts)
     truth = pictures.parts
+
     # In the training part: training changed the picture's unit. None: no update came, or noise may hide the change.
     change = read_trunk_tensor_update(
         adversary.request_training(plan, read_model_state(network)),
@@ -97,6 +98,7 @@ def infer_parts_of_pictures(adversary: Adversary, pictures: PicturesOfUnknownPar
             trained = [bool(size > 0) for size in unit_changes]
         else:  # the other units are never active, so their changes are only noise
             trained = [bool(size > 4 * others.std() + 1e-30) or None for size in unit_changes]
+
     # In the test part: a head that reads only the picture's unit gives an AUROC other than 0.5. None: no AUROC came.
     tested: list[bool | None] = []
     for unit in range(count):
@@ -106,6 +108,7 @@ def infer_parts_of_pictures(adversary: Adversary, pictures: PicturesOfUnknownPar
         reply = adversary.request_evaluation(plan, read_model_state(network), test=True)
         scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
         tested.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
+
     guesses = [_guess_part(train, test) for train, test in zip(trained, tested, strict=True)]
     pairs = list(zip(guesses, truth, strict=True))
     wrong = sum(guess not in ("", part) for guess, part in pairs)
@@ -181,6 +184,7 @@ def infer_parts_by_failing_model(adversary: Adversary, pictures: PicturesOfUnkno
         "test_each_round": adversary.site.policy.test_each_round and adversary.site.policy.test_metrics,
     }
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
+
     usual = _probe_with_failing_model(adversary, plan, pictures, None)
     pairs = []
     for index, truth in enumerate(pictures.parts):
@@ -190,6 +194,7 @@ def infer_parts_by_failing_model(adversary: Adversary, pictures: PicturesOfUnkno
             in_test = "test" if answers[1:] != usual[1:] else "neither"
             guess = "validation" if answers[0] != usual[0] else in_test
         pairs.append((guess, truth))
+
     present = sum(truth != "neither" for _, truth in pairs)
     wrong = sum(guess not in ("", "neither") for guess, truth in pairs if truth == "neither")
     strangers = len(pairs) - present
