@@ -146,7 +146,7 @@ def decide_on_text(
 
 
 def describe_state(verdict: ApprovalVerdict) -> str:
-    """Return the state of a plan in a few words."""
+    """Return the state of a plan in a few words, such as "waits for approval" or "approved by NAME until DAY"."""
     if not verdict.reason:
         return f"approved by {verdict.facts['approver']} until {format_last_day(verdict.facts['until'])}"
     if verdict.rule == MISSING_RULE:

@@ -76,7 +76,7 @@ class ApprovalServer(ThreadingHTTPServer):
     # ------------------------------------------------------------------ pages
 
     def show_page(self, path: str, *, done: str = "") -> PageAnswer:
-        """Return the page of a path.
+        """Return the HTTP answer for the path of a page.
 
         Args:
             done: The decision just made, ``approved`` or ``denied``; empty without one.

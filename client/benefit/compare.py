@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ class FourModelScores:
             aurocs[model] = {name: row.auroc for name, row in rows.items() if row.auroc is not None}
         mean_by_model = dict(zip(MODELS, means, strict=True))
         gain_by_model = dict(zip(COMPARED_MODELS, gains, strict=True))
-        unit = "patients" if are_all_patients_known(self.patients) else "images"
+        unit: Literal["patients", "images"] = "patients" if are_all_patients_known(self.patients) else "images"
         return FederationBenefit(aurocs, mean_by_model, gain_by_model, unit)
 
 

@@ -87,7 +87,7 @@ class CheckArea:
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
     def add_input_faults(self, bad: BadInput) -> None:
-        """Add a fault for each fault of settings files and tables that the exception ``bad`` lists."""
+        """Add each fault of a ``BadInput`` exception, from a settings file or table, as a fault of this area."""
         for fault in bad.faults:
             self.add_fault(_EXIT_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 

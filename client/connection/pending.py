@@ -30,7 +30,7 @@ class PendingMessage:
         self._current: tuple[bytes, int] | None = None
 
     def begin_work(self, received: bytes, attempts: int) -> bool:
-        """Store a received message before the work on it starts, with this process counted as one that died.
+        """Store a received message before the work on it starts; its number of deaths already counts this process.
 
         Args:
             attempts: Number of earlier processes that died while they worked on the message.

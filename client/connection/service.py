@@ -481,7 +481,10 @@ class HospitalMessageLoop:
             raise self._refusal
 
     def _drop_unsendable_reply(self, link: FleetClient, received: bytes, reason: str) -> None:
-        """Write to the audit log that a reply cannot be sent, and confirm its message, so that it comes no more."""
+        """Write to the audit log that a reply cannot be sent, and confirm its message.
+
+        Without the confirmation the coordinator would send the message again.
+        """
         record_unread_message(self.site, received, FAILED_RULE, reason)
         self._report_error(f"dropped a reply: {reason}")
         with contextlib.suppress(MessageContentGone):

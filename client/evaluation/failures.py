@@ -58,7 +58,7 @@ class ClassFailures:
 
 
 def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spec: DataSpec, count: int) -> Path:
-    """Write the page; only its owner may read it.
+    """Write the page of the images that models judge worst; only the file's owner may read it.
 
     Args:
         data: The scored images.

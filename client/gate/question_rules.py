@@ -134,7 +134,7 @@ def _find_unlisted_model(policy: SitePolicy, question: "EvaluationQuestion") -> 
 
 
 def check_scoring_answer(policy: SitePolicy, request: ScoringRequest, reply: ScoringReply) -> RuleResults:
-    """Yield the rules for the figures of models."""
+    """Yield the rules for the answer with figures of models."""
     from polyclinic.common.evaluation.question import parse_evaluation_question
 
     question = parse_evaluation_question(request.question)

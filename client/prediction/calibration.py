@@ -100,7 +100,7 @@ def fit_scaling(scores: Floats, labels: Floats, method: ScalingMethod) -> tuple[
 def calibrate_class(
     validation: tuple[Floats, Floats], test: tuple[Floats, Floats], method: ScalingMethod
 ) -> ClassCalibration:
-    """Fit one class on validation images, and measure it on test images.
+    """Fit one class on validation images, and measure its calibration error on test images before and after the fit.
 
     Args:
         validation, test: Probabilities and labels ``(n,)``, NaN for an unknown label.

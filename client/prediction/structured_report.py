@@ -67,7 +67,7 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
 
 
 def make_structured_report(predictions: SitePredictions, row: int, image: pydicom.Dataset) -> Any:
-    """Return the report of one image.
+    """Return the DICOM structured report of one image, a highdicom ``ComprehensiveSR``.
 
     Args:
         row: Row of the image in ``predictions``.

@@ -203,7 +203,7 @@ class PatientLedger:
 
     @property
     def is_writable(self) -> bool:
-        """True if this account can write to the ledger's folder, or make it."""
+        """True if this account can write to the ledger's folder, or can make the folder."""
         return _can_write_below(self.folder)
 
     # ------------------------------------------------------------------ patients
@@ -523,7 +523,7 @@ def find_account_ledger_folder() -> Path | None:
 
 
 def _can_write_below(folder: Path) -> bool:
-    """Return True if this account can write to a folder, or make it."""
+    """Return True if this account can write to a folder, or can make the folder."""
     # os.path, because Path.exists raises an error if this account may not look into a parent folder.
     existing_folder = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     return existing_folder.is_dir() and os.access(existing_folder, os.W_OK | os.X_OK)

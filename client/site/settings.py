@@ -197,7 +197,7 @@ def _keep_parts_of_earlier_release(
 ) -> DatasetSplits:
     """Return the data in the parts of release 0.1.0, for a site that took part in runs with that release.
 
-    That release drew the parts from all patients together, and the site did not remember them.
+    That release drew the parts from all patients together in each run, and the site did not store them.
     """
     data = settings.file.data
     is_drawn = data.kind in ("folder", "dicomweb") and not _find_key_of_given_parts(settings)

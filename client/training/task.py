@@ -192,7 +192,7 @@ EvaluateStep = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
 
 
 class SiteRoundLayer:
-    """Base class of a layer around a site's round, such as noise or masks; it changes nothing.
+    """Base class of a layer around a site's round, such as noise or masks; the base class itself changes nothing.
 
     Each ``wrap_`` method receives a step and calls it, as a Flower mod does. A run has only the layers that its plan
     and the site's policy turn on.

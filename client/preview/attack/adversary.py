@@ -104,7 +104,7 @@ class AttackResult:
 
     @property
     def succeeds(self) -> bool:
-        """True if the attack found more than guessing does on average, by over two standard deviations (Poisson)."""
+        """True if the attack found more than guessing: over two standard deviations above its mean (Poisson)."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 

@@ -117,7 +117,7 @@ class MembershipAttackData:
 def _make_membership_result(
     name: str, tried: str, scores: Sequence[Floats], data: MembershipAttackData, adversary: Adversary
 ) -> AttackResult:
-    """Make the attack's result: how many members score higher than 95 of 100 strangers.
+    """Make the attack's result: the number of members whose score is higher than that of 95 % of the strangers.
 
     Args:
         tried: Beginning of the attack's description.
