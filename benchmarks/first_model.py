@@ -16,7 +16,7 @@ from attacked import hospital
 
 from polyclinic.client.preview.attack.adversary import Adversary, copy_site_with_images, draw_random_images
 from polyclinic.client.preview.attack.images import attack_by_imprinting
-from polyclinic.client.preview.attack.suite import MOST_IMAGES
+from polyclinic.client.preview.attack.suite import MAX_TRAINING_IMAGES
 from polyclinic.client.preview.dry_run import choose_preview_experiment
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.config import HospitalPlan, make_hospital_plan
@@ -70,7 +70,7 @@ def main() -> None:
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), SitePolicy(level="trusted"))
-        site = copy_site_with_images(whole, train=draw_random_images(whole.train, MOST_IMAGES))
+        site = copy_site_with_images(whole, train=draw_random_images(whole.train, MAX_TRAINING_IMAGES))
         honest = make_hospital_plan(choose_preview_experiment(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)

@@ -41,7 +41,7 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
         file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
         policy = SitePolicy.model_validate({"level": level})
         with (
-            patch("polyclinic.client.simulation.POLICY", policy),
+            patch("polyclinic.client.simulation.SIMULATED_SITE_POLICY", policy),
             patch("polyclinic.server.federation.set_up.write_run_pages"),
         ):
             simulate(file, Path(name) / "run", Console(quiet=True))

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from polyclinic.client.benefit.compare import compare_with_local_only_training
 from polyclinic.client.gate.gate import Mod, make_policy_gate
 from polyclinic.client.site.disclosure import count_patients, round_count_down
-from polyclinic.client.site.plans import TRAINING, RequestText, store_request_text
+from polyclinic.client.site.plans import TRAINING_KIND, RequestText, store_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import store_last_plan
 from polyclinic.client.training.layers import evaluate_with_privacy_layers, train_with_privacy_layers
@@ -53,6 +53,7 @@ from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import get_cached_site_method
 
 SiteOf = Callable[[Context], Site]
+"""Function that returns the site to which a message is addressed, from the message's Flower context."""
 
 
 def make_client_app(
@@ -70,17 +71,19 @@ def make_client_app(
         mods: Flower mods around every handler; by default the gate, which applies the site's policy and writes its
             audit log.
     """
-    app, masks = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods)), HeldUpdateStore(tell)
+    app = ClientApp(mods=[make_policy_gate(site_of)] if mods is None else list(mods))
+    held_updates = HeldUpdateStore(tell)
 
     def make_record_handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a Flower handler that decodes a record of class ``kind``, calls ``work`` and encodes the result.
 
-        The site that works names its classes as the study's vocabulary does, if the plan of the request has one. The
-        result is written in the wire version of the request.
+        If the request's plan has a vocabulary, ``work`` receives a copy of the site with the vocabulary's class names.
+        The result is written in the wire version of the request.
         """
 
         def answer_record(message: Message, context: Context) -> Message:
-            record, site = decode_record(message.content, kind), site_of(context)
+            record = decode_record(message.content, kind)
+            site = site_of(context)
             if plan := getattr(record, "plan", ""):
                 site = site.name_classes_by(parse_plan_json(plan).vocabulary)
             result = encode_record(work(site, record))
@@ -100,29 +103,35 @@ def make_client_app(
     app.query("roll_call")(make_record_handler(RollCall, answer_roll_call))
     app.query("refusal")(make_record_handler(Refusal, acknowledge_refusal))
     app.train()(
-        make_record_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, masks))
+        make_record_handler(TrainRequest, lambda site, request: train_with_privacy_layers(site, request, held_updates))
     )
     app.evaluate()(
-        make_record_handler(EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, masks))
+        make_record_handler(
+            EvaluateRequest, lambda site, request: evaluate_with_privacy_layers(site, request, held_updates)
+        )
     )
-    app.query("count")(make_record_handler(CountRequest, partial(_answer_count_request, masks=masks)))
+    app.query("count")(make_record_handler(CountRequest, partial(_answer_count_request, held_updates=held_updates)))
     app.query("scoring")(make_record_handler(ScoringRequest, _answer_scoring_request))
     app.query("delivery")(make_record_handler(DeliveryRequest, _receive_delivery_request))
     app.query("benefit")(make_record_handler(BenefitRequest, compare_with_local_only_training))
-    app.query(STAGE_BY_REQUEST[KeysRequest])(make_record_handler(KeysRequest, masks.answer_with_keys))
-    app.query(STAGE_BY_REQUEST[SharesRequest])(make_record_handler(SharesRequest, masks.answer_with_shares))
-    app.query(STAGE_BY_REQUEST[MaskedRequest])(make_record_handler(MaskedRequest, masks.answer_with_masked_update))
-    app.query(STAGE_BY_REQUEST[RevealRequest])(make_record_handler(RevealRequest, masks.answer_with_revealed_shares))
+    app.query(STAGE_BY_REQUEST[KeysRequest])(make_record_handler(KeysRequest, held_updates.answer_with_keys))
+    app.query(STAGE_BY_REQUEST[SharesRequest])(make_record_handler(SharesRequest, held_updates.answer_with_shares))
+    app.query(STAGE_BY_REQUEST[MaskedRequest])(
+        make_record_handler(MaskedRequest, held_updates.answer_with_masked_update)
+    )
+    app.query(STAGE_BY_REQUEST[RevealRequest])(
+        make_record_handler(RevealRequest, held_updates.answer_with_revealed_shares)
+    )
     return app
 
 
-# A hospital that only trains loads none of these modules.
+# The next three handlers import their modules late, because a hospital that only trains needs none of them.
 
 
-def _answer_count_request(site: Site, request: CountRequest, masks: HeldUpdateStore) -> CountReply:
+def _answer_count_request(site: Site, request: CountRequest, held_updates: HeldUpdateStore) -> CountReply:
     from polyclinic.client.counts.answer import answer_count_request
 
-    return answer_count_request(site, request, masks)
+    return answer_count_request(site, request, held_updates)
 
 
 def _answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
@@ -144,19 +153,23 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
         BadInput: If the site has too few patients, if the run would exceed its privacy budget, or if the network cannot
             be trained with the plan's noise.
     """
-    plan, policy = parse_plan_json(call.plan), site.policy
+    plan = parse_plan_json(call.plan)
+    policy = site.policy
     method = get_cached_site_method(site.name, call.plan)
     if is_segmentation(plan.model.task):
         raise_faults(find_missing_mask_faults({"site.toml: data": site.train}))
+
     site.refuse_too_few_patients()
     refuse_over_privacy_budget(site, plan, method, call.run)
-    if not site.simulated:  # a simulation has asked this for all its sites before it starts
+    if not site.simulated:  # a simulation checks this for all its sites before it starts
         raise_faults(find_network_privacy_faults(plan, method))
+
     if site.durable:
         store_last_plan(site.folder, call.plan)
-        store_request_text(site, RequestText(TRAINING, call.plan))
+        store_request_text(site, RequestText(TRAINING_KIND, call.plan))
     if site.stated_counts is not None:
         site.stated_counts.write_count(call.run, site.train_samples)
+
     counts_leave = method.declared_payload.label_counts and policy.label_counts
     network = get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
     validation = (
@@ -184,10 +197,14 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
 
 
 def _describe_volumes(site: Site, plan: HospitalPlan) -> str:
-    """Return the fingerprint of the training volumes as JSON; empty if the plan asks for none, or none may leave."""
+    """Return the fingerprint of the training volumes as JSON.
+
+    The text is empty if the plan asks for no fingerprint, or if the policy lets none leave.
+    """
     if plan.planning is None or not may_send_label_counts(site, plan):
         return ""
-    from polyclinic.client.counts.volumes import make_volume_fingerprint  # takes a second
+    # Imported late: the import takes a second, and few plans need it.
+    from polyclinic.client.counts.volumes import make_volume_fingerprint
 
     fingerprint = make_volume_fingerprint(site)
     return "" if fingerprint is None else fingerprint.to_json()
@@ -199,9 +216,10 @@ def may_send_label_counts(site: Site, plan: HospitalPlan) -> bool:
 
 
 def _mark_shown_classes(site: Site, plan: HospitalPlan) -> str:
-    """Return a sign for each class: shown by a training image or not, or hidden by the policy; empty if none may leave.
+    """Return one character for each class: ``SHOWN`` if a training image shows it, else ``NOT_SHOWN``, or ``HIDDEN``.
 
-    That no image shows a class is the count 0 of its positive images, so it is hidden where small counts are.
+    A class is ``HIDDEN`` if the policy hides its counts: "no image shows it" would disclose a count of 0. The text is
+    empty if the policy lets no counts leave in this run.
     """
     if not may_send_label_counts(site, plan):
         return ""

@@ -73,22 +73,24 @@ app.command("recalibrate")(recalibrate_model)
 app.command("withdraw")(withdraw_from_federation)
 app.add_typer(slurm_app, name="slurm")
 console = EscapingConsole()
-_plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
-_OWN_FIGURES = "figures of this hospital's patients, readable by you only. It was sent to nobody."
-_PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
+_print_line = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+_PRIVATE_FIGURES_NOTE = "figures of this hospital's patients, readable by you only. It was sent to nobody."
+_PRIVATE_IMAGES_NOTE = "images of patients, readable by you only. Delete it when you have looked."
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
-Planned = Annotated[
+ExperimentFile = Annotated[
     Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-INIT = "init"
-"""The command whose files a person edits or sends; the private key among them has a mode of its own. What other
-commands write is of patients, so that nobody else may read it."""
+INIT_COMMAND = "init"
+"""Other commands write files about patients, readable by their owner only.
+
+The command ``init`` writes files that a person edits or sends; it gives only the private key that file mode.
+"""
 
 
-@app.command(INIT)
+@app.command(INIT_COMMAND)
 def init_site_folder(
     folder: Folder,
     name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")] = "",
@@ -126,7 +128,7 @@ def init_site_folder(
             check = f"flwr-client check {quote_for_shell(folder)} --experiment {quote_for_shell(experiment)}"
             lines.append(f"The experiment changed nothing in site.toml. This compares the two: {check}")
     for line in lines:
-        _plain(line)
+        _print_line(line)
 
 
 @app.command("preview")
@@ -182,33 +184,37 @@ def preview_outgoing_records(
         from polyclinic.client.preview.attack.suite import run_attacks, write_attack_page
         from polyclinic.common.config import make_hospital_plan
 
-        plan, results = make_hospital_plan(planned), []
+        plan = make_hospital_plan(planned)
+        results = []
         for attempt in run_attacks(site, plan):
             results.append(attempt)
             if not as_json:
-                _plain(f"{attempt.title}: {attempt.sentence}")
+                _print_line(f"{attempt.title}: {attempt.sentence}")
         page = write_attack_page(site, plan, results, out or folder / "attack.html")
         if as_json:
             print(format_as_json_text(figures(site, plan, results), indent=1))
         else:
-            _plain(f"{page}: {_PRIVATE_PAGE}")
+            _print_line(f"{page}: {_PRIVATE_IMAGES_NOTE}")
         return
     records, reasons = make_first_round_records(site, planned)
     if counts:
         more, more_reasons = answer_question_for_all_counts(site)
-        records, reasons = [*records, *more], [*reasons, *more_reasons]
+        records = [*records, *more]
+        reasons = [*reasons, *more_reasons]
     for content in records:
         console.print(format_record_for_terminal(content))
     for reason in reasons:
-        _plain(f"This site {reason}")
+        _print_line(f"This site {reason}")
     for connection in list_dataset_connections(settings.file.data, folder, settings.secrets_path):
-        _plain("Not to the coordinator, to read this site's images:")
+        _print_line("Not to the coordinator, to read this site's images:")
         for line in connection.describe():
-            _plain(f"    {line}")
+            _print_line(f"    {line}")
     if (ledger := site.ledger) is not None and site.policy.epsilon is not None:
-        _plain(f"This preview spends nothing. Epsilon is {describe_ledger(str(ledger.path), shared=ledger.shared)}")
+        _print_line(
+            f"This preview spends nothing. Epsilon is {describe_ledger(str(ledger.path), shared=ledger.shared)}"
+        )
     for path in write_record_files(records, out) if out else ():
-        _plain(str(path))
+        _print_line(str(path))
 
 
 def _read_experiment_file(path: Path | None) -> "Experiment | None":
@@ -254,7 +260,7 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
     with exclude_imports_from_gc():
         from polyclinic.client.connection.authority import describe_authority, refuse_other_authority
         from polyclinic.client.connection.service import (
-            DROP_SIGNAL,
+            INTERRUPT_SIGNAL,
             HospitalMessageLoop,
             IdleLimitReached,
             lock_site_folder,
@@ -275,6 +281,7 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
     status = ClientStatus(site=settings.file.name, coordinator=kit.coordinator, authority_phrase=phrase)
     for line in filter(None, describe_authority(settings, kit)):
         tell(line)
+
     with lock_site_folder(settings.state_folder), keep_status_file_current(status, settings.state_folder):
         data = load_site_data(settings, tell, remember=True)
         site, left_out, opted_out = data.make_present_site()
@@ -290,18 +297,20 @@ def _load_site_and_run_message_loop(folder: Path, tell: Callable[[str], None], u
         for part in (site.train, site.validation, site.test):
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")
+
         if torn := record_process_start(site):
             lost = f"the audit's last line was torn by {torn.cause} ({torn.bytes} bytes)"
             tell(f"{lost}; that is written down, and it goes on")
         if text := data.changes.describe():
             tell(text)
             record_patients(site, **asdict(data.changes))
+
         try:
             service = HospitalMessageLoop(settings, kit, site, tell, status, data=data, opted_out=opted_out)
             if opted_out:
                 service.report_left_out_patients(left_out)
             service.idle_limit_s = None if until_idle is None else until_idle * 60
-            signal.signal(DROP_SIGNAL, service.interrupt_ended_work)
+            signal.signal(INTERRUPT_SIGNAL, service.interrupt_ended_work)
             service.run_message_loop()
         except IdleLimitReached:
             tell(f"ends, because no request came for {until_idle:g} min")
@@ -335,31 +344,33 @@ def confirm_coordinator_phrase(
     settings, _ = read_site_with_faults(folder)
     kit = read_and_check_connection_kit(settings)
     if not phrase:
-        _plain(f"this site's phrase, for you to read out: {compute_public_key_phrase(kit.public_key)}")
+        _print_line(f"this site's phrase, for you to read out: {compute_public_key_phrase(kit.public_key)}")
         for line in filter(None, describe_authority(settings, kit)):
-            _plain(line)
+            _print_line(line)
         return
     if difference := confirm_authority(settings, kit, " ".join(phrase)):
         # The two phrases of one call are easily mixed up; this one says nothing about the kit.
         if not find_phrase_difference(" ".join(phrase), compute_public_key_phrase(kit.public_key)):
-            _plain("NOT the phrase to type: it is this site's own, which you read out.")
-            _plain("Type the phrase that the coordinator reads out to you.")
+            _print_line("NOT the phrase to type: it is this site's own, which you read out.")
+            _print_line("Type the phrase that the coordinator reads out to you.")
             raise SystemExit(1)
-        _plain(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
-        _plain("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
+        _print_line(f"NOT the phrase of {settings.kit_path.name}: {difference}.")
+        _print_line("Have it read out again. If it stays another one, the kit is not the coordinator's: do not use it.")
         raise SystemExit(1)
-    word = quote_for_shell(folder)
-    _plain(f"The same: {settings.kit_path.name} is the coordinator's.")
-    _plain(f"Next: flwr-client check {word}, and where it finds no fault: flwr-client start {word}")
+    quoted_folder = quote_for_shell(folder)
+    _print_line(f"The same: {settings.kit_path.name} is the coordinator's.")
+    _print_line(
+        f"Next: flwr-client check {quoted_folder}, and where it finds no fault: flwr-client start {quoted_folder}"
+    )
 
 
 @app.command("check")
 def check_site(
     folder: Folder,
     images: Annotated[int, typer.Option("--images", min=1, help="How many images to decode.")] = 200,
-    every: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
+    all_images: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Leave the connection out.")] = False,
-    experiment: Planned = None,
+    experiment: ExperimentFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Find problems before the first run: connection, machine, data, one training step. Nothing of the data leaves.
@@ -376,7 +387,7 @@ def check_site(
     from polyclinic.client.check.findings import make_narrow_console, print_check_result
     from polyclinic.client.check.run import run_site_check
 
-    result, classes = run_site_check(folder, images=None if every else images, offline=offline, experiment=planned)
+    result, classes = run_site_check(folder, images=None if all_images else images, offline=offline, experiment=planned)
     if as_json:
         print(format_as_json_text(result.as_json(), indent=2, allow_nan=True))
     else:
@@ -388,7 +399,7 @@ def check_site(
 def preview_images(
     folder: Folder,
     out: Annotated[Path | None, typer.Option("--out", help="The page; DIR/preview.html where left out.")] = None,
-    experiment: Planned = None,
+    experiment: ExperimentFile = None,
     each: Annotated[int, typer.Option("--per-class", min=1, help="Images of each class.")] = 4,
 ) -> None:
     """Write a page with images of each class as the network will receive them. It is for this hospital only.
@@ -405,7 +416,7 @@ def preview_images(
     from polyclinic.client.preview.images import write_class_samples_page
 
     page = write_class_samples_page(folder, out or folder / "preview.html", planned, each)
-    _plain(f"{page}: {_PRIVATE_PAGE}")
+    _print_line(f"{page}: {_PRIVATE_IMAGES_NOTE}")
 
 
 @app.command("evaluate")
@@ -425,7 +436,7 @@ def evaluate_models_at_site(
     out: Annotated[
         Path | None, typer.Option("--out", help="New folder for the page; DIR/evaluation otherwise.")
     ] = None,
-    every: Annotated[
+    all_images: Annotated[
         bool, typer.Option("--all", help="All images, also those that runs of this site train on.")
     ] = False,
     trust: Annotated[
@@ -455,7 +466,7 @@ def evaluate_models_at_site(
     trusted = frozenset(path.resolve() for path in trust or ())
     paths = [_find_model_path(settings, path) for path in models]
     if any(map(_may_segment, paths)) and _evaluate_segmentation(
-        folder, paths, by or (), out or folder / "evaluation", every=every, worst=failures, as_json=as_json
+        folder, paths, by or (), out or folder / "evaluation", all_images=all_images, worst=failures, as_json=as_json
     ):
         return
     files = [find_model_file(path, trusted) for path in paths]
@@ -465,8 +476,9 @@ def evaluate_models_at_site(
     from polyclinic.common.evaluation.results import format_for_terminal, make_json
 
     tell = make_event_printer(EscapingConsole(stderr=True))
-    at_site = evaluate_at_site(folder, files, groupings, every=every, tell=tell)
-    evaluation, destination = at_site.evaluation, out or folder / "evaluation"
+    at_site = evaluate_at_site(folder, files, groupings, all_images=all_images, tell=tell)
+    evaluation = at_site.evaluation
+    destination = out or folder / "evaluation"
     title = f"Models on images of {evaluation.data[0].name}"
     page = write_evaluation_folder(evaluation, destination, title, private=True)
     failures_page = destination / FAILURES_PAGE
@@ -478,13 +490,13 @@ def evaluate_models_at_site(
         print(format_as_json_text(make_json(evaluation), indent=2))
         return
     console.print(format_for_terminal(evaluation))
-    _plain(f"{page}: {_OWN_FIGURES}")
+    _print_line(f"{page}: {_PRIVATE_FIGURES_NOTE}")
     if failures:
-        _plain(f"{failures_page}: {_PRIVATE_PAGE}")
+        _print_line(f"{failures_page}: {_PRIVATE_IMAGES_NOTE}")
 
 
 def _may_segment(path: Path) -> bool:
-    """Return True if the description of a model names a task of segmentation; torch is not imported."""
+    """Return True if model.json contains the word "segmentation"; torch is not imported."""
     from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE
 
     description = path / DESCRIPTION_FILE
@@ -492,9 +504,9 @@ def _may_segment(path: Path) -> bool:
 
 
 def _evaluate_segmentation(
-    folder: Path, paths: list[Path], by: Sequence[str], out: Path, *, every: bool, worst: int, as_json: bool
+    folder: Path, paths: list[Path], by: Sequence[str], out: Path, *, all_images: bool, worst: int, as_json: bool
 ) -> bool:
-    """Compare a segmentation with this hospital's outlines; return False if none of the models segments."""
+    """Compare a segmentation model with this hospital's outlines; return False if no model is for segmentation."""
     from polyclinic.client.evaluation.outlines import (
         evaluate_segmentation_at_site,
         is_segmentation_model,
@@ -506,27 +518,27 @@ def _evaluate_segmentation(
         return False
     refuse_unfit_options(paths, by)
     tell = make_event_printer(EscapingConsole(stderr=True))
-    at_site = evaluate_segmentation_at_site(folder, paths[0], out, every=every, worst=worst, tell=tell)
+    at_site = evaluate_segmentation_at_site(folder, paths[0], out, all_images=all_images, worst=worst, tell=tell)
     if as_json:
         print(format_as_json_text(at_site.make_json(), indent=2))
         return True
-    _plain(f"{at_site.images:,} images. {at_site.about}")
+    _print_line(f"{at_site.images:,} images. {at_site.about}")
     for name, each in at_site.figures.per_class.items():
-        _plain(f"{name}: Dice {format_number(each.dice)} over {each.patients:,} with it")
-    _plain(f"{at_site.page}: {_PRIVATE_PAGE if worst else _OWN_FIGURES}")
+        _print_line(f"{name}: Dice {format_number(each.dice)} over {each.patients:,} with it")
+    _print_line(f"{at_site.page}: {_PRIVATE_IMAGES_NOTE if worst else _PRIVATE_FIGURES_NOTE}")
     return True
 
 
 def _find_model_path(settings: "SiteSettings", path: Path) -> Path:
-    """Return the folder of the received run that a user names by its first digits; else the path as it is.
+    """Return the folder of a delivered run if ``path`` is the beginning of its name; else return ``path``.
 
     Raises:
-        BadInput: If several runs begin so, or the package was changed.
+        BadInput: If several runs begin with these digits, or the package was changed.
     """
     if path.exists() or path.name != str(path):
         return path
     delivered = settings.state_folder / "delivered"
-    runs = [place.name for place in delivered.iterdir()] if delivered.is_dir() else []
+    runs = [run_folder.name for run_folder in delivered.iterdir()] if delivered.is_dir() else []
     if not any(run.startswith(path.name) for run in runs):
         return path
     # Imported late: the answer to a typing error need not wait for torch.
@@ -545,11 +557,11 @@ def print_status_of_client(folder: Folder, as_json: AsJson = False) -> None:
     from polyclinic.client.connection.status import format_client_status, read_client_status
     from polyclinic.client.site.site_file import refuse_missing_site_file
 
-    present = read_client_status(refuse_missing_site_file(folder) / "state")
+    status = read_client_status(refuse_missing_site_file(folder) / "state")
     if as_json:
-        print(format_as_json_text(present, allow_nan=True))
+        print(format_as_json_text(status, allow_nan=True))
     else:
-        _plain(format_client_status(present))
+        _print_line(format_client_status(status))
 
 
 @app.command("health")
@@ -561,9 +573,9 @@ def exit_with_health_code(folder: Folder) -> None:
     from polyclinic.client.connection.status import read_client_status
     from polyclinic.client.site.site_file import refuse_missing_site_file
 
-    present = read_client_status(refuse_missing_site_file(folder) / "state")
-    print("healthy" if present["healthy"] else escape_for_terminal(f"not healthy: {present['last_error']}"))
-    raise SystemExit(0 if present["healthy"] else 1)
+    status = read_client_status(refuse_missing_site_file(folder) / "state")
+    print("healthy" if status["healthy"] else escape_for_terminal(f"not healthy: {status['last_error']}"))
+    raise SystemExit(0 if status["healthy"] else 1)
 
 
 @audit_app.command("verify")
@@ -599,7 +611,7 @@ def verify_audit_log(
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = make_audit_report(settings.state_folder, settings.file.name, receipt, keys, authority)
     for line in lines:
-        _plain(line)
+        _print_line(line)
     raise SystemExit(0 if right else 1)
 
 
@@ -629,7 +641,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = words[:1] == ["start"] or words[:2] == ["slurm", "watch"]
     with contextlib.ExitStack() as stack:
-        if words[:1] != [INIT]:
+        if words[:1] != [INIT_COMMAND]:
             stack.enter_context(write_for_owner_only())
         if stays_up:
             stack.enter_context(graceful_shutdown(int(ClientExitCode.STOPPED)))

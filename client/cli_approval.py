@@ -1,4 +1,4 @@
-"""The commands ``flwr-client approvers``, ``plans`` and ``record``: who approves what runs here, and what ran."""
+"""The commands ``flwr-client approvers``, ``plans`` and ``record``: approval of plans, and the record of runs."""
 
 import functools
 import getpass
@@ -21,14 +21,16 @@ approvers_app = typer.Typer(
 )
 plans_app = typer.Typer(help="The plans that a coordinator sent: read, approve and deny them.", no_args_is_help=True)
 console = EscapingConsole()
-_plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
-WIDTH = 78
-MOST_WAITING = 3
-"""Waiting plans that are named after an approval, the newest ones."""
+_print_line = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+OUTPUT_WIDTH = 78
+MAX_WAITING_PLANS = 3
+"""Maximum number of waiting plans that are printed after an approval, the newest ones."""
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
-Hash = Annotated[str, typer.Argument(metavar="HASH", help="The plan's hash, or its first 6 digits or more.")]
-As = Annotated[str, typer.Option("--as", help="Your name, as site.toml has it among the approvers.")]
-Key = Annotated[Path | None, typer.Option("--key", help="The file of your key; NAME.approver where left out.")]
+PlanHash = Annotated[str, typer.Argument(metavar="HASH", help="The plan's hash, or its first 6 digits or more.")]
+ApproverName = Annotated[str, typer.Option("--as", help="Your name, as site.toml has it among the approvers.")]
+ApproverKeyFile = Annotated[
+    Path | None, typer.Option("--key", help="The file of your key; NAME.approver where left out.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -45,7 +47,7 @@ def add_approver(
 
     Example: flwr-client approvers add "Dr. A. Weber"
     """
-    from polyclinic.client.approval.decide import KEY_ENDING
+    from polyclinic.client.approval.decide import APPROVER_KEY_SUFFIX
     from polyclinic.common.errors import BadInput, Fault
     from polyclinic.common.security.plan_decisions import create_approver_key
     from polyclinic.common.system.plain_names import PlainName, join_plain_name
@@ -53,16 +55,16 @@ def add_approver(
 
     name = name.strip()
     try:
-        path = out or join_plain_name(Path(), PlainName(name), KEY_ENDING)
+        path = out or join_plain_name(Path(), PlainName(name), APPROVER_KEY_SUFFIX)
     except ValueError as error:
         raise BadInput([Fault("NAME", f"{error}.")]) from None
     if path.exists():  # before a passphrase is typed
         raise BadInput([Fault(str(path), "is there already.", "Name another file with --out.")])
     line = create_approver_key(path, name, _read_passphrase("A passphrase for the new key: ", repeat=True))
-    _plain(f"{path}: the private key of {name}, locked with the passphrase. Keep it; no program here needs it.")
-    _plain("Lines for site.toml, to be written by the person who is responsible for that file:")
-    _plain(f"\n[approvers]\n{to_toml_text(name)} = {to_toml_text(line)}\n")
-    _plain('and under [policy]: approval = "required". Then stop flwr-client and start it again.')
+    _print_line(f"{path}: the private key of {name}, locked with the passphrase. Keep it; no program here needs it.")
+    _print_line("Lines for site.toml, to be written by the person who is responsible for that file:")
+    _print_line(f"\n[approvers]\n{to_toml_text(name)} = {to_toml_text(line)}\n")
+    _print_line('and under [policy]: approval = "required". Then stop flwr-client and start it again.')
 
 
 @plans_app.command("list")
@@ -83,20 +85,20 @@ def list_plans(folder: Folder, as_json: AsJson = False) -> None:
         print(format_as_json_text([plan.as_json() for plan in plans], indent=1))
         return
     if not plans:
-        _plain("No plan has come yet.")
+        _print_line("No plan has come yet.")
         return
     table = fold_long_words(Table("hash", "came (UTC)", "study", "state", width=80))
     for plan in plans:
         table.add_row(plan.sha256[:12], plan.time[:16].replace("T", " "), Text(plan.title), Text(plan.state))
     console.print(table)
     if settings.file.policy.approval != "required":
-        _plain('Nobody needs to approve them: policy.approval is not "required".')
+        _print_line('Nobody needs to approve them: policy.approval is not "required".')
         return
-    _plain(f"Read one: flwr-client plans show {quote_for_shell(folder)} HASH")
+    _print_line(f"Read one: flwr-client plans show {quote_for_shell(folder)} HASH")
 
 
 @plans_app.command("show")
-def show_plan(folder: Folder, digits: Hash, as_json: AsJson = False) -> None:
+def show_plan(folder: Folder, digits: PlanHash, as_json: AsJson = False) -> None:
     """Describe a plan in plain words: who asks, what is trained on what, what leaves, and what was decided.
 
     Example: flwr-client plans show north 3f9a1c22d0b1
@@ -113,26 +115,26 @@ def show_plan(folder: Folder, digits: Hash, as_json: AsJson = False) -> None:
         content = {section.heading: list(section.lines) for section in sections}
         print(format_as_json_text({"sha256": stored.sha256, "state": state, "sections": content}, indent=1))
         return
-    _plain(f"Plan {stored.sha256}")
-    _plain(f"came {stored.facts.time[:16]} UTC; state: {state}")
+    _print_line(f"Plan {stored.sha256}")
+    _print_line(f"came {stored.facts.time[:16]} UTC; state: {state}")
     for section in sections:
-        _plain(f"\n{section.heading}")
+        _print_line(f"\n{section.heading}")
         for line in section.lines:
             _print_wrapped(line)
     if settings.file.policy.approval == "required" and verdict.reason:
         command = f"flwr-client plans approve {quote_for_shell(folder)} {stored.sha256[:12]}"
-        _plain(f"\nTo approve it: {command} --as NAME --until YYYY-MM-DD")
-        _plain(f"To deny it: {command.replace(' approve ', ' deny ')} --as NAME --reason TEXT")
+        _print_line(f"\nTo approve it: {command} --as NAME --until YYYY-MM-DD")
+        _print_line(f"To deny it: {command.replace(' approve ', ' deny ')} --as NAME --reason TEXT")
 
 
 @plans_app.command("approve")
 def approve_plan(
     folder: Folder,
-    digits: Hash,
-    approver: As,
+    digits: PlanHash,
+    approver: ApproverName,
     until: Annotated[str, typer.Option("--until", help="Last day of the approval: YYYY-MM-DD.")],
     purpose: Annotated[str, typer.Option("--purpose", help="The purpose; that of the plan where left out.")] = "",
-    key: Key = None,
+    key: ApproverKeyFile = None,
 ) -> None:
     """Approve a plan until a day, signed with your key. The passphrase is typed, or the first line of standard input.
 
@@ -143,21 +145,21 @@ def approve_plan(
     decision = TypedDecision(approver, until=until, purpose=purpose)
     settings, stored = _find_text(folder, digits)
     until_utc = _decide(settings, stored, decision, key, approves=True)
-    _plain(f"Approved until {format_last_day(until_utc)}: plan {stored.sha256[:12]}.")
+    _print_line(f"Approved until {format_last_day(until_utc)}: plan {stored.sha256[:12]}.")
     _print_waiting_plans(settings)
     if is_longer_than_a_year(until):
-        _plain("That is more than a year, in which nobody has to look at it again.")
+        _print_line("That is more than a year, in which nobody has to look at it again.")
     if settings.file.policy.approval != "required":
-        _plain('This changes nothing yet: set approval = "required" under [policy] of site.toml.')
+        _print_line('This changes nothing yet: set approval = "required" under [policy] of site.toml.')
 
 
 @plans_app.command("deny")
 def deny_plan(
     folder: Folder,
-    digits: Hash,
-    approver: As,
+    digits: PlanHash,
+    approver: ApproverName,
     reason: Annotated[str, typer.Option("--reason", help="Why, for those who read the record later.")],
-    key: Key = None,
+    key: ApproverKeyFile = None,
 ) -> None:
     """Deny a plan, signed with your key; a run by it that is going on is left at its next request.
 
@@ -167,7 +169,7 @@ def deny_plan(
 
     settings, stored = _find_text(folder, digits)
     _decide(settings, stored, TypedDecision(approver, reason=reason), key, approves=False)
-    _plain(f"Denied: plan {stored.sha256[:12]}. The coordinator learns that, and not the reason.")
+    _print_line(f"Denied: plan {stored.sha256[:12]}. The coordinator learns that, and not the reason.")
 
 
 @plans_app.command("serve")
@@ -184,7 +186,7 @@ def serve_plans(
     settings = _read_settings(folder)
     from polyclinic.client.approval.server import serve_approval_page
 
-    serve_approval_page(settings, key, _plain)
+    serve_approval_page(settings, key, _print_line)
 
 
 def print_record(
@@ -224,25 +226,25 @@ def print_record(
     if as_json:
         print(format_as_json_text(record.as_json(), indent=1))
     else:
-        _plain(record.check)
+        _print_line(record.check)
         for fault in record.faults:
-            _plain(fault)
+            _print_line(fault)
         if record.runs:
             console.print(format_record_table(record))
         else:
-            _plain("No run yet.")
+            _print_line("No run yet.")
         for run in record.runs:
-            _plain("")
+            _print_line("")
             for line in describe_run(run):
-                _plain(line)
+                _print_line(line)
         if further := describe_departures_and_models(record):
-            _plain("")
+            _print_line("")
             for line in further:
-                _plain(line)
+                _print_line(line)
     raise SystemExit(1 if record.faults else 0)
 
 
-# ---------------------------------------------------------------------- what these commands share
+# ---------------------------------------------------------------------- shared by these commands
 
 
 def _read_settings(folder: Path) -> "SiteSettings":
@@ -259,23 +261,25 @@ def _find_text(folder: Path, digits: str) -> "tuple[SiteSettings, StoredText]":
 
 
 def _print_waiting_plans(settings: "SiteSettings") -> None:
-    """Name the plans that still wait: each changed experiment is a plan of its own, often with the same title."""
+    """Print the hashes of the newest waiting plans; after a change, an experiment is a new plan with the same title."""
     from polyclinic.client.approval.overview import list_plan_states
 
     waiting = [plan for plan in list_plan_states(settings) if plan.is_waiting]
     if waiting:
-        hashes = ", ".join(plan.sha256[:12] for plan in waiting[-MOST_WAITING:])
-        _plain(f"Other plans wait for approval, the newest last: {hashes}. flwr-client status names the one asked for.")
+        hashes = ", ".join(plan.sha256[:12] for plan in waiting[-MAX_WAITING_PLANS:])
+        _print_line(
+            f"Other plans wait for approval, the newest last: {hashes}. flwr-client status names the one asked for."
+        )
 
 
 def _decide(
     settings: "SiteSettings", stored: "StoredText", typed: "TypedDecision", key: Path | None, *, approves: bool
 ) -> str:
-    """Check what was typed, ask for the passphrase, sign and store the decision; return the end of an approval."""
-    from polyclinic.client.approval.decide import decide_on_text, find_key_file, find_typed_faults
+    """Check the decision, ask for the passphrase, sign and store it; return the end of an approval (ISO 8601)."""
+    from polyclinic.client.approval.decide import decide_on_text, find_decision_faults, find_key_file
     from polyclinic.common.errors import raise_faults
 
-    raise_faults(find_typed_faults(settings, typed, approves=approves))
+    raise_faults(find_decision_faults(settings, typed, approves=approves))
     path = find_key_file(settings, typed.approver, key)
     return decide_on_text(settings, stored, typed, path, _read_passphrase("Your passphrase: ")).until
 
@@ -284,10 +288,10 @@ def _read_passphrase(prompt: str, *, repeat: bool = False) -> str:
     """Ask for a passphrase without showing it; without a terminal, return the first line of standard input.
 
     Args:
-        repeat: Ask twice, because it is new.
+        repeat: Ask twice, for a new passphrase.
 
     Raises:
-        BadInput: If the two differ.
+        BadInput: If the second passphrase differs from the first.
     """
     from polyclinic.common.errors import BadInput, Fault
 
@@ -302,5 +306,7 @@ def _read_passphrase(prompt: str, *, repeat: bool = False) -> str:
 def _print_wrapped(line: str) -> None:
     import textwrap
 
-    for part in textwrap.wrap(line, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False):
-        _plain(part)
+    for part in textwrap.wrap(
+        line, OUTPUT_WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+    ):
+        _print_line(part)

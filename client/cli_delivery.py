@@ -1,4 +1,4 @@
-"""The commands of ``flwr-client`` for after the training: receive, delivered, predict, recalibrate, withdraw."""
+"""The commands of ``flwr-client`` for the time after a run: receive, delivered, predict, recalibrate, withdraw."""
 
 import functools
 from pathlib import Path
@@ -11,7 +11,7 @@ from polyclinic.common.system.plain_text import format_as_json_text, quote_for_s
 from polyclinic.common.system.terminal import EscapingConsole
 
 console = EscapingConsole()
-_plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+_print_line = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -32,8 +32,10 @@ def receive_package(
     settings, _ = read_site_with_faults(folder)
     stored = receive_delivery_file(settings, file)
     for line in describe_delivery(stored):
-        _plain(line)
-    _plain(f"To use the model: flwr-client predict {quote_for_shell(folder)} {stored.folder.name} IMAGES --out FOLDER")
+        _print_line(line)
+    _print_line(
+        f"To use the model: flwr-client predict {quote_for_shell(folder)} {stored.folder.name} IMAGES --out FOLDER"
+    )
 
 
 def print_deliveries(folder: Folder, as_json: AsJson = False) -> None:
@@ -53,7 +55,7 @@ def print_deliveries(folder: Folder, as_json: AsJson = False) -> None:
     elif deliveries:
         console.print(format_deliveries(deliveries), highlight=False)
     else:
-        _plain("No package has been received.")
+        _print_line("No package has been received.")
     raise SystemExit(1 if any(stored.fault for stored in deliveries) else 0)
 
 
@@ -110,22 +112,22 @@ def predict_own_images(
     device = choose_training_device(settings)
     predictions = predict_at_site(usable, images, out, calibrated=calibrated, device=device, masks=masks)
     refused = dict(predictions.unreadable)
-    what = "masks" if segments else "probabilities"
-    _plain(f"{out}: the {what} of {len(predictions.names):,} images, by {usable.title}.")
+    output_noun = "masks" if segments else "probabilities"
+    _print_line(f"{out}: the {output_noun} of {len(predictions.names):,} images, by {usable.title}.")
     for name, reason in usable.unlearned.items():
-        _plain(f"{name} is left out, because the model has not learned it: {reason}.")
+        _print_line(f"{name} is left out, because the model has not learned it: {reason}.")
     for name in usable.description.maybe_unlearned:
-        _plain(f"{name}: nobody knows if the model has learned it; its probabilities may mean nothing.")
+        _print_line(f"{name}: nobody knows if the model has learned it; its probabilities may mean nothing.")
     if dicom_sr:
         from polyclinic.client.prediction.structured_report import write_structured_reports
 
         reports, without = write_structured_reports(predictions, out)
-        _plain(f"{len(reports):,} DICOM structured reports in {out / 'sr'}. No person has verified them.")
+        _print_line(f"{len(reports):,} DICOM structured reports in {out / 'sr'}. No person has verified them.")
         refused |= {name: f"no structured report: {reason}" for name, reason in without.items()}
     for name, reason in refused.items():
-        _plain(f"{name}: {reason}")
+        _print_line(f"{name}: {reason}")
     for name in predictions.others:
-        _plain(f"{name}: no picture")
+        _print_line(f"{name}: no picture")
     raise SystemExit(1 if refused else 0)
 
 
@@ -191,15 +193,19 @@ def withdraw_from_federation(
     settings, _ = read_site_with_faults(folder)
     if undo:
         undo_withdrawal(settings)
-        _plain(f"{folder} may take part again. A coordinator that has removed it has to admit it anew, by a new key:")
-        _plain(f"flwr-client init {quote_for_shell(folder)} --renew-key")
+        _print_line(
+            f"{folder} may take part again. A coordinator that has removed it has to admit it anew, by a new key:"
+        )
+        _print_line(f"flwr-client init {quote_for_shell(folder)} --renew-key")
         return
     refuse_running_site(settings.state_folder)  # before anybody reads what leaving means, and agrees
     withdrawal = examine_withdrawal(settings)
     for line in describe_withdrawal(withdrawal):
-        _plain(line)
+        _print_line(line)
     if not yes and not typer.confirm(f"Is {settings.file.name} to leave?", default=False):
-        _plain("Nothing was done.")
+        _print_line("Nothing was done.")
         raise SystemExit(1)
     path = withdraw_site(settings, withdrawal, reason, delete=delete)
-    _plain(f"{settings.file.name} has left: flwr-client start refuses. Send this statement to the coordinator: {path}")
+    _print_line(
+        f"{settings.file.name} has left: flwr-client start refuses. Send this statement to the coordinator: {path}"
+    )

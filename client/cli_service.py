@@ -1,4 +1,4 @@
-"""The commands ``flwr-client service``: a unit of systemd, or a Podman quadlet, that keeps ``start`` running."""
+"""The commands ``flwr-client service``: a systemd unit or a Podman quadlet that keeps ``flwr-client start`` running."""
 
 from pathlib import Path
 from typing import Annotated
@@ -64,10 +64,10 @@ def print_client_service_status(folder: Folder, into: Into = None) -> None:
 
     Example: flwr-client service status north
     """
-    from polyclinic.client.service import CLIENT
+    from polyclinic.client.service import CLIENT_SERVICE
     from polyclinic.common.system.service_files import describe_service
 
-    lines, running = describe_service(CLIENT, folder.resolve(), into)
+    lines, running = describe_service(CLIENT_SERVICE, folder.resolve(), into)
     print_lines(lines)
     raise SystemExit(0 if running else 1)
 
@@ -78,7 +78,7 @@ def remove_client_service(folder: Folder, into: Into = None) -> None:
 
     Example: flwr-client service remove north
     """
-    from polyclinic.client.service import CLIENT
+    from polyclinic.client.service import CLIENT_SERVICE
     from polyclinic.common.system.service_files import remove_service
 
-    print_lines(remove_service(CLIENT, folder.resolve(), into))
+    print_lines(remove_service(CLIENT_SERVICE, folder.resolve(), into))

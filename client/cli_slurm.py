@@ -1,4 +1,4 @@
-"""The commands ``flwr-client slurm``: for a hospital whose GPU is behind a queue."""
+"""The commands ``flwr-client slurm``: training in jobs of the Slurm queue."""
 
 import shlex
 from pathlib import Path
@@ -74,7 +74,8 @@ def watch_for_requests(
     from polyclinic.client.queue.watch import QueueWatcher, find_listed_job
     from polyclinic.client.site.site_file import read_and_check_connection_kit, read_site_toml_without_data
 
-    settings, queue = read_site_toml_without_data(folder), SlurmQueue(script.resolve())
+    settings = read_site_toml_without_data(folder)
+    queue = SlurmQueue(script.resolve())
     check_client_before_start(folder, has_job=find_listed_job(settings.state_folder, queue) is not None)
     kit = read_and_check_connection_kit(settings)
     refuse_other_authority(settings, kit)

@@ -1,4 +1,4 @@
-"""What the unit of ``flwr-client start`` needs: the folder of the site, its privacy ledger, the folders of images."""
+"""The systemd unit or Podman quadlet of ``flwr-client start``: its program, folders and account."""
 
 import os
 import pwd
@@ -13,12 +13,12 @@ from polyclinic.common.system.service import Service, ServiceProgram
 from polyclinic.common.system.service_files import ServiceOptions
 
 LEDGER_PATH = Path("polyclinic", "ledger")
-"""The ledger's folder below ``XDG_STATE_HOME``."""
-CLIENT = ServiceProgram(
+"""Path of the ledger's folder in ``XDG_STATE_HOME``."""
+CLIENT_SERVICE = ServiceProgram(
     name="flwr-client",
     module="polyclinic.client.cli",
-    # After these a restart ends in the same way until somebody here has acted. The others pass when a proxy, a clock or
-    # the coordinator's certificate is right again.
+    # After one of these codes, a restart fails in the same way until a person here fixes the cause. Faults with other
+    # codes end by themselves, when a proxy, a clock or the coordinator's certificate is right again.
     final_exit_codes=tuple(
         int(code)
         for code in (
@@ -43,7 +43,7 @@ def make_client_service(
         ledger: Folder that holds ``polyclinic/ledger``; None for the account's own, ``~/.local/state``.
 
     Raises:
-        BadInput: With every fault of ``site.toml``, of the folders of images, or of a container without a ledger.
+        BadInput: If ``site.toml`` or a folder of images has faults, or a container has no ledger; it lists all.
     """
     settings = read_site_toml_without_data(folder)
     faults = [Fault(f"--images {path}", "there is no such folder.") for path in images if not path.is_dir()]
@@ -52,13 +52,14 @@ def make_client_service(
         remedy = "Name one folder for all containers that read the same patients."
         faults.append(Fault("--ledger", problem, remedy))
     raise_faults(faults)
-    state_home, writable = ledger.resolve() if ledger else None, tuple[Path, ...]()
+    state_home = ledger.resolve() if ledger else None
+    writable = tuple[Path, ...]()
     if not options.quadlet:
         account = _find_account(folder, options)
         state_home = state_home or _find_state_home(account)
         writable = _list_ledger_folders(settings, account, state_home)
     service = Service(
-        CLIENT,
+        CLIENT_SERVICE,
         "",
         folder.resolve(),
         state_home=state_home,
@@ -79,12 +80,12 @@ def _find_account(folder: Path, options: ServiceOptions) -> pwd.struct_passwd | 
 
 
 def _find_state_home(account: pwd.struct_passwd | None) -> Path | None:
-    """Return ``XDG_STATE_HOME`` of an account, as ``flwr-client`` finds it in a shell; None without a home."""
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    """Return the value of ``XDG_STATE_HOME``, or its default, for an account; None for an account without a home."""
+    environment_home = Path(os.environ.get("XDG_STATE_HOME", ""))
     if account is None:
         return None
-    if account.pw_uid == os.geteuid() and given.is_absolute():
-        return given.resolve()
+    if account.pw_uid == os.geteuid() and environment_home.is_absolute():
+        return environment_home.resolve()
     home = Path(account.pw_dir)
     return (home / ".local" / "state").resolve() if home.is_dir() and home != Path("/") else None
 
@@ -92,17 +93,17 @@ def _find_state_home(account: pwd.struct_passwd | None) -> Path | None:
 def _list_ledger_folders(
     settings: SiteSettings, account: pwd.struct_passwd | None, state_home: Path | None
 ) -> tuple[Path, ...]:
-    """Return the folder of the privacy ledger, which a unit has to open for writing; empty if it is in the folder.
+    """Return the folder of the privacy ledger, to which the unit must be able to write; empty without a state home.
 
     Raises:
         BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
-    if place := settings.file.policy.ledger:
-        if place.startswith("~"):
-            home = account.pw_dir if account and place.split("/")[0] == "~" else ""
+    if ledger_path := settings.file.policy.ledger:
+        if ledger_path.startswith("~"):
+            home = account.pw_dir if account and ledger_path.split("/")[0] == "~" else ""
             if not home:
-                problem = f'is "{place}", and the account of the unit has no such home.'
+                problem = f'is "{ledger_path}", and the account of the unit has no such home.'
                 raise BadInput([Fault("site.toml: policy.ledger", problem, "Write the whole path.")])
-            place = home + place[1:]
-        return ((settings.folder / place).resolve(),)
+            ledger_path = home + ledger_path[1:]
+        return ((settings.folder / ledger_path).resolve(),)
     return ((state_home / LEDGER_PATH).resolve(),) if state_home else ()

@@ -22,9 +22,9 @@ from polyclinic.data.tables.labels import find_files_by_line
 from polyclinic.strategies.local.arithmetic import read_number_format
 from polyclinic.strategies.registry import build_site_method
 
-MOST_SITES = 1000
-"""Number of sites, the last ones used, that a process keeps in memory with results computed from their images."""
-POLICY = UNLIMITED
+MAX_CACHED_SITES = 1000
+"""Maximum number of sites, the last ones used, that a process keeps in memory with their computed results."""
+SIMULATED_SITE_POLICY = UNLIMITED
 """The policy of every simulated site."""
 
 
@@ -33,9 +33,9 @@ class SimulatedSiteProvider:
     """Callable that returns the simulated site of a message, by the partition id in its Flower context.
 
     Attributes:
-        experiment: The experiment as JSON, with its number formats and kernels chosen.
+        experiment: The experiment as JSON, with number formats and kernels already chosen.
         base: Folder to which the experiment's paths are relative.
-        run_folder: Folder of the run; the sites' own folders are below its ``sites``.
+        run_folder: Folder of the run; its folder ``sites`` has a folder for each site.
     """
 
     experiment: str
@@ -44,7 +44,8 @@ class SimulatedSiteProvider:
 
     def __call__(self, context: Context) -> Site:
         """Return the site of the partition id in the context; the last sites used are cached."""
-        experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
+        experiment = _parse_experiment(self.experiment)
+        index = int(context.node_config["partition-id"])
         data = load_simulated_data(experiment, self.base)
         sites = _get_cached_run_sites(self, data)
         site = sites.pop(index, None)
@@ -63,7 +64,7 @@ class SimulatedSiteProvider:
                 folder=join_plain_name(self.run_folder / "sites", PlainName(images.declaration.site)),
                 device="cuda" if use_gpu else "cpu",
                 gpus=experiment.simulation.gpus_per_batch,
-                policy=POLICY,
+                policy=SIMULATED_SITE_POLICY,
                 durable=False,
                 simulated=True,
                 frozen_folder=self.run_folder / "frozen",
@@ -73,8 +74,9 @@ class SimulatedSiteProvider:
                 ),
                 find_picture_files=_make_picture_file_finder(experiment, self.base),
             )
-        sites[index] = site  # the site that was used last stands last
-        if len(sites) > MOST_SITES:
+
+        sites[index] = site  # the last used site is the last entry
+        if len(sites) > MAX_CACHED_SITES:
             del sites[next(iter(sites))]
         return site
 

@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.preview.data_dictionary import COMMON_FIELDS, MEANING, SENT, STATISTICS
-from polyclinic.client.site.policy import LEVELS, SitePolicy
+from polyclinic.client.preview.data_dictionary import (
+    COMMON_FIELD_MEANINGS,
+    FIELD_MEANINGS,
+    SENT_RECORD_CLASSES,
+    STATISTIC_MEANINGS,
+)
+from polyclinic.client.site.policy import LEVEL_DEFAULTS, SitePolicy
 from polyclinic.common.counts import COUNT_TABLES, TABLE_MENU
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
@@ -40,13 +45,13 @@ COMMAND = "make reference"
 def describe_sent_records() -> str:
     """Return a section for each record that a hospital sends, with a line for each field."""
     sections = list[str]()
-    for record in SENT:
-        meanings = MEANING[record.__name__]
-        names = [name for name in list_record_field_names(record) if name not in COMMON_FIELDS]
+    for record in SENT_RECORD_CLASSES:
+        meanings = FIELD_MEANINGS[record.__name__]
+        names = [name for name in list_record_field_names(record) if name not in COMMON_FIELD_MEANINGS]
         lines = [f"- `{name}`: {meanings[name]}" for name in names]
         lines = lines or ["Nothing else: the site has noted a refusal or a question."]
         sections.append(f"### {record.__name__}\n\n" + "\n".join(lines) + "\n")
-    statistics = [f"- `{name}`: {meaning}" for name, meaning in STATISTICS.items()]
+    statistics = [f"- `{name}`: {meaning}" for name, meaning in STATISTIC_MEANINGS.items()]
     sections.append("### Statistics\n\n" + "\n".join(statistics) + "\n")
     return "\n".join(sections)
 
@@ -78,10 +83,10 @@ def describe_policy_keys() -> str:
 
 def describe_levels() -> str:
     """Return the table of the keys that a level sets, with their values at each level."""
-    policies = {level: SitePolicy(level=level).model_dump() for level in LEVELS}
-    keys = [key for key in SitePolicy.model_fields if any(key in changed for changed in LEVELS.values())]
+    policies = {level: SitePolicy(level=level).model_dump() for level in LEVEL_DEFAULTS}
+    keys = [key for key in SitePolicy.model_fields if any(key in changed for changed in LEVEL_DEFAULTS.values())]
     rows = [(f"`{key}`", *(format_policy_value(key, policy[key]) for policy in policies.values())) for key in keys]
-    return format_table(("key", *(f"`{level}`" for level in LEVELS)), rows)
+    return format_table(("key", *(f"`{level}`" for level in LEVEL_DEFAULTS)), rows)
 
 
 def describe_exit_codes() -> str:

@@ -28,9 +28,7 @@ from polyclinic.server.simulation.backends import inline as backends
 from polyclinic.server.simulation.simulate import simulate
 
 GATED = UNLIMITED.model_copy(update={"maximum_rounds": 10_000})
-"""A policy that somebody sets for simulated sites (``polyclinic.client.simulation.POLICY``): they have a gate and an
-audit.
-"""
+"""A policy for simulated sites with gate and audit log (``polyclinic.client.simulation.SIMULATED_SITE_POLICY``)."""
 VECTORS = Path(__file__).parents[2] / "shared" / "vectors"
 
 

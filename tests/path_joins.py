@@ -69,7 +69,7 @@ def _last_name(node: ast.AST) -> str:
 REVIEWED = {
     "a path that this machine's own account wrote into its file or command line, or that its system names": {
         "client/check/data.py: settings.folder / spec.labels",
-        "client/service.py: settings.folder / place",
+        "client/service.py: settings.folder / ledger_path",
         "client/site/site_file.py: folder / images",
         "client/site/site_file.py: folder / str(data.get('labels'))",
         "client/site/site_file.py: self.folder / self.file.key",
@@ -95,7 +95,7 @@ REVIEWED = {
         "data/tables/labels.py: os.path.join(table.files.folder, name)",
         "data/tables/presets.py: base / spec.test_list",
         "data/tables/presets.py: base / spec.train_val_list",
-        "client/site/patient_ledger.py: settings.folder / _expand_home(place)",
+        "client/site/patient_ledger.py: settings.folder / _expand_home(ledger_path)",
         "data/base/spec.py: base / spec.labels",
         "data/connections.py: base / spec.labels",
         "data/tables/files.py: os.path.join(parent, name)",
@@ -148,7 +148,7 @@ REVIEWED = {
         "studies/init/mimic.py: table.parent / name",
         "studies/init/public.py: table.parent / f'{key}.txt'",
         "common/examples.py: source / name",
-        "client/preview/attack/membership.py: at.folder / 'shadows' / str(number)",
+        "client/preview/attack/membership.py: adversary.folder / 'shadows' / str(number)",
         "client/preview/dry_run.py: out / f'{name}.json'",
         "client/preview/dry_run.py: out / f'{name}.record'",
         "client/site/memory.py: self.folder / f'opened-{server_round:06d}'",

@@ -1,1 +1,1 @@
-"""What people at a hospital see of the plans that a coordinator sent, decide about them, and look up later."""
+"""Review of a coordinator's plans by people at the hospital: description, approval or denial, and record of runs."""

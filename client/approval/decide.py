@@ -1,10 +1,10 @@
-"""What a person decides about a stored plan: checks of what was typed, the signature, and the state in words."""
+"""Approval or denial of a stored plan by a person: checks of the form, the signed decision, and a plan's state."""
 
 import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.client.site.approvals import DENIED, MISSING, ApprovalVerdict, select_disclosure_policy
+from polyclinic.client.site.approvals import DENIED_RULE, MISSING_RULE, ApprovalVerdict, select_disclosure_policy
 from polyclinic.client.site.plans import PlanStore, StoredText
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
@@ -18,20 +18,20 @@ from polyclinic.common.security.plan_decisions import (
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import format_utc_now, is_plain_text
 
-LONGEST_REASON = 500
-YEAR_DAYS = 366
-KEY_ENDING = ".approver"
+MAX_REASON_CHARACTERS = 500
+MAX_DAYS_WITHOUT_NOTICE = 366  # a whole year, also a leap year
+APPROVER_KEY_SUFFIX = ".approver"
 """Ending of the file with an approver's private key."""
 
 
 @dataclass(frozen=True)
 class TypedDecision:
-    """What a person typed to approve or deny a plan.
+    """The text fields that a person fills in to approve or deny a plan.
 
     Attributes:
         approver: Name of the person, as in ``[approvers]`` of ``site.toml``.
         until: Last day of the approval, ``YYYY-MM-DD``; empty for a denial.
-        purpose: The purpose in the person's own words; empty for that of the plan.
+        purpose: The purpose in the person's words; if empty, the purpose that the plan states is used.
         reason: Why the plan is denied; empty for an approval.
     """
 
@@ -42,10 +42,12 @@ class TypedDecision:
 
 
 def find_key_file(settings: SiteSettings, approver: str, given: Path | None = None) -> Path:
-    """Return the file of an approver's private key: the given one, else that in the present folder or the site's.
+    """Return the path of an approver's private key.
+
+    Without ``given``, the file NAME.approver is looked for in the current folder, then in the site's folder.
 
     Raises:
-        BadInput: If there is none.
+        BadInput: If no file exists.
     """
     if given is not None:
         return given
@@ -53,7 +55,7 @@ def find_key_file(settings: SiteSettings, approver: str, given: Path | None = No
         name = PlainName(approver)
     except ValueError:
         raise BadInput([Fault("--key", "is missing.", "Name the approver's key: --key FILE.")]) from None
-    paths = [join_plain_name(folder, name, KEY_ENDING) for folder in (Path(), settings.folder)]
+    paths = [join_plain_name(folder, name, APPROVER_KEY_SUFFIX) for folder in (Path(), settings.folder)]
     for path in paths:
         if path.is_file():
             return path
@@ -61,24 +63,25 @@ def find_key_file(settings: SiteSettings, approver: str, given: Path | None = No
     raise BadInput([Fault(str(paths[0]), problem, "Name its file with --key FILE.")])
 
 
-def find_typed_faults(settings: SiteSettings, typed: TypedDecision, *, approves: bool) -> list[Fault]:
-    """Return faults if the approver is unknown, a text is no plain line, a reason is missing, or a date is wrong."""
-    faults, approvers = list[Fault](), settings.file.approvers
+def find_decision_faults(settings: SiteSettings, typed: TypedDecision, *, approves: bool) -> list[Fault]:
+    """Return the faults of a decision: unknown approver, text that is not one plain line, no reason, or wrong date."""
+    faults = list[Fault]()
+    approvers = settings.file.approvers
     if typed.approver not in approvers:
         problem = f"{typed.approver or 'nobody'} is not in [approvers] of site.toml"
         names = f": there is {quote_names(approvers)}." if approvers else ", which has nobody."
         faults.append(Fault("--as", problem + names, "flwr-client approvers add NAME makes a key and prints the line."))
     for option, text in (("--purpose", typed.purpose), ("--reason", typed.reason)):
-        if len(text) > LONGEST_REASON or not is_plain_text(text):
-            faults.append(Fault(option, f"must be one line of at most {LONGEST_REASON} characters."))
+        if len(text) > MAX_REASON_CHARACTERS or not is_plain_text(text):
+            faults.append(Fault(option, f"must be one line of at most {MAX_REASON_CHARACTERS} characters."))
     if not approves and not typed.reason.strip():
         faults.append(Fault("--reason", "is missing.", "Say why, for those who read the record later."))
     if approves:
-        faults += _find_date_faults(typed.until)
+        faults += _find_end_date_faults(typed.until)
     return faults
 
 
-def _find_date_faults(until: str) -> list[Fault]:
+def _find_end_date_faults(until: str) -> list[Fault]:
     try:
         end = parse_last_day(until)
     except ValueError:
@@ -99,8 +102,8 @@ def parse_last_day(text: str) -> dt.datetime:
 
 
 def is_longer_than_a_year(until: str) -> bool:
-    """Return True if an approval until this day is longer than a year, which is allowed and said."""
-    return parse_last_day(until) > dt.datetime.now(dt.UTC) + dt.timedelta(days=YEAR_DAYS)
+    """Return True if an approval until the day ``until`` lasts longer than a year; such an approval is valid."""
+    return parse_last_day(until) > dt.datetime.now(dt.UTC) + dt.timedelta(days=MAX_DAYS_WITHOUT_NOTICE)
 
 
 def decide_on_text(
@@ -109,10 +112,10 @@ def decide_on_text(
     """Sign a decision with the approver's key, and store it; an approval if ``typed`` has a date, else a denial.
 
     Raises:
-        BadInput: With every fault of what was typed.
+        BadInput: If a field of ``typed``, the key file or the passphrase is wrong; it lists every fault.
     """
     approves = bool(typed.until)
-    raise_faults(find_typed_faults(settings, typed, approves=approves))
+    raise_faults(find_decision_faults(settings, typed, approves=approves))
     sealed = read_sealed_approver_key(key_file)
     line = settings.file.approvers[typed.approver]
     if not is_same_public_key(sealed.public_key, line):
@@ -143,14 +146,18 @@ def decide_on_text(
 
 
 def describe_state(verdict: ApprovalVerdict) -> str:
-    """Return the state of a plan in a few words."""
+    """Return the state of a plan in a few words, such as "waits for approval" or "approved by NAME until DAY"."""
     if not verdict.reason:
         return f"approved by {verdict.facts['approver']} until {format_last_day(verdict.facts['until'])}"
-    if verdict.rule == MISSING:
+    if verdict.rule == MISSING_RULE:
         return "waits for approval"
-    return verdict.reason if verdict.rule == DENIED else f"not approved: {verdict.reason}"
+    return verdict.reason if verdict.rule == DENIED_RULE else f"not approved: {verdict.reason}"
 
 
 def format_last_day(until: str) -> str:
-    """Return the last day of an approval, in this machine's time zone."""
+    """Return an approval's last day, ``YYYY-MM-DD``, in this machine's time zone.
+
+    Args:
+        until: End of the approval, ISO 8601 with a time zone.
+    """
     return dt.datetime.fromisoformat(until).astimezone().date().isoformat()

@@ -1,7 +1,8 @@
-"""A stored plan in plain words, for the person who decides about it: who asks, what is trained, and what leaves.
+"""Description of a stored plan in plain words, for the person who approves or denies it.
 
-What leaves follows from the plan and from this site's policy. The words are those of the data dictionary
-(:mod:`polyclinic.client.preview.data_dictionary`); a test compares the list with the records of a preview.
+It names the coordinator, the training and the data that leaves, which follow from the plan and this site's policy. The
+words come from the data dictionary (:mod:`polyclinic.client.preview.data_dictionary`). A test compares the list with
+the records of a preview.
 """
 
 import re
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 from polyclinic.client.gate.incoming_request import PlanRefused, read_plan
 from polyclinic.client.gate.policy_rules import RequestedWork
-from polyclinic.client.preview.data_dictionary import MEANING, STATISTICS
+from polyclinic.client.preview.data_dictionary import COMMON_FIELD_MEANINGS, FIELD_MEANINGS, STATISTIC_MEANINGS
 from polyclinic.client.site.authority_record import read_authority_record
-from polyclinic.client.site.plans import COUNT, EVALUATION, TRAINING, PlanStore, StoredText
-from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.client.site.plans import COUNT_KIND, EVALUATION_KIND, TRAINING_KIND, PlanStore, StoredText
+from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import TABLE_MENU, parse_count_question
@@ -23,14 +24,16 @@ from polyclinic.common.security.plan_decisions import DecisionFault, parse_decis
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
 
-TECHNICAL = frozenset({"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"})
-"""Fields about the program and the machine."""
-_SPREAD = (
+TECHNICAL_FIELDS = frozenset(
+    {"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"}
+)
+"""Fields of sent records that describe the program and the machine, not the data."""
+TEST_SCORES_MEANING = (
     "How the model's scores are spread on the test images: for each class, counts of images by score (1,024 steps), "
     "of those that show it and of those that do not"
 )
-_SPREAD_OF_VALIDATION = "The same on the validation images, to choose thresholds"
-PLAIN_WORDS: Mapping[tuple[str, str], str] = {
+VALIDATION_SCORES_MEANING = "The same on the validation images, to choose thresholds"
+FIELD_DESCRIPTIONS: Mapping[tuple[str, str], str] = {
     ("RollCallAnswer", "names"): "The classes that this hospital annotates, in its own words",
     ("RollCallAnswer", "class_names"): "The same classes in the words of the study",
     ("RollCallAnswer", "train_samples"): "The number of training images",
@@ -51,29 +54,35 @@ PLAIN_WORDS: Mapping[tuple[str, str], str] = {
     ("EvaluateReply", "class_names"): "The classes that were tested",
     ("EvaluateReply", "positives"): "How many test images show each class",
     ("EvaluateReply", "negatives"): "How many test images do not show each class",
-    ("EvaluateReply", "masked_classes"): f"{_SPREAD}; only in a sum over several hospitals",
-    **{("EvaluateReply", name): _SPREAD for name in ("histogram_classes", "positive_scores", "negative_scores")},
+    ("EvaluateReply", "masked_classes"): f"{TEST_SCORES_MEANING}; only in a sum over several hospitals",
     **{
-        ("EvaluateReply", f"validation_{name}"): _SPREAD_OF_VALIDATION
+        ("EvaluateReply", name): TEST_SCORES_MEANING
+        for name in ("histogram_classes", "positive_scores", "negative_scores")
+    },
+    **{
+        ("EvaluateReply", f"validation_{name}"): VALIDATION_SCORES_MEANING
         for name in ("classes", "positive_scores", "negative_scores")
     },
 }
-"""Words in the place of the data dictionary's, which name keys and fields, for a person who knows neither."""
-PACKED_WITH_EVERY_RECORD = frozenset({"run", "round", "site"})
+"""(record class, field) -> description without technical terms; it replaces the data dictionary's text."""
+
 MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
 
 
 @dataclass(frozen=True)
 class PlanSection:
-    """A part of the description: a heading, and lines of text, each a sentence or an entry of a list."""
+    """A section of a plan's description: a heading, and lines that are sentences or entries of a list."""
 
     heading: str
     lines: tuple[str, ...]
 
 
 def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
-    """Return the description of a stored text; a text of a kind that this release does not know is shown as it came."""
-    describe = DESCRIPTIONS.get(stored.facts.kind)
+    """Return the sections that describe a stored text.
+
+    If this release does not know the text's kind, or cannot read the text, the sections show the text itself.
+    """
+    describe = DESCRIBE_BY_KIND.get(stored.facts.kind)
     sections = [PlanSection("Kind", (f"a request of the kind {stored.facts.kind}",)), _show_text(stored)]
     if describe is not None:
         try:
@@ -86,7 +95,7 @@ def describe_text(stored: StoredText, settings: SiteSettings) -> list[PlanSectio
 
 
 def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
-    """Yield a line for each decision on a text, oldest first, as its file says it."""
+    """Yield a line for each stored decision about a text, oldest first; an unreadable file gives its error."""
     for path in PlanStore(settings.state_folder).list_decisions(stored.sha256):
         try:
             decision, _ = parse_decision(path.read_bytes())
@@ -94,11 +103,12 @@ def _describe_decisions(stored: StoredText, settings: SiteSettings) -> Iterator[
             yield f"{path.name}: {error}"
             continue
         if decision.is_approval:
-            what = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
-            because = f"; purpose: {decision.purpose}" if decision.purpose else ""
+            verdict = f"approved by {decision.approver} until {decision.until[:10]} (UTC)"
+            explanation = f"; purpose: {decision.purpose}" if decision.purpose else ""
         else:
-            what, because = f"denied by {decision.approver}", f"; reason: {decision.reason}"
-        yield make_printable_line(f"{decision.time[:10]}: {what}{because}", 1200)
+            verdict = f"denied by {decision.approver}"
+            explanation = f"; reason: {decision.reason}"
+        yield make_printable_line(f"{decision.time[:10]}: {verdict}{explanation}", 1200)
 
 
 def _show_text(stored: StoredText) -> PlanSection:
@@ -132,8 +142,9 @@ def describe_training_plan(stored: StoredText, settings: SiteSettings) -> list[P
 
 
 def describe_coordinator(stored: StoredText, settings: SiteSettings) -> Iterator[str]:
-    """Yield lines that name the coordinator of a stored text."""
-    facts, record = stored.facts, read_authority_record(settings.state_folder)
+    """Yield lines with the name, key fingerprint and phrase of the coordinator who sent a stored text."""
+    facts = stored.facts
+    record = read_authority_record(settings.state_folder)
     yield f"Coordinator: {facts.coordinator or 'unknown'}"
     if facts.authority:
         yield f"Fingerprint of its key: SHA256 {facts.authority}"
@@ -145,11 +156,12 @@ def describe_coordinator(stored: StoredText, settings: SiteSettings) -> Iterator
 
 
 def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]:
-    plan, facts = work.plan, stored.facts
+    plan = work.plan
+    facts = stored.facts
     images = format_count_with_noun(facts.train, "training image")
     patients = format_count_with_noun(facts.patients, "patient")
-    others = f"{facts.validation:,} for validation, {facts.test:,} for the test"
-    yield f"Images of this hospital: {images} of {patients}, {others}"
+    other_parts = f"{facts.validation:,} for validation, {facts.test:,} for the test"
+    yield f"Images of this hospital: {images} of {patients}, {other_parts}"
     names = [f"{own} (in the study: {name})" if own != name else own for own, name in facts.classes.items()]
     yield f"Classes, in this hospital's words: {', '.join(names)}"
     rounds = format_count_with_noun(plan.run.rounds, "round")
@@ -171,7 +183,7 @@ def _describe_training(work: RequestedWork, stored: StoredText) -> Iterator[str]
 
 
 def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str]:
-    yield f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}'
+    yield f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}'
     if policy.smallest_count:
         few = f"fewer than {policy.smallest_count} patients here"
         yield f"No count and no figure leaves of a class that {few} show, or do not show."
@@ -192,17 +204,17 @@ def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str
 
 
 def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple[str, list[str]]]:
-    """Yield a heading for each moment at which something leaves, with a line for each thing."""
+    """Yield a heading for each moment at which a record leaves, with one line for each kind of figure in it."""
     fields = list_leaving_fields(work, policy)
     technical = dict[str, None]()
     for record, heading in _HEADINGS.items():
         lines = []
         for field in fields.get(record, ()):
-            meaning = PLAIN_WORDS.get((record, field)) or _format_meaning(MEANING[record][field])
-            if field in TECHNICAL:
+            meaning = FIELD_DESCRIPTIONS.get((record, field)) or _format_meaning(FIELD_MEANINGS[record][field])
+            if field in TECHNICAL_FIELDS:
                 technical[meaning] = None
             elif field == "statistics":
-                lines += [_format_meaning(STATISTICS[name]) for name in work.method.declared_payload.names]
+                lines += [_format_meaning(STATISTIC_MEANINGS[name]) for name in work.method.declared_payload.names]
             else:
                 lines.append(meaning)
         yield heading, list(dict.fromkeys(lines))
@@ -223,20 +235,22 @@ _HEADINGS = {
 
 
 def _format_meaning(meaning: str) -> str:
-    """Return a meaning of the data dictionary as a line for a person: no keys in brackets, a capital first."""
+    """Return a text of the data dictionary without keys in brackets and without backticks, with a capital first."""
     text = re.sub(r" \(`\w+`\)", "", meaning).replace("`", "")
     return text[0].upper() + text[1:]
 
 
 def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tuple[str, ...]]:
-    """Return record class -> the fields that are not empty when they leave, by a plan and this site's policy."""
-    plan, method = work.plan, work.method
-    masked, private = plan.privacy.secure_aggregation, plan.privacy.level != "none"
+    """Return the fields of each sent record that are not empty, by record class, under a plan and a site's policy."""
+    plan = work.plan
+    method = work.method
+    masked = plan.privacy.secure_aggregation
+    private = plan.privacy.level != "none"
     figures_leave = not policy.withholds_unnoised_figures(plan.privacy.level)
-    trains = policy.training_figures and figures_leave
-    tests = policy.test_metrics and figures_leave and not masked
-    tests_rounds = policy.test_metrics and figures_leave and plan.evaluation.test_each_round
-    spread = policy.score_histograms and plan.evaluation.pooled
+    training_figures_leave = policy.training_figures and figures_leave
+    test_metrics_leave = policy.test_metrics and figures_leave and not masked
+    round_tests_leave = policy.test_metrics and figures_leave and plan.evaluation.test_each_round
+    histograms_leave = policy.score_histograms and plan.evaluation.pooled
     absent = set[tuple[str, str]]()
 
     def leave_out(is_absent: bool, record: str, *names: str) -> None:
@@ -247,40 +261,39 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     sums = policy.label_counts and figures_leave
     leave_out(not sums, "RollCallAnswer", "shown")
     leave_out(not (sums and plan.planning is not None), "RollCallAnswer", "fingerprint")
-    leave_out(not trains, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
-    leave_out(not tests_rounds, "TrainReply", "test_images", "test_correct")
+    leave_out(not training_figures_leave, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
+    leave_out(not round_tests_leave, "TrainReply", "test_images", "test_correct")
     leave_out(not work.required_update_groups or masked, "TrainReply", "update")
     leave_out(not method.declared_payload.names, "TrainReply", "statistics")
     leave_out(not private, "TrainReply", "epsilon")
-    leave_out(not trains, "EvaluateReply", "validation_loss", "validation_auroc")
-    leave_out(not tests_rounds, "EvaluateReply", "test_images", "test_correct")
+    leave_out(not training_figures_leave, "EvaluateReply", "validation_loss", "validation_auroc")
+    leave_out(not round_tests_leave, "EvaluateReply", "test_images", "test_correct")
     metrics = ("auroc", "average_precision", "balanced_accuracy")
-    leave_out(not tests, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
-    leave_out(not (tests and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
+    leave_out(not test_metrics_leave, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
+    leave_out(not (test_metrics_leave and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
     scores = ("histogram_classes", "positive_scores", "negative_scores")
-    leave_out(not (spread and tests), "EvaluateReply", *scores)
+    leave_out(not (histograms_leave and test_metrics_leave), "EvaluateReply", *scores)
     choices = ("validation_classes", "validation_positive_scores", "validation_negative_scores")
-    leave_out(not (spread and trains) or masked, "EvaluateReply", *choices)
-    leave_out(not (spread and masked), "EvaluateReply", "masked_classes")
+    leave_out(not (histograms_leave and training_figures_leave) or masked, "EvaluateReply", *choices)
+    leave_out(not (histograms_leave and masked), "EvaluateReply", "masked_classes")
     records = dict(_HEADINGS)
-    if not (plan.evaluation.compare_local and tests):
+    if not (plan.evaluation.compare_local and test_metrics_leave):
         del records["BenefitReply"]
     if not masked:
         for record in MASKED_RECORDS:
             del records[record]
-    return {
-        record: tuple(
-            field
-            for field in MEANING[record]
-            if field not in PACKED_WITH_EVERY_RECORD and (record, field) not in absent
-        )
-        for record in records
-    }
+    leaving = dict[str, tuple[str, ...]]()
+    for record in records:
+        fields = [field for field in FIELD_MEANINGS[record] if field not in COMMON_FIELD_MEANINGS]
+        leaving[record] = tuple(field for field in fields if (record, field) not in absent)
+    return leaving
 
 
 # ---------------------------------------------------------------------- questions
 
-NOTHING_IS_TRAINED = PlanSection("Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",))
+NO_TRAINING_SECTION = PlanSection(
+    "Nothing is trained", ("No picture, no label of a patient and no identifier leaves.",)
+)
 
 
 def _describe_who_asks(title: str, stored: StoredText, settings: SiteSettings) -> list[PlanSection]:
@@ -304,10 +317,10 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
     except ValueError as error:
         raise BadInput([Fault("question", str(error))]) from None
     policy = settings.file.policy
-    counted = [TABLE_MENU[table] for table in question.asked_tables if table in policy.counts]
-    refused = [TABLE_MENU[table] for table in question.asked_tables if table not in policy.counts]
+    counted_tables = [TABLE_MENU[table] for table in question.asked_tables if table in policy.counts]
+    refused_tables = [TABLE_MENU[table] for table in question.asked_tables if table not in policy.counts]
     classes = ", ".join(map(make_printable_line, question.classes)) or "all that this hospital annotates"
-    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}']
     if policy.epsilon is not None:
         protection.append(f"Noise is added to each number; it costs each patient {policy.counts_epsilon:g} of epsilon")
         protection[-1] += ", once for all questions."
@@ -317,10 +330,14 @@ def describe_count_question(stored: StoredText, settings: SiteSettings) -> list[
         protection.append(f"A number of fewer than {policy.smallest_count} patients is hidden, and what reveals it.")
     return [
         *_describe_who_asks(question.title, stored, settings),
-        PlanSection("What is counted: images and patients", (*counted, f"Classes: {classes}")),
-        *([PlanSection("What is not counted, by this hospital's policy", tuple(refused))] if refused else []),
+        PlanSection("What is counted: images and patients", (*counted_tables, f"Classes: {classes}")),
+        *(
+            [PlanSection("What is not counted, by this hospital's policy", tuple(refused_tables))]
+            if refused_tables
+            else []
+        ),
         PlanSection("How what leaves is protected", tuple(protection)),
-        NOTHING_IS_TRAINED,
+        NO_TRAINING_SECTION,
     ]
 
 
@@ -345,11 +362,11 @@ def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> 
         "For each two models: the difference of their AUROCs, with its standard error.",
     ]
     if policy.score_histograms:
-        leaves.append(f"{_SPREAD}. The sums of the scores in each tenth.")
+        leaves.append(f"{TEST_SCORES_MEANING}. The sums of the scores in each tenth.")
         leaves.append("How many decisions are right and wrong at fixed thresholds.")
-    if told := [column for column in question.groups if f"class_by_{column}" in policy.counts]:
-        leaves.append(f"The same by {' and by '.join(told)}, unless a group is of few patients.")
-    protection = [f'Level of this hospital\'s policy: "{policy.level}". {TRUST[policy.level]}']
+    if subgroup_columns := [column for column in question.groups if f"class_by_{column}" in policy.counts]:
+        leaves.append(f"The same by {' and by '.join(subgroup_columns)}, unless a group is of few patients.")
+    protection = [f'Level of this hospital\'s policy: "{policy.level}". {LEVEL_SENTENCES[policy.level]}']
     if policy.smallest_count:
         few = f"fewer than {policy.smallest_count} patients of the test part show, or do not show"
         protection.append(f"No figure leaves of a class that {few}.")
@@ -359,7 +376,7 @@ def describe_evaluation_question(stored: StoredText, settings: SiteSettings) -> 
         PlanSection("Models that are scored on the test images here", models),
         PlanSection("What leaves", tuple(leaves)),
         PlanSection("How what leaves is protected", tuple(protection)),
-        NOTHING_IS_TRAINED,
+        NO_TRAINING_SECTION,
     ]
 
 
@@ -371,10 +388,10 @@ def _describe_sent_model(model: SentModel) -> str:
     return f"{model.name}: {kind}. SHA-256 {model.sha256}"
 
 
-Description = Callable[[StoredText, SiteSettings], list[PlanSection]]
-DESCRIPTIONS: Mapping[str, Description] = {
-    TRAINING: describe_training_plan,
-    COUNT: describe_count_question,
-    EVALUATION: describe_evaluation_question,
+DescribeText = Callable[[StoredText, SiteSettings], list[PlanSection]]
+DESCRIBE_BY_KIND: Mapping[str, DescribeText] = {
+    TRAINING_KIND: describe_training_plan,
+    COUNT_KIND: describe_count_question,
+    EVALUATION_KIND: describe_evaluation_question,
 }
-"""Kind of a text -> its description."""
+"""Kind of a stored text -> function that describes it."""

@@ -1,23 +1,23 @@
-"""The stored plans of a site with the state of each, for the list in the terminal and on the page."""
+"""The list of a site's stored plans with the state of each, for the terminal and the approval page."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from polyclinic.client.approval.decide import describe_state
-from polyclinic.client.site.approvals import MISSING, SiteApprovals
+from polyclinic.client.site.approvals import MISSING_RULE, SiteApprovals
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.client.site.site_file import SiteSettings
 
 
 @dataclass(frozen=True)
 class PlanState:
-    """A stored plan in a list.
+    """A stored plan with its state, as one row of the list of plans.
 
     Attributes:
-        time: UTC time (ISO 8601) at which it came first.
-        state: What was decided, in words.
-        is_approved: True if a request by this plan would be carried out now.
-        is_waiting: True if nobody has decided about it, and somebody has to.
+        time: UTC time (ISO 8601) at which the plan first came.
+        state: The decision about the plan, in words.
+        is_approved: True if the site would work on a request of this plan now.
+        is_waiting: True if the plan needs a decision and has none.
     """
 
     sha256: str
@@ -36,7 +36,8 @@ class PlanState:
 
 def list_plan_states(settings: SiteSettings) -> list[PlanState]:
     """Return the stored plans of a site, oldest first."""
-    approvals, states = SiteApprovals.from_settings(settings), list[PlanState]()
+    approvals = SiteApprovals.from_settings(settings)
+    states = list[PlanState]()
     is_required = settings.file.policy.approval == "required"
     for stored in PlanStore(settings.state_folder).list_texts():
         verdict = approvals.find_verdict(stored.facts.kind, stored.sha256)
@@ -49,9 +50,11 @@ def list_plan_states(settings: SiteSettings) -> list[PlanState]:
                 title=stored.title,
                 purpose=stored.purpose,
                 coordinator=facts.coordinator,
-                state=describe_state(verdict) if is_required or verdict.rule != MISSING else "needs no approval here",
+                state=describe_state(verdict)
+                if is_required or verdict.rule != MISSING_RULE
+                else "needs no approval here",
                 is_approved=not verdict.reason,
-                is_waiting=is_required and verdict.rule == MISSING,
+                is_waiting=is_required and verdict.rule == MISSING_RULE,
             )
         )
     return states

@@ -18,23 +18,23 @@ from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.system.plain_text import make_jinja_environment
 
 _FOLDER = Path(__file__).parent
-DONE = {"approved": "The plan is approved.", "denied": "The plan is denied."}
-"""Sentences after a decision, by the word in the address."""
-USUAL_DAYS = 90
-"""Days of an approval that the form suggests."""
+DECISION_SENTENCES = {"approved": "The plan is approved.", "denied": "The plan is denied."}
+"""Value of ``done`` in the page's address -> sentence that confirms the decision."""
+SUGGESTED_APPROVAL_DAYS = 90
+"""Duration of an approval that the form suggests, in days."""
 
 
 def render_list_page(settings: SiteSettings, token: str, done: str = "") -> str:
     """Return the page with all plans.
 
     Args:
-        done: What was decided just now: a key of :data:`DONE`; another text shows nothing.
+        done: The decision just made, a key of :data:`DECISION_SENTENCES`; any other text shows no sentence.
     """
     return _render(
         "list.html.j2",
         title=f"Plans for {settings.file.name}",
         token=token,
-        done=DONE.get(done, ""),
+        done=DECISION_SENTENCES.get(done, ""),
         plans=list(reversed(list_plan_states(settings))),
         is_required=settings.file.policy.approval == "required",
     )
@@ -46,11 +46,11 @@ def render_plan_page(
     """Return the page with one plan.
 
     Args:
-        typed: What a person typed into the form before, without the passphrase.
-        faults: What is wrong with it.
+        typed: Field -> text that the person typed into the form before, without the passphrase.
+        faults: Faults of these texts.
     """
     verdict = SiteApprovals.from_settings(settings).find_verdict(stored.facts.kind, stored.sha256)
-    usual = dt.date.today() + dt.timedelta(days=USUAL_DAYS)
+    suggested_end = dt.date.today() + dt.timedelta(days=SUGGESTED_APPROVAL_DAYS)
     return _render(
         "plan.html.j2",
         title=stored.title or "Plan",
@@ -61,7 +61,7 @@ def render_plan_page(
         is_approved=not verdict.reason,
         sections=describe_text(stored, settings),
         approvers=sorted(settings.file.approvers),
-        typed={"until": usual.isoformat(), "purpose": stored.purpose, "approver": "", "reason": "", **typed},
+        typed={"until": suggested_end.isoformat(), "purpose": stored.purpose, "approver": "", "reason": "", **typed},
         faults=faults,
     )
 
@@ -78,7 +78,7 @@ def _read_style() -> str:
 
 @cache
 def make_content_security_policy() -> str:
-    """Return a Content-Security-Policy that allows our style alone, and forms to this server."""
+    """Return a Content-Security-Policy that allows only this page's style sheet, and forms sent to this server."""
     style = base64.b64encode(hashlib.sha256(_read_style().encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{style}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -1,7 +1,7 @@
-"""What a hospital ever did for coordinators: one entry for each run, from its audit log and its stored plans.
+"""The record of all work that a hospital did for coordinators: one entry a run, from audit log and stored plans.
 
-The chain of the audit log is checked first. Facts that only a stored plan has, such as the purpose, are missing for
-runs of a release that did not store plans yet.
+The hash chain of the audit log is checked first. Facts that only a stored plan has, such as the purpose, are missing
+for runs of an old release that did not store plans.
 """
 
 import csv
@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.client.delivery.manifests import DELIVERED, read_stored_manifests
+from polyclinic.client.delivery.manifests import DELIVERY_EVENT, read_stored_manifests
 from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.contract import CONTRACT_RUN
 from polyclinic.common.security.audit import AuditEntry, AuditLog, check_audit_log
@@ -24,24 +24,26 @@ from polyclinic.common.security.plan_decisions import DecisionFault, parse_decis
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun, make_printable_line
 from polyclinic.common.system.terminal import fold_long_words
 
-MODEL_RECORDS = frozenset({"TrainRequest", "EvaluateRequest", "BenefitRequest"})
-"""Records that bring a model."""
-DEPARTURES = {"withdrawn": "This hospital left its federation", "withdrawal_undone": "This hospital came back"}
-"""Event of the audit log -> the words for it."""
-PACKING = frozenset({"wire", "signature", "run", "round", "site"})
-"""Fields of every record, which say where it belongs."""
-WIDTH = 80
-_DAY, _MINUTE = 10, 16
-"""Characters of an ISO time up to the day and to the minute."""
+RECORDS_WITH_MODEL = frozenset({"TrainRequest", "EvaluateRequest", "BenefitRequest"})
+"""Classes of request records that contain a model."""
+MEMBERSHIP_EVENTS = {"withdrawn": "This hospital left its federation", "withdrawal_undone": "This hospital came back"}
+"""Event of the audit log -> sentence about it."""
+ENVELOPE_FIELDS = frozenset({"wire", "signature", "run", "round", "site"})
+"""Fields that every record has in addition to its content."""
+TABLE_WIDTH = 80
+_DATE_CHARACTERS = 10
+"""Length of the date in an ISO 8601 time."""
+_MINUTE_CHARACTERS = 16
+"""Length of date, hour and minute in an ISO 8601 time."""
 
 
 @dataclass
-class LeftRecord:
-    """The records of one class that left in a run.
+class SentRecordTotals:
+    """Number and size of the records of one class that the site sent in a run.
 
     Attributes:
-        fields: The names of their fields that had something in them; docs/what-leaves.md explains each.
-        first, last: UTC times.
+        first, last: UTC times of the first and of the last record.
+        fields: Names of the fields that were not empty; docs/what-leaves.md explains each.
     """
 
     count: int = 0
@@ -56,22 +58,22 @@ class RunRecord:
     """One run in a hospital's record.
 
     Attributes:
-        kind: ``training``, ``comparison`` for the question of what differs before a run, or ``delivery`` for a finished
-            model; of another stored text, its kind, such as ``count``.
+        kind: ``training``; ``comparison`` for a comparison of the sites' settings before a run; ``delivery`` of a
+            finished model; or the kind of another stored text, such as ``count``.
         plan: SHA-256 of the plan's text at the last roll call; empty for a run of a release that stored none.
         authority: SHA-256 of the public key of the coordinator's authority.
-        images: Images of the last roll call that the hospital answered: ``train``, ``validation``, ``test``, and those
-            left out because they are ``unreadable``.
+        images: Numbers of images at the last roll call that the hospital answered: ``train``, ``validation``, ``test``,
+            and ``unreadable`` for images that were left out.
         patients_opted_out: Patients who had opted out at the last work for the run.
-        rounds: Numbers of the rounds whose reply left.
-        left: Record class -> what left of it.
-        received_bytes, sent_bytes: Sizes of the records that were let in and out.
-        model: The last request with a model: its record class, round, time, bytes and SHA-256, as in the audit and in
-            the coordinator's signature; empty if none came. Of a delivery: the run and the SHA-256 of its model.
+        rounds: Numbers of the rounds in which the hospital sent an update.
+        left: Record class -> number and size of the records that the site sent.
+        received_bytes, sent_bytes: Sizes of all records that the policy allowed to come in and to leave.
+        model: Record class, round, time, bytes and SHA-256 of the last request with a model, as in the audit log and
+            in the coordinator's signature; empty if none came. For a delivery: the run and SHA-256 of the model.
         epsilon: The privacy budget that the run used; None without noise.
-        approvals: Each approval by which the run worked: approver, key, until, decision.
-        denials: Each denial of the plan, oldest first, as its file says it: approver, key, time, reason.
-        refused: Rule -> how many requests it refused.
+        approvals: Each approval under which the site worked for the run: approver, key, until, decision.
+        denials: Each denial of the plan, oldest first: approver, key, time, reason.
+        refused: Rule of the policy -> number of requests that it refused.
     """
 
     run: str
@@ -86,7 +88,7 @@ class RunRecord:
     images: dict[str, int] = field(default_factory=dict)
     patients_opted_out: int = 0
     rounds: list[int] = field(default_factory=list)
-    left: dict[str, LeftRecord] = field(default_factory=dict)
+    left: dict[str, SentRecordTotals] = field(default_factory=dict)
     received_bytes: int = 0
     sent_bytes: int = 0
     model: dict[str, Any] = field(default_factory=dict)
@@ -102,14 +104,14 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class HospitalRecord:
-    """All runs of a hospital, and what the check of the audit log's chain found.
+    """All runs of a hospital, and the result of the check of the audit log's hash chain.
 
     Attributes:
-        check: A sentence about the chain.
-        faults: The faults of the chain; empty if it is unbroken.
-        departures: Each time that the hospital left its federation or came back: event, time and reason.
-        models: The finished models that lie here, however they came: run, title, coordinator, time of the coordinator's
-            signature, and SHA-256.
+        check: A sentence with the result of the check.
+        faults: Faults of the chain; empty if the chain is unbroken.
+        departures: Event, time and reason of each withdrawal from the federation and of each return.
+        models: Run, title, coordinator, time of the coordinator's signature and SHA-256 of each finished model that the
+            site stores.
     """
 
     runs: tuple[RunRecord, ...]
@@ -133,7 +135,7 @@ def read_hospital_record(state: Path, study: str = "") -> HospitalRecord:
 
     Args:
         state: The site's state folder.
-        study: Only runs whose title contains this text, in small or capital letters; empty for all.
+        study: Text that the title of a run must contain, in any case of letters; empty for all runs.
     """
     findings = check_audit_log(state)
     faults = tuple(map(str, findings.faults))
@@ -164,17 +166,18 @@ def _describe_model(manifest: DeliveryManifest) -> dict[str, str]:
 
 def _list_departures(entries: Iterable[AuditEntry]) -> Iterator[dict[str, str]]:
     for entry in entries:
-        if (event := entry.get("event")) in DEPARTURES:
+        if (event := entry.get("event")) in MEMBERSHIP_EVENTS:
             yield {"event": str(event), "time": str(entry.get("time", "")), "reason": str(entry.get("reason", ""))}
 
 
 def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
-    runs, opted_out = dict[str, RunRecord](), 0
+    runs = dict[str, RunRecord]()
+    opted_out = 0
     for entry in entries:
         if entry.get("event") == "patients":
             opted_out = int(entry.get("opted_out", opted_out))
         name = str(entry.get("run", ""))
-        if entry.get("event") == DELIVERED and name in runs:
+        if entry.get("event") == DELIVERY_EVENT and name in runs:
             _add_delivered_model(runs[name], entry)
         if not name or "direction" not in entry:
             continue
@@ -193,12 +196,13 @@ def _collect_runs(entries: Iterable[AuditEntry]) -> dict[str, RunRecord]:
             _add_received_record(run, entry)
             run.patients_opted_out = opted_out
         else:
-            _add_left_record(run, entry)
+            _add_sent_record(run, entry)
     return runs
 
 
 def _add_delivered_model(run: RunRecord, entry: AuditEntry) -> None:
-    run.title, run.coordinator = str(entry.get("name", "")), str(entry.get("coordinator", ""))
+    run.title = str(entry.get("name", ""))
+    run.coordinator = str(entry.get("coordinator", ""))
     run.model = dict(entry.get("model", {}))
 
 
@@ -210,26 +214,27 @@ def _add_received_record(run: RunRecord, entry: AuditEntry) -> None:
     approval = entry.get("approval")
     if isinstance(approval, Mapping) and dict(approval) not in run.approvals:
         run.approvals.append(dict(approval))
-    if entry.get("record") in MODEL_RECORDS:
+    if entry.get("record") in RECORDS_WITH_MODEL:
         run.model = {key: entry.get(key) for key in ("record", "round", "time", "bytes", "sha256")}
 
 
-def _add_left_record(run: RunRecord, entry: AuditEntry) -> None:
-    record, size = str(entry.get("record", "")), int(entry.get("bytes", 0))
-    left = run.left.setdefault(record, LeftRecord(first=str(entry.get("time", ""))))
+def _add_sent_record(run: RunRecord, entry: AuditEntry) -> None:
+    record = str(entry.get("record", ""))
+    size = int(entry.get("bytes", 0))
+    left = run.left.setdefault(record, SentRecordTotals(first=str(entry.get("time", ""))))
     left.count += 1
     left.bytes += size
     left.last = str(entry.get("time", ""))
-    named = [_find_field_name(str(name)) for name, _, length in entry.get("fields", ()) if length]
-    left.fields = list(dict.fromkeys([*left.fields, *(name for name in named if name not in PACKING)]))
+    named = [_strip_part_name(str(name)) for name, _, length in entry.get("fields", ()) if length]
+    left.fields = list(dict.fromkeys([*left.fields, *(name for name in named if name not in ENVELOPE_FIELDS)]))
     run.sent_bytes += size
     if record == "TrainReply" and entry.get("round"):
         run.rounds.append(int(entry["round"]))
     run.epsilon = entry.get("epsilon", run.epsilon)
 
 
-def _find_field_name(name: str) -> str:
-    """Return the field of a record to which a part of it belongs: ``update`` of ``update.trunk/0``."""
+def _strip_part_name(name: str) -> str:
+    """Return the name of a record's field without the part of it: ``update.trunk/0`` gives ``update``."""
     return name.partition("/")[0].partition(".")[0]
 
 
@@ -237,7 +242,8 @@ def _add_facts_of_plan(run: RunRecord, store: PlanStore) -> None:
     stored = store.read_text(run.plan) if run.plan else None
     if stored is None:
         return
-    run.coordinator, run.authority = stored.facts.coordinator, stored.facts.authority
+    run.coordinator = stored.facts.coordinator
+    run.authority = stored.facts.authority
     if run.kind != "comparison":
         run.kind = stored.facts.kind
     run.title = run.title or stored.title
@@ -260,11 +266,13 @@ def _list_denials(sha256: str, store: PlanStore) -> Iterator[dict[str, str]]:
 
 def format_record_table(record: HospitalRecord) -> Table:
     """Format the record as a table of at most 80 columns, one row for each run."""
-    table = fold_long_words(Table("from", "study", "asked by", "images", "rounds", "sent", "approved by", width=WIDTH))
+    table = fold_long_words(
+        Table("from", "study", "asked by", "images", "rounds", "sent", "approved by", width=TABLE_WIDTH)
+    )
     for run in record.runs:
         images = str(run.images.get("train", "")) if run.left.keys() - {"Error"} else "none"
         table.add_row(
-            run.first[:_DAY],
+            run.first[:_DATE_CHARACTERS],
             Text(make_printable_line(run.title or run.run[:8])),
             Text(make_printable_line(run.coordinator)),
             images,
@@ -276,7 +284,7 @@ def format_record_table(record: HospitalRecord) -> Table:
 
 
 def describe_run(run: RunRecord) -> list[str]:
-    """Return lines on one run: what was asked, by whom, what was used, and what left."""
+    """Return lines about one run: coordinator, plan, images, approvals, sent records, and the last received model."""
     title = make_printable_line(run.title or "no title")
     kind = "run" if run.kind == "training" else run.kind
     period = f"{_format_minute(run.first)} to {_format_minute(run.last)} UTC"
@@ -286,25 +294,31 @@ def describe_run(run: RunRecord) -> list[str]:
     lines.append(f"  coordinator: {make_printable_line(run.coordinator) or 'not recorded'}")
     lines += [f"    key SHA256 {run.authority}"] if run.authority else []
     lines += [f"  plan: {run.plan}"] if run.plan else []
+
     if run.images:
         used = ", ".join(f"{run.images.get(part, 0):,} {part}" for part in ("train", "validation", "test"))
         left_out = f"{run.images.get('unreadable', 0):,} unreadable, {run.patients_opted_out:,} patients opted out"
         lines.append(f"  images: {used}")
         lines.append(f"  left out: {left_out}")
+
     for approval in run.approvals:
-        lines.append(f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DAY]},")
+        lines.append(
+            f"  approved by {make_printable_line(approval['approver'])} until {approval['until'][:_DATE_CHARACTERS]},"
+        )
         lines.append(f"    key {approval['key']}")
     for denial in run.denials:
         reason = make_printable_line(denial["reason"] or "no reason given", 500)
         lines.append(f"  denied by {make_printable_line(denial['approver'])}, {_format_minute(denial['time'])} UTC,")
         lines.append(f"    key {denial['key']}")
-        lines += textwrap.wrap(f"reason: {reason}", WIDTH, initial_indent="    ", subsequent_indent="    ")
+        lines += textwrap.wrap(f"reason: {reason}", TABLE_WIDTH, initial_indent="    ", subsequent_indent="    ")
+
     trained = f"trained: {format_count_with_noun(len(run.rounds), 'round')}; " if run.kind == "training" else ""
     lines.append(f"  {trained}received {run.received_bytes:,} bytes, sent {run.sent_bytes:,}")
     for name, left in run.left.items():
         lines.append(f"  left: {left.count} x {name}, {left.bytes:,} bytes, last {_format_minute(left.last)}")
         fields = ", ".join(map(make_printable_line, left.fields))
-        lines += textwrap.wrap(fields, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        lines += textwrap.wrap(fields, TABLE_WIDTH, initial_indent="    ", subsequent_indent="    ")
+
     if run.model and run.kind == "delivery":
         lines.append(f"  model received: that of run {run.model.get('run')}, SHA-256")
         lines.append(f"    {run.model.get('sha256')}")
@@ -318,11 +332,11 @@ def describe_run(run: RunRecord) -> list[str]:
 
 
 def describe_departures_and_models(record: HospitalRecord) -> list[str]:
-    """Return lines on when the hospital left and came back, and on the finished models that lie here."""
+    """Return lines about each withdrawal from the federation, each return, and each finished model stored here."""
     lines = []
     for departure in record.departures:
         reason = f": {make_printable_line(departure['reason'])}" if departure["reason"] else ""
-        lines.append(f"{DEPARTURES[departure['event']]}, {_format_minute(departure['time'])} UTC{reason}")
+        lines.append(f"{MEMBERSHIP_EVENTS[departure['event']]}, {_format_minute(departure['time'])} UTC{reason}")
     for model in record.models:
         lines.append(f"A model lies here: {model['title']}, of the coordinator {model['coordinator']},")
         lines.append(f"  signed {_format_minute(model['signed'])} UTC; run {model['run']}")
@@ -331,10 +345,10 @@ def describe_departures_and_models(record: HospitalRecord) -> list[str]:
 
 
 def _format_minute(time: str) -> str:
-    return time[:_MINUTE].replace("T", " ")
+    return time[:_MINUTE_CHARACTERS].replace("T", " ")
 
 
-COLUMNS = (
+CSV_COLUMNS = (
     *("run", "kind", "title", "purpose", "coordinator", "authority", "first", "last", "plan"),
     *("train_images", "validation_images", "test_images", "unreadable_images", "patients_opted_out"),
     *("rounds", "received_bytes", "sent_bytes", "records_left", "model_sha256", "epsilon"),
@@ -345,10 +359,10 @@ COLUMNS = (
 def format_record_csv(record: HospitalRecord) -> str:
     """Format the record as csv, one line for each run."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
     for run in record.runs:
-        row: dict[str, Any] = {name: getattr(run, name) for name in COLUMNS if hasattr(run, name)}
+        row: dict[str, Any] = {name: getattr(run, name) for name in CSV_COLUMNS if hasattr(run, name)}
         row |= {f"{part}_images": run.images.get(part, "") for part in ("train", "validation", "test", "unreadable")}
         row |= {
             "rounds": len(run.rounds),
@@ -366,7 +380,7 @@ def format_record_csv(record: HospitalRecord) -> str:
 
 
 def _escape_for_spreadsheet(value: Any) -> Any:
-    """Return a text of another machine so that no spreadsheet takes it for a formula."""
+    """Return ``value``; put an apostrophe before a text that a spreadsheet would evaluate as a formula."""
     if isinstance(value, str):
         value = make_printable_line(value, 2000)
         return f"'{value}" if value[:1] in ("=", "+", "-", "@") else value

@@ -1,8 +1,9 @@
-"""The page of ``flwr-client plans serve``: on this machine alone, with a secret token in its address.
+"""The web server of ``flwr-client plans serve``, for browsers of this machine only, with a secret token in its address.
 
-The address is printed once, and nothing of it is logged. Every request needs the token. A page of another host that
-tricks a browser into calling this server has no token, is refused by the ``Host`` header (a name that somebody points
-at 127.0.0.1), and by ``Origin`` where it sends a form. Nothing is loaded from elsewhere, and no script runs.
+The address is printed once and not logged. Every request needs the token. A web page of another host that makes the
+browser call this server does not know the token. Its requests are also refused by their ``Host`` header (a name that
+somebody points at 127.0.0.1), and its forms by their ``Origin`` header. The pages load nothing from other hosts and
+contain no script.
 """
 
 import html
@@ -17,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 from polyclinic.client.approval.decide import (
     TypedDecision,
     decide_on_text,
+    find_decision_faults,
     find_key_file,
-    find_typed_faults,
 )
 from polyclinic.client.approval.page import make_content_security_policy, render_list_page, render_plan_page
 from polyclinic.client.site.plans import PlanStore
@@ -28,22 +29,23 @@ from polyclinic.common.security.plan_decisions import read_sealed_approver_key
 from polyclinic.common.system.stopping import graceful_shutdown
 
 LOOPBACK = "127.0.0.1"
-REQUEST_S = 10.0
-"""Seconds that a connection has for its request."""
-MOST_FORM_BYTES = 20_000
+REQUEST_TIMEOUT_S = 10.0
+"""Time in which a connection must send its request."""
+MAX_FORM_BYTES = 20_000
 TOKEN_BYTES = 24
 PLAN_PATH = "/plan/"
 
-Answer = tuple[HTTPStatus, str, Mapping[str, str]]
-"""Status, page and further headers."""
+PageAnswer = tuple[HTTPStatus, str, Mapping[str, str]]
+"""HTTP status, page and further headers of an answer."""
 
 
 class ApprovalServer(ThreadingHTTPServer):
-    """Serves the plans of one site, and takes decisions about them.
+    """A web server that shows the plans of one site, and stores decisions about them.
 
     Args:
         settings: The site's settings; ``site.toml`` is read again for each page.
-        keys: Approver -> file of the private key; of others, the file is looked for where ``plans approve`` does.
+        keys: Approver -> file of the private key. The key of an approver who is not listed is looked for in the folders
+            that ``plans approve`` uses.
         token: The secret of the address.
     """
 
@@ -52,7 +54,9 @@ class ApprovalServer(ThreadingHTTPServer):
 
     def __init__(self, settings: SiteSettings, keys: Mapping[str, Path], token: str) -> None:
         super().__init__((LOOPBACK, 0), _ApprovalRequestHandler)
-        self._folder, self._keys, self._token = settings.folder, keys, token
+        self._folder = settings.folder
+        self._keys = keys
+        self._token = token
 
     @property
     def address(self) -> str:
@@ -71,11 +75,11 @@ class ApprovalServer(ThreadingHTTPServer):
 
     # ------------------------------------------------------------------ pages
 
-    def show_page(self, path: str, *, done: str = "") -> Answer:
-        """Return the page of a path.
+    def show_page(self, path: str, *, done: str = "") -> PageAnswer:
+        """Return the HTTP answer for the path of a page.
 
         Args:
-            done: A sentence about what was decided just now.
+            done: The decision just made, ``approved`` or ``denied``; empty without one.
         """
         settings = read_site_toml_without_data(self._folder)
         if path == "/":
@@ -85,8 +89,12 @@ class ApprovalServer(ThreadingHTTPServer):
             return HTTPStatus.NOT_FOUND, "There is no such page.", {}
         return HTTPStatus.OK, render_plan_page(settings, stored, self._token, {}, []), {}
 
-    def take_decision(self, path: str, form: Mapping[str, str]) -> Answer:
-        """Sign and store the decision of a form, and return the page that follows; with faults, the form again."""
+    def store_decision(self, path: str, form: Mapping[str, str]) -> PageAnswer:
+        """Sign and store the decision of a form.
+
+        Returns:
+            A redirect to the list of plans, or the form with its faults.
+        """
         settings = read_site_toml_without_data(self._folder)
         stored = PlanStore(settings.state_folder).read_text(path.removeprefix(PLAN_PATH))
         if not path.startswith(PLAN_PATH) or stored is None:
@@ -98,13 +106,14 @@ class ApprovalServer(ThreadingHTTPServer):
             # A text that is no date is reported as one; an empty one would be a denial.
             typed = TypedDecision(approver, form.get("until") or "nothing", form.get("purpose", ""))
         try:
-            raise_faults(find_typed_faults(settings, typed, approves=approves))
+            raise_faults(find_decision_faults(settings, typed, approves=approves))
             key = find_key_file(settings, approver, self._keys.get(approver))
             decide_on_text(settings, stored, typed, key, form.get("passphrase", ""))
         except BadInput as bad:
-            kept = {name: text for name, text in form.items() if name != "passphrase"}
-            faults = [str(fault).removeprefix("--") for fault in bad.faults]  # the names of options
-            page = render_plan_page(settings, stored, self._token, kept, faults)
+            form_texts = {name: text for name, text in form.items() if name != "passphrase"}
+            # The page has no options: "--until is missing" becomes "until is missing".
+            faults = [str(fault).removeprefix("--") for fault in bad.faults]
+            page = render_plan_page(settings, stored, self._token, form_texts, faults)
             return HTTPStatus.UNPROCESSABLE_ENTITY, page, {}
         done = "approved" if approves else "denied"
         return HTTPStatus.SEE_OTHER, "", {"Location": f"/?token={self._token}&done={done}"}
@@ -112,8 +121,9 @@ class ApprovalServer(ThreadingHTTPServer):
 
 class _ApprovalRequestHandler(BaseHTTPRequestHandler):
     server: ApprovalServer
-    timeout = REQUEST_S
-    server_version, sys_version = "polyclinic", ""
+    timeout = REQUEST_TIMEOUT_S
+    server_version = "polyclinic"
+    sys_version = ""
     HEADERS: ClassVar[Mapping[str, str]] = {
         "Content-Security-Policy": make_content_security_policy(),
         "X-Content-Type-Options": "nosniff",
@@ -125,7 +135,7 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
     }
 
     def do_GET(self) -> None:
-        """Answer with a page."""
+        """Send the page of the requested path."""
         if self._refuse_stranger():
             return
         url = urlsplit(self.path)
@@ -133,7 +143,7 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
         self._answer(lambda: self.server.show_page(url.path, done=done))
 
     def do_POST(self) -> None:
-        """Take a decision from a form."""
+        """Store the decision of a form."""
         if self._refuse_stranger():
             return
         origin = self.headers.get("Origin")
@@ -141,16 +151,16 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, "The form is of another page.")
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_FORM_BYTES:
+        if not length.isdecimal() or int(length) > MAX_FORM_BYTES:
             self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
             return
         content = self.rfile.read(int(length)).decode(errors="replace")
         form = {name: values[0] for name, values in parse_qs(content, max_num_fields=20).items()}
         path = urlsplit(self.path).path
-        self._answer(lambda: self.server.take_decision(path, form))
+        self._answer(lambda: self.server.store_decision(path, form))
 
     def _refuse_stranger(self) -> bool:
-        """Refuse a request without the token, or to another host name; return True if it was refused."""
+        """Refuse a request without the token, or with another host name; return True if it was refused."""
         token = parse_qs(urlsplit(self.path).query, encoding="latin-1").get("token", [""])[0]
         if self.headers.get("Host") != self.server.host:
             self._send(HTTPStatus.FORBIDDEN, "This page has another address.")
@@ -160,7 +170,7 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _answer(self, make: Callable[[], Answer]) -> None:
+    def _answer(self, make: Callable[[], PageAnswer]) -> None:
         try:
             status, page, headers = make()
         except BadInput as bad:
@@ -182,7 +192,7 @@ class _ApprovalRequestHandler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Write no log: a line could hold the token."""
+        """Write no log, because a line could contain the token."""
 
 
 def serve_approval_page(settings: SiteSettings, keys: Sequence[Path], tell: Callable[[str], None]) -> None:
@@ -191,8 +201,8 @@ def serve_approval_page(settings: SiteSettings, keys: Sequence[Path], tell: Call
     Raises:
         BadInput: If a file is no key of an approver.
     """
-    by_name = {read_sealed_approver_key(path).approver: path.resolve() for path in keys}
-    server = ApprovalServer(settings, by_name, secrets.token_urlsafe(TOKEN_BYTES))
+    key_files = {read_sealed_approver_key(path).approver: path.resolve() for path in keys}
+    server = ApprovalServer(settings, key_files, secrets.token_urlsafe(TOKEN_BYTES))
     with server, graceful_shutdown(0):
         tell(f"plans: {server.address}")
         tell("Open it in a browser of this machine. Anyone who has this address can read the plans. Stop with Ctrl-C.")

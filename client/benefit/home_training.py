@@ -1,4 +1,4 @@
-"""Training of a model by one site alone, with the method ``individual``.
+"""Training of a model at one site without the others, by the method ``individual``.
 
 The result has the same bits as the model that a run of the method ``individual`` gives this site from the same seed and
 initial model. The best round is chosen on the site's own validation part. Training adds no noise and spends no privacy
@@ -25,23 +25,23 @@ from polyclinic.common.models.saved import save_model
 from polyclinic.common.wire.records import ModelGroups, TrainRequest
 from polyclinic.strategies.local.site_method import SiteMethod
 
-METHOD = "individual"
-WARM_UP = ("warm_up_epochs", "warm_up_lr")
+LOCAL_ONLY_METHOD = "individual"
+WARM_UP_PARAMETERS = ("warm_up_epochs", "warm_up_lr")
 
 
 def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *, warm_up: bool) -> HospitalPlan:
-    """Return a copy of a run's plan in which the site trains alone (method ``individual``), without privacy.
+    """Return a copy of a run's plan for training at one site only (method ``individual``), without privacy.
 
     Args:
-        method: The run's method, whose parameters for the trunk the copy keeps.
+        method: The run's method; the copy has its parameter ``trunk``.
         rounds: Number of rounds in the copy.
         warm_up: True to keep the method's warm-up epochs too.
     """
     parameters = {"trunk": method.parameters.trunk}
-    parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
+    parameters |= {name: getattr(method.parameters, name) for name in WARM_UP_PARAMETERS if warm_up}
     return plan.model_copy(
         update={
-            "run": plan.run.model_copy(update={"method": METHOD, "rounds": rounds, "keep_updates": False}),
+            "run": plan.run.model_copy(update={"method": LOCAL_ONLY_METHOD, "rounds": rounds, "keep_updates": False}),
             "method": parameters,
             "evaluation": EvaluationSection(criterion=plan.evaluation.criterion),
             "privacy": PrivacySection(),
@@ -51,7 +51,7 @@ def make_local_only_plan(plan: HospitalPlan, method: SiteMethod, rounds: int, *,
 
 @dataclass(frozen=True)
 class LocalOnlyTraining:
-    """The training of a model by one site alone, without the other sites.
+    """Training of a model at one site without the other sites.
 
     Attributes:
         site: The site as :meth:`Site.copy_site_for_local_training` returns it.
@@ -77,7 +77,8 @@ class LocalOnlyTraining:
         """
         memory = self.site.folder / "memory"
         remove_old_run_states(memory, self._local_run_name)
-        folder, last = self.site.open_run_state_folder(self._local_run_name), self.plan.run.rounds
+        folder = self.site.open_run_state_folder(self._local_run_name)
+        last = self.plan.run.rounds
         for server_round in range(folder.newest_stored_round + 1, last + 1):
             train_with_privacy_layers(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
@@ -101,7 +102,7 @@ class LocalOnlyTraining:
         """Make the request to train that a coordinator would send for a round of the method ``individual``.
 
         Args:
-            counted: Number of the round from whose stored state training continues; 0 for none.
+            counted: Number of the round with whose stored state training continues; 0 to start without one.
         """
         return TrainRequest(
             run=self._local_run_name,
@@ -119,7 +120,7 @@ class LocalOnlyTraining:
     def _local_run_name(self) -> str:
         """Return the name under which this training is stored, so that only a training with equal inputs is continued.
 
-        The name is a hash of the plan, of which labels are known, and of the initial model.
+        The name is a hash of the plan, of the mask of known labels, and of the initial model.
         """
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # The copy has labels of hidden classes only if no metric of its models leaves.

@@ -1,1 +1,1 @@
-"""The command ``flwr-client check``, which finds a site's problems before its first run and names a remedy for each."""
+"""The command ``flwr-client check``: it finds a site's problems before the first run, and prints a remedy for each."""

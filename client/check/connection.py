@@ -23,7 +23,7 @@ from polyclinic.client.connection.exit_codes import (
 from polyclinic.client.connection.fleet_client import FleetClient, UnacceptableAnswer
 from polyclinic.client.connection.status import describe_other_wire_version
 from polyclinic.client.connection.tls import (
-    EXEMPTIONS,
+    NO_PROXY_VARIABLES,
     PROXY_VARIABLES,
     check_coordinator_certificate,
     fetch_untrusted_certificate,
@@ -44,24 +44,28 @@ from polyclinic.common.system.timers import FIRST_RETRY_S, REFUSED_KEY_RETRY_S, 
 from polyclinic.common.wire.fleet_protocol import HelloAnswer
 from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 
-EARLIEST_S, LATEST_S = -300.0, 5.0
-"""Range in seconds of the clock difference, site minus coordinator, in which Flower accepts a signed call."""
-UNEASY_S = 2.0
-RENEWAL_DAYS = 30
+MIN_CLOCK_DIFFERENCE_S = -300.0
+"""Flower accepts a signed call if the site's time minus the coordinator's is above this and below the maximum."""
+MAX_CLOCK_DIFFERENCE_S = 5.0
+CLOCK_WARNING_S = 2.0
+"""The check warns if the site's clock is ahead by more than this."""
+CERTIFICATE_NOTE_DAYS = 30
+"""The check prints a note if the coordinator's certificate expires within this time."""
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SET_CLOCKS = (
+_CLOCK_REMEDY = (
     "Set the clock by NTP, here or there. A site's calls are signed with the time: the coordinator takes none more than"
     " 5 minutes old, and none more than 5 seconds from the future."
 )
 
 
 def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
-    """Check key and kit (the coordinator's file for this site) and, unless ``offline``, each step of the connection.
+    """Check the key, the kit (the coordinator's file for this site) and, unless ``offline``, the connection.
 
     Args:
         environment: The environment variables, which may name a proxy.
     """
-    area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
+    area = CheckArea("connection")
+    awaits_kit = offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
             read_private_key(settings.key_path)
@@ -86,7 +90,7 @@ def check_connection(settings: SiteSettings, environment: Mapping[str, str], *, 
 
 
 def _check_authority(area: CheckArea, settings: SiteSettings, kit: SiteConnectionKit) -> None:
-    """Add the phrase of the kit's authority to ``area``, with what this site knows of it and cannot know."""
+    """Add to ``area`` the phrase of the kit's authority and its confirmation, or a fault for another authority."""
     confirmed = get_confirmation_time(settings, kit)
     area.facts["authority_phrase"] = compute_certificate_phrase(kit.ca_certificate)
     area.facts["authority_confirmed"] = confirmed
@@ -112,6 +116,7 @@ def _check_connection_steps(
     except CoordinatorUnreachable as error:
         area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
         return
+
     days = None
     try:
         if _check_host_name_resolves(area, *(proxy or (host, port))):
@@ -119,29 +124,32 @@ def _check_connection_steps(
     except ConnectionNotAccepted as refused:
         _add_tls_fault(area, refused, kit, environment)
     except CoordinatorUnreachable as error:
-        through = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
+        proxy_remedy = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
         remedy = (
             "Ask the coordinator whether flwr-server start runs. "
-            f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
+            f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({proxy_remedy})."
         )
         area.add_fault(ClientExitCode.NO_ANSWER, f"{error}.", remedy)
+
     if days is not None:
-        way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
-        answers = f"{kit.address} answers {way}"
+        route = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
+        answers = f"{kit.address} answers {route}"
         area.passed.append(f"{answers}; its certificate is of the authority in the kit, for {days:.0f} more days")
         area.facts["certificate_days"] = round(days, 1)
         if key is not None:
             _check_coordinator_answer(area, kit, key)
+
     capitals = [
         name.upper()
-        for name in (*PROXY_VARIABLES, *EXEMPTIONS)
+        for name in (*PROXY_VARIABLES, *NO_PROXY_VARIABLES)
         if environment.get(name.upper()) and name not in environment
     ]
     if capitals and not any(name in environment for name in PROXY_VARIABLES):
         problem = f"{', '.join(capitals)} is set, but gRPC reads the lower-case name only: it is not used."
         lower = ", ".join(name.lower() for name in capitals)
         area.add_note(problem, f"If the way leads through it, set {lower} too.")
-    if days is not None and days < RENEWAL_DAYS:
+
+    if days is not None and days < CERTIFICATE_NOTE_DAYS:
         remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
         area.add_note(f"the coordinator's certificate expires in {days:.0f} days.", remedy)
 
@@ -175,7 +183,7 @@ def _add_tls_fault(
     host, port = split_host_port(kit.address)
     if refused.exit_code == ClientExitCode.NO_TLS:
         protocol = ""
-        if not find_proxy_address(host, environment):  # the answer to an HTTP/2 greeting without TLS tells it
+        if not find_proxy_address(host, environment):  # the answer to an HTTP/2 preface without TLS shows the protocol
             with contextlib.suppress(OSError), socket.create_connection((host, port), TLS_TIMEOUT_S) as connection:
                 connection.sendall(_HTTP2_PREFACE)
                 answer = connection.recv(64)
@@ -193,7 +201,8 @@ def _add_tls_fault(
         certificate = fetch_untrusted_certificate(kit.address, environment)
         problem, remedy = _explain_certificate_fault(refused, certificate, host, port)
     except (ConnectionNotAccepted, CoordinatorUnreachable, ValueError):
-        problem, remedy = refused.problem, refused.remedy
+        problem = refused.problem
+        remedy = refused.remedy
     area.add_fault(refused.exit_code, problem, remedy)
 
 
@@ -224,9 +233,9 @@ def _explain_certificate_fault(
         except (*UNREADABLE_CERTIFICATE_ERRORS, x509.ExtensionNotFound):
             hosts = "no host name at all"
         return f"{refused.problem} It is for {hosts}.", refused.remedy
-    form = "%Y-%m-%d %H:%M"
-    dates = f"{certificate.not_valid_before_utc:{form}} to {certificate.not_valid_after_utc:{form}} UTC"
-    now = f"{dt.datetime.now(dt.UTC):{form}} UTC"
+    time_format = "%Y-%m-%d %H:%M"
+    dates = f"{certificate.not_valid_before_utc:{time_format}} to {certificate.not_valid_after_utc:{time_format}} UTC"
+    now = f"{dt.datetime.now(dt.UTC):{time_format}} UTC"
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
 
 
@@ -243,7 +252,8 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
                 if time.monotonic() >= patience_ends:
                     break
                 time.sleep(FIRST_RETRY_S)
-            clock, began = time.time(), time.monotonic()
+            clock = time.time()
+            began = time.monotonic()
             hello = link.exchange_hello()
             seconds = time.monotonic() - began
     except ConnectionNotAccepted as refused:
@@ -260,6 +270,7 @@ def _check_coordinator_answer(area: CheckArea, kit: SiteConnectionKit, key: ec.E
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
         area.add_fault(ClientExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
         return
+
     if hello is None:
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
@@ -273,31 +284,35 @@ def check_hello_answer(area: CheckArea, hello: HelloAnswer, *, ahead_s: float, u
     """Compare this site's clock, release and key with the coordinator's answer to the ``hello`` call.
 
     Args:
-        ahead_s: Seconds by which this clock is ahead of the coordinator's; negative if it is behind.
+        ahead_s: This machine's time minus the coordinator's, in seconds.
         unsure_s: Uncertainty of ``ahead_s``: half of the duration of the call.
     """
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3)}
     area.facts |= {"release": hello.release, "wire": hello.wire, "newest_wire": hello.newest_wire}
+
     clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
-    if not EARLIEST_S < ahead_s < LATEST_S:
-        area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
-    elif ahead_s > UNEASY_S or ahead_s < EARLIEST_S / 2:
-        area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
+    if not MIN_CLOCK_DIFFERENCE_S < ahead_s < MAX_CLOCK_DIFFERENCE_S:
+        area.add_fault(ClientExitCode.CLOCK, f"this machine's clock is {clock}.", _CLOCK_REMEDY)
+    elif ahead_s > CLOCK_WARNING_S or ahead_s < MIN_CLOCK_DIFFERENCE_S / 2:
+        area.add_warning(ClientExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _CLOCK_REMEDY)
     else:
         area.passed.append(f"this clock is {clock}")
+
     if not is_spoken(hello.wire):
         refused = ConnectionNotAccepted.make_wire_version_error(hello)
         area.add_fault(refused.exit_code, refused.problem, refused.remedy)
     elif hello.newest_wire != WIRE_VERSION:
         newer_there = hello.newest_wire > WIRE_VERSION
-        first = (
+        instruction = (
             f"Install {describe_release_to_install(hello.release)} here." if newer_there else "Tell the coordinator."
         )
         problem = f"{describe_other_wire_version(hello.release, hello.newest_wire)}."
-        area.add_warning(ClientExitCode.VERSION, problem, f"{first} Until then both speak wire version {hello.wire}.")
+        area.add_warning(
+            ClientExitCode.VERSION, problem, f"{instruction} Until then both speak wire version {hello.wire}."
+        )
     elif hello.release != __version__:
-        both = f"both speak wire version {hello.wire}"
-        area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
+        common_version = f"both speak wire version {hello.wire}"
+        area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {common_version}")
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if not is_spoken(hello.wire):

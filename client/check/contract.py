@@ -1,4 +1,4 @@
-"""The table of ``flwr-client check --experiment``: on which points this site and the run agree, and on which not."""
+"""The table of ``flwr-client check --experiment``: the points on which this site and the run agree or differ."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common import __version__
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration
@@ -22,6 +22,7 @@ from polyclinic.common.contract_points import (
     make_pixel_points,
 )
 from polyclinic.common.errors import Fault
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.common.pixel_contract import PixelTerms, find_pixel_faults
 from polyclinic.common.vocabulary import find_vocabulary_faults, name_declaration_by_vocabulary
 from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
@@ -31,14 +32,14 @@ from polyclinic.strategies.registry import build_site_method
 
 @dataclass(frozen=True)
 class DataComparison:
-    """A site's words and pixels beside a plan, with the faults that the coordinator would find in them.
+    """A comparison of a site's class names and pixels with a plan, with the faults that the coordinator would find.
 
     Attributes:
-        declaration: The site's classes, named as the study's vocabulary names them.
-        form: How the site's images become pixels.
-        terms: What the plan says about pixels.
-        word_faults: Classes that are none of the study's.
-        pixel_faults: Keys of ``[data]`` that contradict the plan.
+        declaration: The site's classes, with the names of the study's vocabulary.
+        form: Colour, size and value range that the site's images get.
+        terms: The plan's settings for pixels.
+        word_faults: One fault for each class that is not in the study's vocabulary.
+        pixel_faults: One fault for each key of ``[data]`` that contradicts the plan.
     """
 
     declaration: LabelDeclaration
@@ -49,13 +50,14 @@ class DataComparison:
 
 
 def compare_data_with_plan(declaration: LabelDeclaration, form: PixelForm, plan: HospitalPlan) -> DataComparison:
-    """Compare a site's words and pixels with a plan, by the rules of the coordinator.
+    """Compare a site's class names and pixels with a plan, by the same rules as the coordinator.
 
     Args:
-        declaration: The site's classes, with its own words.
-        form: How the site's images become pixels.
+        declaration: The site's classes, with the site's own names.
+        form: The site's pixel settings.
     """
-    vocabulary, terms = plan.vocabulary or {}, PixelTerms.from_plan(plan)
+    vocabulary = plan.vocabulary or {}
+    terms = PixelTerms.from_plan(plan)
     named = name_declaration_by_vocabulary(declaration, vocabulary)
     return DataComparison(
         named,
@@ -69,12 +71,13 @@ def compare_data_with_plan(declaration: LabelDeclaration, form: PixelForm, plan:
 def make_contract_points(
     settings: SiteSettings, planned: PlannedTraining, source: SiteImageSource, comparison: DataComparison
 ) -> tuple[ContractPoint, ...]:
-    """Return the points of words, pixels, sizes, counts and level, as the coordinator would compare them.
+    """Return the compared points: class names, pixels, numbers of images and patients, and the policy's level.
 
     Raises:
         BadInput: If the plan's method is not installed here, or its parameters are wrong.
     """
-    declaration, classes = comparison.declaration, planned.plan.vocabulary or {}
+    declaration = comparison.declaration
+    classes = planned.plan.vocabulary or {}
     return (
         ContractPoint(
             "words", describe_words(declaration), ", ".join(classes) or "no [vocabulary]", comparison.word_faults
@@ -88,36 +91,41 @@ def make_contract_points(
 def _make_count_point(settings: SiteSettings, source: SiteImageSource) -> ContractPoint:
     counts = Counter(source.parts.tolist())
     patients = len(np.unique(source.patients[source.parts == "train"]))
-    least = settings.file.policy.smallest_count
+    minimum = settings.file.policy.smallest_count
     faults = list[Fault]()
-    if patients < least:
+    if patients < minimum:
         problem = (
-            f"training images are of {patients} patients, fewer than smallest_count = {least}: this site declines."
+            f"training images are of {patients} patients, fewer than smallest_count = {minimum}: this site declines."
         )
-        faults.append(Fault(f"{FILE}: policy.smallest_count", problem, "A smaller smallest_count lets it take part."))
+        faults.append(
+            Fault(f"{SITE_FILE}: policy.smallest_count", problem, "A smaller smallest_count lets it take part.")
+        )
     here = f"{counts['train']:,} training, {counts['validation']:,} validation, {counts['test']:,} test images"
-    return ContractPoint("counts", here, f"{least} patients or more", tuple(faults))
+    return ContractPoint("counts", here, f"{minimum} patients or more", tuple(faults))
 
 
 def _make_level_point(
     settings: SiteSettings, planned: PlannedTraining, source: SiteImageSource, named: LabelDeclaration
 ) -> ContractPoint:
-    """Return the point of the policy's level, with a fault if the policy declines the plan."""
-    policy, plan = settings.file.policy, planned.plan
-    rows, images = len(named.names), int((source.parts == "train").sum())
+    """Return the compared point "level", with a fault if the policy declines the plan."""
+    policy = settings.file.policy
+    plan = planned.plan
+    rows = len(named.names)
+    images = int((source.parts == "train").sum())
     work = RequestedWork(plan, build_site_method(plan), rows=rows, images=images, gpus=settings.file.gpus)
     verdict = decide_on_request(policy, work)
     faults = list[Fault]()
     if not verdict.is_allowed:
         problem = f"this site's policy declines the run: {verdict}"
         remedy = "Ask the coordinator for a run that the policy allows, or change this key in [policy] of "
-        faults.append(Fault(f"{FILE}: {verdict.rule}", problem, f"{remedy}{FILE}."))
+        faults.append(Fault(f"{SITE_FILE}: {verdict.rule}", problem, f"{remedy}{SITE_FILE}."))
     return ContractPoint("level", policy.level, describe_protection(plan), tuple(faults))
 
 
 def make_release_point(connection: CheckArea) -> ContractPoint:
-    """Return the point of releases and wire versions, as far as the coordinator has stated its own."""
-    release, wire = connection.facts.get("release"), connection.facts.get("newest_wire")
+    """Return the compared point "release": releases and wire versions of this site and of the coordinator."""
+    release = connection.facts.get("release")
+    wire = connection.facts.get("newest_wire")
     here = describe_release(__version__, WIRE_VERSION)
     if not isinstance(release, str) or not isinstance(wire, int):
         return ContractPoint("release", here, "not known: the coordinator was not asked")
@@ -129,7 +137,7 @@ def make_release_point(connection: CheckArea) -> ContractPoint:
 
 
 def add_contract_faults(area: CheckArea, points: tuple[ContractPoint, ...]) -> None:
-    """Add to ``area`` the faults that no other check reports: those by which the site's policy declines the run."""
+    """Add to ``area`` the faults of the points "level" and "counts", which no other check reports."""
     for point in points:
         if point.name in ("level", "counts"):
             for fault in point.faults:

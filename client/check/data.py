@@ -1,4 +1,4 @@
-"""The check of the hospital's data: files, pictures, labels, patients and the split."""
+"""The part of the check about the hospital's data: files, pictures, labels, patients and the split."""
 
 import json
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyclinic.client.check.findings import CheckArea, ClassImageCounts
 from polyclinic.client.check.pictures import (
-    FEWEST,
+    MIN_DECIDED_PICTURES,
     InvertedPictureCounts,
     PictureFacts,
     describe_pictures,
@@ -22,12 +22,13 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.budget import describe_ledger
 from polyclinic.client.site.class_columns import make_label_declaration
 from polyclinic.client.site.patient_ledger import PatientLedger, open_site_ledger
-from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
 from polyclinic.client.site.settings import find_hospital_data_faults
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.class_columns import list_annotated_columns
 from polyclinic.common.errors import BadInput, raise_faults
 from polyclinic.common.patients.opt_out import (
+    SITE_FILE,
     UNMATCHED_REMEDY,
     OptOutSource,
     find_left_out_patients,
@@ -54,10 +55,10 @@ from polyclinic.data.images.volume_notes import describe_decoded_volumes, list_v
 from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
-FEWEST_PATIENTS = 10
+MIN_PRINTED_PATIENTS = 10
 """The check prints no count of fewer patients than this, or than the policy's threshold if that is larger."""
-MOST_BYTES = 4 * 2**30
-"""Most bytes that are read to find duplicates; files beyond this are not compared."""
+MAX_COMPARED_BYTES = 4 * 2**30
+"""Maximum number of bytes that are read to find duplicates; further files are not compared."""
 _MISSING_PART_EFFECTS = {
     "validation": "this hospital has no say in which round's model is best",
     "test": "no figure of this hospital's will be told",
@@ -91,6 +92,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         area.add_input_faults(bad)
         area.add_note("the images were not looked at.", "Fix this first, then run the check again.")
         return DataCheckResults(area)
+
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
     pictures = read_picture_facts(source, filled[choose_evenly_spaced_rows(len(filled), images)])
@@ -98,6 +100,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
         area.passed.append(source.archive)
         area.add_input_faults(BadInput(faults))
         return DataCheckResults(area)
+
     decoded = [facts for facts in pictures if not facts.reason]
     # Not every image of an archive is fetched to find duplicates.
     compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
@@ -105,13 +108,15 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     heads = [head for head in source.heads or (facts.head for facts in pictures) if head.syntax]
     syntaxes = Counter(head.syntax for head in heads)
     classes = count_images_by_class(source, settings)
+
     if not (source.parts == "train").any():
         area.add_fault(
-            ClientExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part."
+            ClientExitCode.BAD_INPUT, f"{SITE_FILE}: data: there is no training image.", "Put some into that part."
         )
     for part in PARTS[1:]:
         if not (source.parts == part).any():
             area.add_note(f"there is no {part} image: {_MISSING_PART_EFFECTS[part]}.")
+
     _check_unreadable_files(area, source, syntaxes, empty, pictures)
     _check_picture_appearance(area, source, settings.file.data, heads, decoded)
     _check_duplicate_images(area, source, duplicates)
@@ -121,6 +126,7 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
     _add_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
+
     area.facts = {
         "images": len(source),
         "parts": dict(Counter(source.parts.tolist())),
@@ -135,16 +141,18 @@ def check_site_data(settings: SiteSettings, images: int | None) -> DataCheckResu
 
 
 def _leave_out_opted_out_images(area: CheckArea, source: SiteImageSource, settings: SiteSettings) -> SiteImageSource:
-    """Return the images without those of patients who opted out; report how many these are, and who fits nobody.
+    """Leave out the images of patients who opted out, and return the rest.
+
+    Report the number of images left out, and opt-out identifiers that fit no patient.
 
     Raises:
-        BadInput: If nobody knows who opted out.
+        BadInput: If the list of patients who opted out cannot be read.
     """
     opted_out = OptOutSource(settings.folder).require_identifiers()
     if not opted_out:
         return source
-    gone, left_out = find_left_out_patients(source.patients.tolist(), opted_out)
-    remaining = np.flatnonzero(~np.isin(source.patients, sorted(gone)))
+    opted_out_patients, left_out = find_left_out_patients(source.patients.tolist(), opted_out)
+    remaining = np.flatnonzero(~np.isin(source.patients, sorted(opted_out_patients)))
     images = format_count_with_noun(len(source) - len(remaining), "image")
     area.passed.append(f"{left_out.describe()}, with {images}; the numbers here are without them")
     if warning := left_out.warn_about_unmatched():
@@ -186,7 +194,8 @@ def _check_unreadable_files(
         empty: Row numbers of the empty files.
         pictures: All pictures that the check tried to decode.
     """
-    budget, total = source.skip_budget, len(source)
+    budget = source.skip_budget
+    total = len(source)
     looked_at = len(pictures) if source.archive else total
     for syntax, count in syntaxes.items():
         if not is_transfer_syntax_readable(syntax):
@@ -196,7 +205,7 @@ def _check_unreadable_files(
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
             area.add_warning(ClientExitCode.UNREADABLE, problem, remedy, fatal=count > budget * looked_at)
-    rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
+    rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {SITE_FILE}): "
     if empty:
         problem = f"{len(empty):,} of {total:,} image files are empty ({len(empty) / total:.1%})."
         fatal = len(empty) > budget * total
@@ -206,9 +215,11 @@ def _check_unreadable_files(
     lost = [f"{source.names[facts.row]}: {facts.reason}" for facts in pictures if facts.reason]
     lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
     if lost:
-        tried = len(pictures) + len(source.skipped)
-        problem = f"{len(lost):,} of {tried:,} images that were tried cannot be read ({len(lost) / tried:.1%})."
-        fatal = len(lost) > budget * tried
+        tried_count = len(pictures) + len(source.skipped)
+        problem = (
+            f"{len(lost):,} of {tried_count:,} images that were tried cannot be read ({len(lost) / tried_count:.1%})."
+        )
+        fatal = len(lost) > budget * tried_count
         remedy = rules + ("with so many flwr-client start will end." if fatal else "they are left out.")
         area.add_warning(ClientExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
@@ -233,6 +244,7 @@ def _check_picture_appearance(
     if volumes := [facts.volume for facts in decoded if facts.volume is not None]:
         _note_volumes(area, source, volumes)
         heads = ()  # what follows is about single slices
+
     if source.outside:
         area.add_note(source.outside, "If they are not meant, correct the table, or move the pictures into the folder.")
     for problem in describe_incomparable_dicom_greys(heads if form is None or form.rendering.window is None else []):
@@ -248,22 +260,23 @@ def _check_picture_appearance(
         files = format_count_with_noun(unequal, "PNG or JPEG file states", "PNG or JPEG files state")
         problem = f"{files} pixels that are not square; they are shown as square, as web browsers do."
         area.add_note(problem, "Look with flwr-client preview-data; if the body is squeezed, resample the files.")
+
     examined = [float(facts.pixels.max()) for facts in decoded if facts.pixels is not None]
     if examined and (dark := describe_dark_pictures(examined, spec)):
-        remedy = (
-            f"Look with flwr-client preview-data; the settings are in {FILE}. If other hospitals' files have another "
-        )
-        area.add_note(dark, f'{remedy}range, the coordinator writes own = ["value_range"] under [pixels].')
+        remedy = f"Look with flwr-client preview-data; the settings are in {SITE_FILE}. "
+        remedy += "If other hospitals' files have another range, the coordinator writes "
+        area.add_note(dark, f'{remedy}own = ["value_range"] under [pixels].')
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
     if form is not None and colors and all(map(is_grey_picture, colors)):
         problem = f"color = true, and {format_count_with_noun(len(colors), 'image')} that were looked at are all grey."
         area.add_note(
             problem, "With color = false they take a third of the memory, if the run's model has one channel."
         )
+
     counts = InvertedPictureCounts.from_pictures(decoded)
     modes = ", ".join(counts.modes)
     if counts.is_majority_of_pictures_inverted:
-        share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
+        share = f"{counts.inverted:,} of the {counts.decided:,} images that tell"
         problem = f"black and white look exchanged ({counts.inversion_confidence_in_words}): "
         problem += f"in {share} the border is white, the middle darker."
         if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
@@ -275,14 +288,15 @@ def _check_picture_appearance(
             remedy = "Right for a light background, as in microscopy. In a radiograph air is black: look with "
             remedy += "flwr-client preview-data, and export again; a DICOM viewer's export often forgets to turn "
             area.add_note(problem, f"{remedy}MONOCHROME1.")
-    elif modes and counts.inverted >= FEWEST:
-        problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
+    elif modes and counts.inverted >= MIN_DECIDED_PICTURES:
+        problem = f"{counts.inverted:,} of {counts.decided:,} images look inverted, most of those of mode {modes}."
         area.add_warning(ClientExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
 def _note_volumes(area: CheckArea, source: SiteImageSource, volumes: Sequence[VolumeHeader]) -> None:
-    """Say what the settings make of volumes of these grids: their memory, what is cropped, and which greys they get."""
-    form, size = source.form, source.volume_size
+    """Report how the settings change volumes of these grids: memory, cropped voxels, and grey values."""
+    form = source.form
+    size = source.volume_size
     assert form is not None, "volumes are files"
     assert size is not None
     area.passed.append(describe_decoded_volumes(len(source), size))
@@ -300,7 +314,8 @@ def _note_policy_and_label_effects(
             nameless = int(find_placeholder_patients(source.patients).sum())
             problem = f"{format_count_with_noun(nameless, 'image')} without a PatientID: each study of these counts as "
             problem += "a patient of its own, and may be of one who stands on the other side of the split."
-        area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
+        area.add_note(problem, f"Name patient_column (of an npz file patient_key) in {SITE_FILE}, if there is one.")
+
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:
         problem = (
@@ -308,7 +323,8 @@ def _note_policy_and_label_effects(
             f"{policy.smallest_count}: no validation figure leaves, and a run can choose no best round by them."
         )
         area.add_note(problem)
-    area.add_note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
+
+    area.add_note(f'level = "{policy.level}" in [policy]: {LEVEL_SENTENCES[policy.level]}')
     if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.keys_changed_from_level.items()]:
         problem = f"[policy] overrides that level: {join_as_english_list(overridden)}."
         area.add_note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
@@ -320,6 +336,7 @@ def _note_policy_and_label_effects(
         )
         remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         area.add_note(problem, remedy)
+
     if source.missing:
         area.add_note(f"{format_count_with_noun(source.missing, 'line')} of the table without an image: left out.")
     if source.repeated:
@@ -332,27 +349,31 @@ def _note_policy_and_label_effects(
         area.add_note(
             f"findings that are no class here, with the lines of each: {list_first_and_count_rest(others, 20)}."
         )
+
     # An organ that every image shows is learned all the same, from its pixels.
     sides = (("shows", "present"),) if source.has_masks else (("shows", "present"), ("is without", "absent"))
     for verb, count in sides:
         if names := [row.name for row in classes if not getattr(row, count)]:
-            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
+            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {SITE_FILE}."
             area.add_note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
 def _note_privacy_ledger(area: CheckArea, ledger: PatientLedger) -> None:
-    """Say where the privacy budget is counted, and what this cannot notice; the check itself opens no ledger."""
+    """Report the place of the privacy ledger, and its limits; the check does not open the ledger."""
     if not ledger.is_writable:
-        problem = f"{FILE}: policy.ledger: this account cannot write to {ledger.folder}."
+        problem = f"{SITE_FILE}: policy.ledger: this account cannot write to {ledger.folder}."
         area.add_fault(ClientExitCode.BAD_INPUT, problem, "Make the folder, or give this account the right to write.")
         return
-    where = describe_ledger(str(ledger.path), shared=ledger.shared)
-    area.add_note(f"policy.epsilon is {where}", "What is spent and left: the log of flwr-client start, and status.")
+    ledger_text = describe_ledger(str(ledger.path), shared=ledger.shared)
+    area.add_note(
+        f"policy.epsilon is {ledger_text}", "What is spent and left: the log of flwr-client start, and status."
+    )
 
 
 def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> list[ClassImageCounts]:
     """Count the present, absent and unknown images of each class that the site annotates."""
-    smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
+    smallest = max(MIN_PRINTED_PATIENTS, settings.file.policy.smallest_count)
+    spec = settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
         words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
@@ -380,7 +401,7 @@ class DuplicateImages:
 def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> DuplicateImages:
     """Find equal images by hashes of their files or, without files, of their content.
 
-    A file is read only if another has the same size. At most :data:`MOST_BYTES` are read; further files are not
+    A file is read only if another has the same size. At most :data:`MAX_COMPARED_BYTES` are read; further files are not
     compared.
 
     Args:
@@ -393,7 +414,9 @@ def find_duplicate_images(source: SiteImageSource, rows: Sequence[int]) -> Dupli
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
-    bytes_left, to_read, compared = MOST_BYTES, list[int](), 0
+    bytes_left = MAX_COMPARED_BYTES
+    to_read = list[int]()
+    compared = 0
     for size, same_size in by_size.items():
         if len(same_size) == 1:
             compared += 1

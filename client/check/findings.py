@@ -15,7 +15,7 @@ from polyclinic.common.contract_points import ContractPoint, make_point_table
 from polyclinic.common.errors import BadInput, Cause
 from polyclinic.common.system.terminal import EscapingConsole
 
-SCHEMA = 1
+CHECK_JSON_SCHEMA = 1
 AreaName = Literal["connection", "machine", "data", "training"]
 _EXIT_CODES: Mapping[Cause, ClientExitCode] = {
     "": ClientExitCode.BAD_INPUT,
@@ -87,7 +87,7 @@ class CheckArea:
         self.findings.append(CheckFinding(FindingSeverity.FAULT, exit_code, problem, remedy))
 
     def add_input_faults(self, bad: BadInput) -> None:
-        """Add a fault for each fault of settings files and tables that the exception ``bad`` lists."""
+        """Add each fault of a ``BadInput`` exception, from a settings file or table, as a fault of this area."""
         for fault in bad.faults:
             self.add_fault(_EXIT_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
@@ -101,7 +101,7 @@ class ClassImageCounts:
         unknown: Images that count as neither present nor absent.
         few: Two flags, for patients with the class and for patients without it: True if there are some, but fewer than
             ``smallest``.
-        smallest: Smallest number of patients whose images may be counted.
+        smallest: Minimum number of patients for a printed count of images.
         uncertain, blank: Numbers of uncertain and blank table cells; None if the table has no column for each class.
     """
 
@@ -160,7 +160,7 @@ class CheckResult:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
+            "schema": CHECK_JSON_SCHEMA,
             "site": self.site,
             "exit_code": int(self.exit_code),
             "areas": {
@@ -177,10 +177,10 @@ class CheckResult:
 
 # ---------------------------------------------------------------------- on one screen
 
-WIDTH = 100
-MOST_NAMES = 5
-"""Most file names printed with a finding; ``--json`` has all."""
-_MARKS = {
+OUTPUT_WIDTH = 100
+MAX_PRINTED_NAMES = 5
+"""Maximum number of file names printed with a finding; ``--json`` has all."""
+_SEVERITY_MARKS = {
     FindingSeverity.NOTE: ("note", "cyan"),
     FindingSeverity.WARNING: ("warn", "bold yellow"),
     FindingSeverity.FAULT: ("FAULT", "bold red"),
@@ -189,9 +189,9 @@ _INDENT = (0, 0, 0, 8)
 
 
 def make_narrow_console(file: Any = None) -> Console:
-    """Make a console for ``file`` (None for standard output) with lines of at most :data:`WIDTH` characters."""
+    """Make a console for ``file`` (None for standard output) with lines of at most :data:`OUTPUT_WIDTH` characters."""
     console = EscapingConsole(file=file, highlight=False)
-    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    console.width = min(OUTPUT_WIDTH, console.width) if console.is_terminal else OUTPUT_WIDTH
     return console
 
 
@@ -205,7 +205,7 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts],
         for line in area.passed:
             grid.add_row(Text("ok", style="green"), Text(line))
         for finding in sorted(area.findings, key=lambda finding: -finding.severity):
-            mark, style = _MARKS[finding.severity]
+            mark, style = _SEVERITY_MARKS[finding.severity]
             grid.add_row(Text(mark, style=style), _format_check_finding(finding))
         console.print(grid)
         if area.name == "data" and classes:
@@ -218,26 +218,28 @@ def print_check_result(result: CheckResult, classes: Sequence[ClassImageCounts],
                 extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
                 table.add_row(Text(row.name), *row.printable_counts, f"{row.unknown:,}", *extra)
             console.print(Padding(table, _INDENT))
+
     if result.contract:
         console.print(Text("contract", style="bold"))
         console.print(make_point_table(result.contract))
+
     console.print()
     worst = result.most_severe_finding
     if worst is None:
         console.print(Text(f"{result.site}: nothing stands in the way.", style="bold green"))
         return
     count = sum(bool(finding.severity) for area in result.areas for finding in area.findings)
-    words = "begin with this one" if count > 1 else "one finding"
+    opening = "begin with this one" if count > 1 else "one finding"
     style = "bold red" if worst.severity == FindingSeverity.FAULT else "bold yellow"
-    console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
+    console.print(Text(f"{result.site}: {opening}, exit code {int(result.exit_code)}:", style=style))
     console.print(Padding(_format_check_finding(worst), _INDENT))
 
 
 def _format_check_finding(finding: CheckFinding) -> Text:
     text = Text(finding.problem + (f" [{int(finding.exit_code)}]" if finding.severity else ""))
     if finding.names:
-        more = len(finding.names) - MOST_NAMES
-        names = "; ".join(finding.names[:MOST_NAMES]) + (f"; and {more} more" if more > 0 else "")
+        more = len(finding.names) - MAX_PRINTED_NAMES
+        names = "; ".join(finding.names[:MAX_PRINTED_NAMES]) + (f"; and {more} more" if more > 0 else "")
         text.append(f"\n{names}", style="dim")
     if finding.remedy:
         text.append(f"\n→ {finding.remedy}")

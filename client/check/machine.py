@@ -1,4 +1,4 @@
-"""The machine and what a run needs of it: disk, memory, GPU and file permissions.
+"""The check of the machine: disk, memory, GPU and file permissions, compared with the needs of a run.
 
 :func:`measure_machine` and :func:`check_machine_resources` are separate, so a test can check any machine by numbers.
 """
@@ -27,17 +27,19 @@ from polyclinic.common.system.resources import read_container_memory_limit
 
 FLOAT32_BYTES = 4
 GB = 10**9
-DISK_FLOOR = 1 * GB
-"""Least free disk: for logs, the message being answered, and the file system itself."""
-MEMORIES = 24
-"""Copies of the model in the state that a site keeps on disk between rounds: two runs, two rounds each, at most six
-copies a round (own parts as trained, as evaluated and of the best round, the unsent rounding errors, and the
-optimiser's two moments)."""
-PROGRAM = 1 * GB
-"""Memory of Python, torch and Flower without a model; on a GPU, of the libraries without a model."""
-COPIES = 6
+MIN_FREE_DISK_BYTES = 1 * GB
+"""Minimum of free disk space, for logs, the message at work, and the file system itself."""
+DISK_MODEL_COPIES = 24
+"""Copies of the model in the state that a site stores on disk between rounds.
+
+Two runs, two rounds each, at most six copies a round: the local parts as trained, as evaluated and of the best round,
+the unsent rounding errors, and the optimiser's two moments.
+"""
+PROGRAM_BYTES = 1 * GB
+"""Memory of Python, torch and Flower without a model; also the GPU memory of torch without a model."""
+MEMORY_MODEL_COPIES = 6
 """Copies of the model in memory: received, network, update, the update's bytes, and the optimiser's two moments."""
-ON_GPU = 4
+GPU_MODEL_COPIES = 4
 """Copies of the model on a GPU: weights, gradients and Adam's two moments."""
 
 
@@ -80,8 +82,11 @@ class MachineMeasurements:
 
 def measure_machine(settings: SiteSettings) -> MachineMeasurements:
     """Measure this machine and the site's folder."""
-    folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
-    limit, gpu = read_container_memory_limit(), None
+    folder = settings.folder
+    key = settings.key_path
+    memory = psutil.virtual_memory()
+    limit = read_container_memory_limit()
+    gpu = None
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = GpuMeasurements(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
@@ -139,9 +144,9 @@ def estimate_training_resource_needs(
     on_one_gpu = batch if plan.privacy.level in STEP_NOISE_LEVELS else batch // gpus  # noise in each step uses one GPU
     return TrainingResourceNeeds(
         model=model,
-        disk=DISK_FLOOR + MEMORIES * model + (resident if images_on_disk else 0),
-        memory=PROGRAM + COPIES * model + (0 if images_on_disk else resident) + batch,
-        gpu=PROGRAM + ON_GPU * model + (0 if images_on_disk else resident) + on_one_gpu,
+        disk=MIN_FREE_DISK_BYTES + DISK_MODEL_COPIES * model + (resident if images_on_disk else 0),
+        memory=PROGRAM_BYTES + MEMORY_MODEL_COPIES * model + (0 if images_on_disk else resident) + batch,
+        gpu=PROGRAM_BYTES + GPU_MODEL_COPIES * model + (0 if images_on_disk else resident) + on_one_gpu,
     )
 
 
@@ -155,36 +160,39 @@ def check_machine_resources(
             estimate, the free disk space is compared with a fixed minimum, and the sizes of memory and GPU are not
             checked.
     """
-    area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
-    word = quote_for_shell(settings.folder)
+    area = CheckArea("machine")
+    used_gpu = machine.gpu if settings.file.device != "cpu" else None
+    quoted_folder = quote_for_shell(settings.folder)
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
-        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {word}")
+        area.add_fault(ClientExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {quoted_folder}")
     if machine.key_mode is not None and machine.key_remedy:
         problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
         area.add_fault(ClientExitCode.PERMISSIONS, problem, machine.key_remedy)
     if machine.folder_mode & 0o002:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {word}")
+        area.add_warning(ClientExitCode.PERMISSIONS, problem, f"Run: chmod o-w {quoted_folder}")
     if machine.user == 0:
         area.add_note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
+
     _check_disk_memory_and_gpu(area, machine, settings, needs)
     faulty = {finding.exit_code for finding in area.findings}
-    disk, memory, gpu = (
-        f" ({format_bytes(amount)} wanted)" if amount else ""
-        for amount in ((needs.disk, needs.memory, needs.gpu) if needs else (0, 0, 0))
-    )
+    disk = f" ({format_bytes(needs.disk)} wanted)" if needs else ""
+    memory = f" ({format_bytes(needs.memory)} wanted)" if needs else ""
+    gpu = f" ({format_bytes(needs.gpu)} wanted)" if needs else ""
+
     if ClientExitCode.DISK not in faulty:
         area.passed.append(f"{format_bytes(machine.disk_free)} free on disk{disk}")
     if ClientExitCode.MEMORY not in faulty:
         area.passed.append(f"{format_bytes(machine.memory)} memory, {machine.cores} cores{memory}")
     if machine.gpu and ClientExitCode.GPU not in faulty:
-        used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
-        used = used if used_gpu else '; not used: device = "cpu"'
-        area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{used}")
+        gpu_note = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
+        gpu_note = gpu_note if used_gpu else '; not used: device = "cpu"'
+        area.passed.append(f"{machine.gpu.name}, {format_bytes(machine.gpu.free)} free{gpu}{gpu_note}")
     if ClientExitCode.PERMISSIONS not in faulty:
         key = "; the private key is read by no other account" if machine.key_mode is not None else ""
         area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
+
     versions = {
         "Polyclinic": __version__,
         "Python": platform.python_version(),
@@ -199,7 +207,9 @@ def check_machine_resources(
 def _check_disk_memory_and_gpu(
     area: CheckArea, machine: MachineMeasurements, settings: SiteSettings, needs: TrainingResourceNeeds | None
 ) -> None:
-    disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu
+    disk = needs.disk if needs else MIN_FREE_DISK_BYTES
+    device = settings.file.device
+    gpu = machine.gpu
     if machine.disk_free < disk:
         problem = (
             f"{format_bytes(machine.disk_free)} are free on the disk of {settings.folder}; {format_bytes(disk)} are "
@@ -207,12 +217,14 @@ def _check_disk_memory_and_gpu(
         )
         remedy = "Make room, or move the folder. Old runs' memory in state/memory may be deleted between runs."
         area.add_fault(ClientExitCode.DISK, problem, remedy)
+
     if device == "cuda" and gpu is None:
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
         area.add_fault(ClientExitCode.GPU, problem, remedy)
     elif lacking := find_gpu_count_fault(settings.file, gpu.count if gpu else 0):
         area.add_fault(ClientExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
+
     if needs and machine.memory_free < needs.memory:
         problem = (
             f"{format_bytes(machine.memory_free)} of memory are free; this run wants {format_bytes(needs.memory)}."

@@ -1,4 +1,4 @@
-"""Facts about single pictures: file format, size, colour mode, and whether black and white look exchanged."""
+"""Facts about single pictures: file format, size, colour mode, and a test if black and white look exchanged."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,15 +35,18 @@ from polyclinic.data.images.store import MEMORY_STORE
 from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volume_notes import describe_grids
 
-BORDER = 1 / 16
-"""Width of an image's border as a share of its side."""
-DARK, BRIGHT = 64, 191
-MAJORITY = 0.8
-"""Share of the pictures with a recognisable polarity that must look inverted for a warning."""
-FEWEST = 10
-"""Least number of pictures with a recognisable polarity for a warning."""
-MOST_PIXELS_KEPT = 512
-"""Number of pictures whose pixels stay in memory, for the training step of the check."""
+BORDER_SHARE = 1 / 16
+"""Width of an image's border as a share of its shorter side."""
+BLACK_BELOW = 64
+"""A uint8 pixel below this value counts as black."""
+WHITE_ABOVE = 191
+"""A uint8 pixel above this value counts as white."""
+INVERTED_SHARE_FOR_WARNING = 0.8
+"""The check warns if at least this share of the decided pictures looks inverted."""
+MIN_DECIDED_PICTURES = 10
+"""Minimum number of pictures for which inversion can be decided, for a warning."""
+MAX_PICTURES_IN_MEMORY = 512
+"""Maximum number of pictures whose pixels stay in memory for the check's training step."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PictureFacts:
         mode: ``grey``, ``colour`` or ``16 bit`` as in the file, or a DICOM file's photometric interpretation.
         inverted: True if air looks white, False if it looks black; None if this cannot be decided.
         pixels: uint8 ``(height, width[, 3])`` as the network receives them, of a volume ``(depth, height, width, 1)``;
-            None if the picture cannot be read, or :data:`MOST_PIXELS_KEPT` pictures are in memory already.
+            None if the picture cannot be read, or :data:`MAX_PICTURES_IN_MEMORY` pictures are in memory already.
         head: DICOM header of a file that came from an archive; else empty.
         blank: True if all pixels are equal, because the display window misses all of the file's values.
         unequal_density: True for a PNG or JPEG file that states pixels that are not square.
@@ -99,32 +102,30 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
             if isinstance(content, bytes):
                 dicom = read_dicom_header(content)
             if form is not None and isinstance(form.size, tuple):
-                from polyclinic.data.images.volume_pixels import render_volume  # takes a second
+                from polyclinic.data.images.volume_pixels import render_volume  # late: the import takes a second
 
-                shown = render_volume(content, form.size, form.resize, form.rendering)
-                of_file = shown.header
-                facts = PictureFacts(row, of_file.kind, of_file.shape[2], of_file.shape[1], "grey", volume=of_file)
-                return replace(facts, pixels=shown.voxels, head=dicom, blank=shown.is_blank)
+                rendered = render_volume(content, form.size, form.resize, form.rendering)
+                header = rendered.header
+                facts = PictureFacts(row, header.kind, header.shape[2], header.shape[1], "grey", volume=header)
+                return replace(facts, pixels=rendered.voxels, head=dicom, blank=rendered.is_blank)
             image = decode_picture(content, form.rendering if form else DEFAULT_RENDERING)
             kind, mode, unequal = _read_picture_format_and_mode(content)
             decoded = np.asarray(image)
-            pixels, blank = fit_picture_to_format(image, form) if form else decoded, image.info.get(BLANK, False)
+            pixels = fit_picture_to_format(image, form) if form else decoded
+            blank = image.info.get(BLANK, False)
             inverted = picture_looks_inverted(decoded)
             facts = PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank, unequal)
             return replace(facts, colored=has_color(image))
-        except Exception as error:  # of any decoder on a broken file, as when a run reads the images
+        except Exception as error:  # a decoder may raise anything on a broken file
             return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
 
     with ThreadPoolExecutor(MEMORY_STORE.workers) as pool, source.opened():
         pictures = enumerate(pool.map(read_facts, map(int, rows)))
-        return [facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in pictures]
+        return [facts if index < MAX_PICTURES_IN_MEMORY else replace(facts, pixels=None) for index, facts in pictures]
 
 
 def _read_picture_format_and_mode(content: bytes | Path) -> tuple[str, str, bool]:
-    """Return format and colour mode of a file that could be decoded, and True if it states pixels that are not square.
-
-    The last is for PNG and JPEG, where it changes nothing.
-    """
+    """Return a decodable file's format and colour mode, and True if a PNG or JPEG states pixels that are not square."""
     if isinstance(content, Path):
         if is_nifti_file(read_first_bytes(content)):
             return "NIfTI", "grey", False
@@ -154,16 +155,16 @@ def picture_looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
             return None
         pixels = pixels[..., 0]
     height, width = pixels.shape
-    wide = max(1, round(min(height, width) * BORDER))
+    border_width = max(1, round(min(height, width) * BORDER_SHARE))
     inside = np.zeros(pixels.shape, dtype=np.bool_)
-    inside[wide : height - wide, wide : width - wide] = True
+    inside[border_width : height - border_width, border_width : width - border_width] = True
     border = pixels[~inside]
     middle = pixels[height // 4 : height - height // 4, width // 4 : width - width // 4]
-    brighter = border.mean() - middle.mean()
-    whiter = (border > BRIGHT).mean() - (border < DARK).mean()
-    if brighter == 0 or whiter == 0 or (brighter > 0) != (whiter > 0):
+    border_brightness = border.mean() - middle.mean()  # above 0: the border is brighter than the middle
+    border_whiteness = (border > WHITE_ABOVE).mean() - (border < BLACK_BELOW).mean()  # above 0: more white than black
+    if border_brightness == 0 or border_whiteness == 0 or (border_brightness > 0) != (border_whiteness > 0):
         return None
-    return bool(brighter > 0)
+    return bool(border_brightness > 0)
 
 
 @dataclass(frozen=True)
@@ -172,12 +173,12 @@ class InvertedPictureCounts:
 
     Attributes:
         inverted: Number of pictures that look inverted.
-        telling: Number of pictures for which it can be decided if they are inverted.
+        decided: Number of pictures for which it can be decided if they are inverted.
         modes: Colour modes in which most of the decided pictures look inverted.
     """
 
     inverted: int
-    telling: int
+    decided: int
     modes: tuple[str, ...]
 
     @classmethod
@@ -185,19 +186,21 @@ class InvertedPictureCounts:
         """Count the pictures for which inversion can be decided, and the inverted ones; find the affected modes."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
-        modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))
+        modes = tuple(
+            sorted(mode for mode, count in inverted.items() if count >= INVERTED_SHARE_FOR_WARNING * total[mode])
+        )
         return cls(inverted.total(), total.total(), modes)
 
     @property
     def is_majority_of_pictures_inverted(self) -> bool:
-        """True if so many pictures look inverted that probably all of them are."""
-        return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
+        """True if so many of the decided pictures look inverted that all pictures probably are."""
+        return self.decided >= MIN_DECIDED_PICTURES and self.inverted >= INVERTED_SHARE_FOR_WARNING * self.decided
 
     @property
     def inversion_confidence_in_words(self) -> str:
         """Confidence that the pictures are inverted, as "likely" or "nearly sure"."""
-        share = self.inverted / self.telling
-        return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"
+        share = self.inverted / self.decided
+        return "nearly sure" if share >= 0.95 and self.decided >= 5 * MIN_DECIDED_PICTURES else "likely"
 
 
 def describe_pictures(pictures: Sequence[PictureFacts]) -> str:
@@ -206,6 +209,8 @@ def describe_pictures(pictures: Sequence[PictureFacts]) -> str:
     listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
     if volumes := [facts.volume for facts in pictures if facts.volume is not None]:
         return f"{listed}; {describe_grids(volumes)}"
-    widths, heights = {facts.width for facts in pictures}, {facts.height for facts in pictures}
-    smallest, largest = f"{min(widths)} × {min(heights)}", f"{max(widths)} × {max(heights)}"
+    widths = {facts.width for facts in pictures}
+    heights = {facts.height for facts in pictures}
+    smallest = f"{min(widths)} × {min(heights)}"
+    largest = f"{max(widths)} × {max(heights)}"
     return f"{listed}; {smallest}{'' if smallest == largest else f' to {largest}'} pixels"

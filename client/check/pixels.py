@@ -1,4 +1,4 @@
-"""The check of how a site's images become pixels: the same comparison as the coordinator's, before the run."""
+"""The check of a site's pixel settings against the plan; the coordinator makes the same comparison in a run."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,20 @@ from polyclinic.client.check.pictures import PictureFacts
 from polyclinic.client.check.source import SiteImageSource
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.site.site_file import FILE, SiteSettings
+from polyclinic.client.site.site_file import SiteSettings
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.data.base.dark_pictures import find_white_of_dark_pictures
 from polyclinic.data.base.pixel_form import PixelForm, make_pixel_form
 from polyclinic.data.base.spec import format_image_size
 
 
 def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: DataComparison) -> None:
-    """Add a fault for each key of ``[data]`` by which the coordinator would refuse this site, with the line to write.
+    """Add a fault for each key of ``[data]`` that the coordinator would refuse, with the line to write instead.
 
-    Values that the run leaves to the sites are compared at the roll call alone.
+    Settings that the plan leaves to the sites are compared only at the roll call.
     """
-    form, model = comparison.form, planned.plan.model
+    form = comparison.form
+    model = planned.plan.model
     area.facts["pixels"] = form.model_dump(mode="json")
     if planned.assumed:
         area.passed.append(f"pixels: {form.describe()}")
@@ -36,13 +38,13 @@ def check_site_pixels(area: CheckArea, planned: PlannedTraining, comparison: Dat
     if resizes and "image_size" not in comparison.terms.table and format_image_size(form.image_size) != network_size:
         problem = f"images are stored with {size}, and the network resizes them again, to "
         problem += f"{network_size}. If another hospital stores them in that size, this one is refused."
-        area.add_note(problem, f"This line under [data] in {FILE} settles it: image_size = {network_size}")
+        area.add_note(problem, f"This line under [data] in {SITE_FILE} settles it: image_size = {network_size}")
 
 
 def make_form_of_pictures(
     settings: SiteSettings, source: SiteImageSource, pictures: Sequence[PictureFacts]
 ) -> PixelForm:
-    """Return the form of the site's pixels, as far as the pictures that were decoded show it."""
+    """Return the site's pixel settings, which dark or colour pictures can change."""
     if source.form is not None:
         drops_color = not source.form.color and any(facts.colored for facts in pictures)
         spec = settings.file.data

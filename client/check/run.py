@@ -1,4 +1,4 @@
-"""One check of a site's folder: connection, machine, data and one training step."""
+"""The whole check of a site's folder: connection, machine, data and one training step."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ from polyclinic.common.contract_points import ContractPoint
 from polyclinic.common.errors import BadInput
 
 DEFAULT_IMAGES = 200
+"""Number of images that the check decodes."""
 
 
 def run_site_check(
@@ -37,13 +38,13 @@ def run_site_check(
     look: Callable[[SiteSettings], MachineMeasurements] = measure_machine,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[CheckResult, tuple[ClassImageCounts, ...]]:
-    """Check a site's folder; the check changes no file and sends nothing of the data.
+    """Check a site's folder, without changing a file and without sending any of the data.
 
     Args:
         images: Number of images to decode; None for all.
         offline: Skip the connection.
         experiment: The experiment that will be run, if the coordinator has sent it.
-        look: Measures the machine.
+        look: Function that measures the machine.
 
     Returns:
         The findings, and the counts of each class for the table of classes.
@@ -55,7 +56,10 @@ def run_site_check(
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_site_data(settings, images)
-    training, trial, points = CheckArea("training"), None, tuple[ContractPoint, ...]()
+
+    training = CheckArea("training")
+    trial = None
+    points = tuple[ContractPoint, ...]()
     if data.source is None or not data.pictures:
         training.add_note("no step was trained: no image could be read.")
     else:
@@ -77,6 +81,7 @@ def run_site_check(
                 training.add_note("no step was trained: the images are not those that the network takes.")
         except BadInput as bad:
             training.add_input_faults(bad)
+
     needs = trial.estimated_resource_needs if trial else None
     checked_machine = check_machine_resources(machine, settings, needs)
     if trial and needs:

@@ -1,4 +1,4 @@
-"""A site's images as the check reads them: files of a table, images of a PACS, or arrays of a whole data set."""
+"""The images that the check reads: files named in a table, images of a PACS, or arrays of a whole data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -53,12 +53,12 @@ class SiteImageSource:
         labels: float32 ``(n, classes)``, NaN for unknown.
         parts: ``train``, ``validation`` or ``test``.
         read: Returns an image, given its number, as bytes, as the path of its file, or as pixels if it is in memory.
-        opened: Context manager that opens the reader; images are read within it.
-        reader_faults: Returns the faults that stopped the reader; to be called after reading.
+        opened: Returns a context manager that holds the reader's connection open while images are read.
+        reader_faults: Returns the faults that stopped the reader; call it after reading.
         files: Paths; empty if the images are not files on this machine.
         archive: One line about the answer of a PACS; empty without a PACS.
         outside: A sentence on files outside of the image folder; empty without any.
-        sent: Phrases about what the PACS was sent.
+        sent: Phrases about the data sent to the PACS.
         form: Size, colour and rendering that pictures get for the network; None if the pixels are already in that form.
         patients_known: True if the data names the patient of each image.
         patients_from: Origin of the patients' names, if that is not a column named in site.toml.
@@ -135,7 +135,7 @@ class SiteImageSource:
 
 
 def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
-    """Find a site's images and labels, without reading the pixels of image files.
+    """Find a site's images and read their labels, without reading the pixels of image files.
 
     Raises:
         BadInput: With every fault.
@@ -153,28 +153,34 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         | PluginDatasetSpec,
     ):
         return _open_whole_dataset_source(settings)
+
     archive = patients_from = ""
     has_masks = False
     sent: tuple[str, ...] = ()
     files: Sequence[Path] = ()
     heads = list[DicomHeader]()
+
     if isinstance(spec, DicomwebDatasetSpec):
         with settings.permit_data_hosts():
             answer = open_dicomweb_table(spec, settings.folder)
-        table, server = answer.table, answer.archive.client.server
+        table = answer.table
+        server = answer.archive.client.server
         count = len({image.study for image in answer.archive.places.values()})
-        studies, lines = format_count_with_noun(count, "study", "studies"), format_count_with_noun(answer.lines, "line")
+        studies = format_count_with_noun(count, "study", "studies")
+        lines = format_count_with_noun(answer.lines, "line")
         archive = f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} "
         archive += f"for {lines} of the table"
         archive += "; its certificate is accepted" if server.context else ", without TLS"
         (connection,) = list_dataset_connections(spec, settings.folder, settings.secrets_path)
         sent = connection.sent
         if answer.patients_from_archive:
-            named, total = int((~find_placeholder_patients(table.patients)).sum()), len(table.files)
+            named = int((~find_placeholder_patients(table.patients)).sum())
+            total = len(table.files)
             patients_from = f"PatientID of {named:,} of {total:,} images, as {server.host_and_port} says"
     else:
         table = open_label_table(spec, settings.folder)
-        heads, files = read_dicom_headers(table.files), table.files
+        heads = read_dicom_headers(table.files)
+        files = table.files
         has_masks = table.masks is not None
         if table.masks is not None:
             form = DecodedImageFormat(spec.image_size, spec.color, spec.resize, spec.rendering_options)
@@ -182,6 +188,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
         if getattr(spec, "patient_column", "in the table") is None and list_dicom_patient_ids(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
+
     names = tuple(file.name for file in table.files)
     if not isinstance(spec.image_size, int):
         names = tuple(table.files.names.tolist())  # folders of slices often have one name for all patients

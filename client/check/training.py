@@ -41,9 +41,9 @@ from polyclinic.strategies.local.training import (
 from polyclinic.strategies.local.updates import compress_trunk
 from polyclinic.strategies.registry import build_site_method
 
-PATIENCE_S = 15.0
-"""A first training step that takes longer is not repeated for the estimate."""
-LINE_MBIT = 10.0
+MAX_REPEATED_STEP_S = 15.0
+"""The first training step is repeated for the estimate, unless it took longer than this."""
+ASSUMED_LINE_MBIT = 10.0
 """Assumed speed of the network connection, in Mbit/s, for the estimate of the transfer time."""
 
 
@@ -53,7 +53,7 @@ class PlannedTraining:
 
     Attributes:
         origin: Origin of the plan, in words.
-        assumed: True if no run is known here, so that the plan is only an assumption.
+        assumed: True if this site knows no run, so that the plan is only an assumption.
     """
 
     plan: HospitalPlan
@@ -64,18 +64,20 @@ class PlannedTraining:
 def find_planned_training(
     settings: SiteSettings, experiment: Experiment | None, source: SiteImageSource
 ) -> PlannedTraining:
-    """Return the given experiment's plan, or else that of the last run that the coordinator announced to this site.
+    """Return the plan of ``experiment``, or else the plan of the last run that the coordinator announced to this site.
 
-    If no run was announced, return an assumed plan that fits the images.
+    Without both, return an assumed plan that fits the images.
     """
     if experiment is not None:
         return PlannedTraining(make_hospital_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state_folder):
         return PlannedTraining(plan, "the last roll call")
-    model, batch_size = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side))), 32
+    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_image_side)))
+    batch_size = 32
     origin = "no run is known here: ResNet-18 assumed"
     if (size := source.volume_size) is not None:
-        model, batch_size = ModelSpec(architecture="tiny_cnn_3d", channels=1, image_size=size), 4
+        model = ModelSpec(architecture="tiny_cnn_3d", channels=1, image_size=size)
+        batch_size = 4
         origin = "no run is known here: tiny_cnn_3d assumed"
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=batch_size))
     return PlannedTraining(make_hospital_plan(guess), origin, assumed=True)
@@ -102,8 +104,10 @@ class TrainingTrial:
 
     @property
     def estimated_resource_needs(self) -> TrainingResourceNeeds:
-        sample, plan = convert_to_channels_first(self.images.images[:1]).to(self.device), self.planned.plan
-        total, on_disk = sum(self.totals), self.images_on_disk
+        sample = convert_to_channels_first(self.images.images[:1]).to(self.device)
+        plan = self.planned.plan
+        total = sum(self.totals)
+        on_disk = self.images_on_disk
         return estimate_training_resource_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
 
 
@@ -155,29 +159,36 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         problem = f"a training step failed: {type(error).__name__}: {error}."
         area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
-    plan, (train, validation) = trial.planned.plan, trial.totals
+
+    plan = trial.planned.plan
+    train, validation = trial.totals
     models = 1 + trial.method.trains_own_model
     seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
-    down, up = cost.received / 1e6, cost.sent / 1e6
-    transfer = (down + up) * 8 / LINE_MBIT
+    down = cost.received / 1e6
+    up = cost.sent / 1e6
+    transfer = (down + up) * 8 / ASSUMED_LINE_MBIT
+
     size = describe_image_size(plan.model.input_size)
-    of = "" if plan.model.patch_size is None else " patches"
-    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}{of}"
+    unit = "" if plan.model.patch_size is None else " patches"
+    model = f"{plan.model.architecture}, {size}, batches of {plan.training.batch_size}{unit}"
     where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     name = f'"{make_printable_line(plan.run.name)}": ' if plan.run.name else ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     if plan.run.purpose:
         area.passed.append(f"the purpose of the study: {make_printable_line(plan.run.purpose)}")
     area.passed += [
         f"{name}{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
         f"a round: about {_format_seconds_or_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
-        f" ({_format_seconds_or_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
+        f" ({_format_seconds_or_minutes(transfer)} at {ASSUMED_LINE_MBIT:.0f} Mbit/s)",
         f"a model of {format_bytes(needs.model)}; this check took {format_bytes(peak)} of memory",
     ]
+
     if trial.planned.assumed:
         area.add_note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
     if not trial.method.plain_client:
         area.add_note(f"the step is a plain one; {trial.method.name}'s own may take two or three times as long.")
+
     area.facts = {
         "method": plan.run.method,
         "architecture": plan.model.architecture,
@@ -192,7 +203,8 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
 
 def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
     """Measure a training step and its update; a short step is repeated, because a process's first step is slower."""
-    plan, network = trial.planned.plan, trial.network
+    plan = trial.planned.plan
+    network = trial.network
     pixels = convert_to_channels_first(trial.images.images).to(trial.device)
     images = trial.images
     if is_segmentation(plan.model.task):  # the time of a step does not depend on what the masks show
@@ -211,7 +223,7 @@ def _measure_training_step(trial: TrainingTrial) -> TrainingStepCost:
             return train_epoch(network, task, optimizer, generator)
 
         train_s = _measure_seconds(train_one_epoch)
-        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(train_one_epoch)
+        train_s = train_s if train_s > MAX_REPEATED_STEP_S else _measure_seconds(train_one_epoch)
         validate_s = _measure_seconds(lambda: _compute_all_logits(network, inputs, plan))
     update = compute_model_difference(read_model_state(network), received, trial.method, trial.images.class_names)
     parameters = trial.method.parameters

@@ -1,25 +1,26 @@
-"""The check of the site's words: the coordinator's comparison with the study's vocabulary, before the run."""
+"""The check of a site's class names against the study's vocabulary; the coordinator makes the same comparison."""
 
 from polyclinic.client.check.contract import DataComparison
 from polyclinic.client.check.findings import CheckArea
 from polyclinic.client.check.training import PlannedTraining
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.site.site_file import FILE
 from polyclinic.common.contract import LabelDeclaration
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.common.vocabulary import map_words_to_classes
 
 
 def check_site_words(
     area: CheckArea, planned: PlannedTraining, declaration: LabelDeclaration, comparison: DataComparison
 ) -> None:
-    """Add a fault for each class of the site that is no class of the study, with the line to write.
+    """Add a fault for each class of the site that is not in the study's vocabulary, with the line to write.
 
-    Without a vocabulary, words are compared with those of other hospitals at the roll call alone.
+    Without a vocabulary, the names are compared with those of other hospitals only at the roll call.
 
     Args:
-        declaration: The site's classes, with its own words.
+        declaration: The site's classes, with the site's own names.
     """
-    words, vocabulary = declaration.canonical_names, planned.plan.vocabulary
+    words = declaration.canonical_names
+    vocabulary = planned.plan.vocabulary
     synonyms = map_words_to_classes(words, vocabulary or {})
     classes = [synonyms.get(word, word) for word in words]
     area.facts["words"] = dict(zip(declaration.names, classes, strict=True))
@@ -36,6 +37,8 @@ def check_site_words(
         if name in vocabulary:
             matches.append(word if word == name else f"{word} as {name}")
         if word != name and (definition := vocabulary[name].definition):
-            area.add_note(f'"{word}" is a synonym of "{name}": {definition}', f"If it is not the same, correct {FILE}.")
+            area.add_note(
+                f'"{word}" is a synonym of "{name}": {definition}', f"If it is not the same, correct {SITE_FILE}."
+            )
     if matches:
         area.passed.append(f"words: {', '.join(matches)}; {planned.origin} has them in its [vocabulary]")

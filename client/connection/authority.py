@@ -1,8 +1,9 @@
-"""Which coordinator a site's kit belongs to: its phrase, and the authority that this site knows from before.
+"""The certificate authority of a site's kit: its phrase, its confirmation by telephone, and refusal of another one.
 
-Anyone who has a site's request can write a kit for it, under the name of any federation. No program can find that out
-at the first connection: a person compares the phrase of the kit's authority with the one that the coordinator reads out
-by telephone. Later, the file ``state/authority.json`` remembers the authority, and a kit of another one is refused.
+Anyone who has a site's request can make a kit for it, under the name of any federation. No program can notice a false
+kit at the first connection. A person therefore compares the phrase of the kit's authority with the phrase that the
+coordinator reads out by telephone. The file ``state/authority.json`` then records the authority, and a later kit of
+another authority is refused.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ def confirm_authority(settings: SiteSettings, kit: SiteConnectionKit, typed: str
         typed: The phrase as the person typed it.
 
     Returns:
-        How the typed phrase differs from that of the kit; then nothing is recorded. An empty text if it does not.
+        The difference between the typed phrase and the kit's; then nothing is recorded. Empty if they are equal.
     """
     record = _make_authority_record(kit)
     if difference := find_phrase_difference(typed, record.phrase):
@@ -57,12 +58,12 @@ def confirm_authority(settings: SiteSettings, kit: SiteConnectionKit, typed: str
 
 
 def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> None:
-    """Refuse a kit of another authority than the one that this site knows from before.
+    """Refuse a kit whose authority is not the recorded one.
 
-    Without the refusal, anyone who can send mail to a hospital would get its next update by sending a new kit.
+    Without this check, anyone who can send mail to a hospital could get its next update by sending a new kit.
 
     Raises:
-        ConnectionNotAccepted: If the kit's authority is another one, with both phrases and the way on.
+        ConnectionNotAccepted: If the kit's authority is not the recorded one; the text has both phrases and a remedy.
     """
     before = read_authority_record(settings.state_folder)
     if before is None or before.key_hash == compute_certificate_key_hash(kit.ca_certificate):
@@ -85,8 +86,9 @@ def refuse_other_authority(settings: SiteSettings, kit: SiteConnectionKit) -> No
 
 
 def describe_authority(settings: SiteSettings, kit: SiteConnectionKit) -> tuple[str, str]:
-    """Return what this site knows of the kit's authority, and what to do; the second is empty if nothing is to do."""
-    phrase, confirmed = compute_certificate_phrase(kit.ca_certificate), get_confirmation_time(settings, kit)
+    """Return a sentence about the kit's authority, and an instruction; the instruction is empty after confirmation."""
+    phrase = compute_certificate_phrase(kit.ca_certificate)
+    confirmed = get_confirmation_time(settings, kit)
     if confirmed:
         return f"the coordinator's phrase: {phrase} (confirmed on {confirmed[:10]})", ""
     unknown = (

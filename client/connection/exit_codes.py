@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
     from polyclinic.common.wire.fleet_protocol import HelloAnswer
 
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
+# Verification errors of OpenSSL (X509_V_ERR_*).
+_NOT_YET_VALID = 9
+_EXPIRED = 10
+_OTHER_HOST = 62
+_OTHER_ADDRESS = 64
 
 
 class ClientExitCode(IntEnum):
@@ -88,7 +92,7 @@ class ClientExitCode(IntEnum):
 
 
 def describe_release_to_install(release: str) -> str:
-    """Return how an instruction names the coordinator's release; without a name if the coordinator states none."""
+    """Return the words by which an instruction names a release, also if the coordinator does not state its release."""
     return "the coordinator's release (ask which one that is)" if release == UNKNOWN_RELEASE else f"release {release}"
 
 
@@ -105,7 +109,10 @@ class ConnectionNotAccepted(Exception):
 
     def __init__(self, exit_code: ClientExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
         super().__init__(f"{problem} {remedy}".strip())
-        self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
+        self.exit_code = exit_code
+        self.problem = problem
+        self.remedy = remedy
+        self.may_pass = may_pass
 
     @classmethod
     def make_key_refusal_error(cls, why: str) -> "ConnectionNotAccepted":
@@ -133,7 +140,7 @@ class ConnectionNotAccepted(Exception):
 
     @classmethod
     def make_wire_version_error(cls, hello: "HelloAnswer") -> "ConnectionNotAccepted":
-        """Make the exception for a coordinator of a release with which this one has no wire version in common."""
+        """Make the exception for a coordinator whose release has no wire version in common with this release."""
         problem = (
             f"the coordinator's release {hello.release} speaks wire version {hello.newest_wire}, this site's release "
             f"{__version__} speaks {describe_spoken_versions()}."

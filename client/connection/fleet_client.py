@@ -1,8 +1,8 @@
 """The site's client for Flower's Fleet API: gRPC over TLS, with every call signed by the site's key.
 
-The training process speaks the protocol of Flower's SuperNode 1.39 itself, for three reasons that were measured. A
-SuperNode waits 3 s between messages. It ends without a reason when the coordinator refuses it. It would hold the model
-a second time, in a process and with a port of its own.
+The training process itself speaks the protocol of Flower's SuperNode 1.39, for three measured reasons. A SuperNode
+waits 3 s between messages. It ends without an error text when the coordinator refuses it. It would keep a second copy
+of the model, in another process with another port.
 """
 
 import hashlib
@@ -52,17 +52,21 @@ from polyclinic.common.wire.message_objects import (
 )
 from polyclinic.common.wire.versions import WIRE_FORMATS, WIRE_VERSION, is_spoken, make_release_header
 
-BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
-SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
-TRANSFERS = 2
+ALLOWED_BUNDLE_FILES = {"pyproject.toml", ".info/CONTENT"}
+# Two of Flower's error codes.
+SITE_ERROR_CODE = 2
+BUNDLE_REFUSED_ERROR_CODE = 7
+PARALLEL_TRANSFERS = 2
 """Number of objects transferred at a time; on a slow line, each must end before its call times out."""
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
-"""First and longest pause between two tries to fetch an object that the coordinator is still writing."""
+MIN_FETCH_PAUSE_S = 0.05
+"""First pause before another try to fetch an object that the coordinator is still writing."""
+MAX_FETCH_PAUSE_S = 1.0
+"""Longest pause before another try to fetch an object."""
 _CALLS = ("ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "GetRun", "GetFab")
 RESPONSES = {call: getattr(fleet, f"{call}Response") for call in (*_CALLS, "PushObject", "ConfirmMessageReceived")}
 T = TypeVar("T")
 
-_LINE_ERRORS = {
+_CONNECTION_ERRORS = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -71,9 +75,9 @@ _LINE_ERRORS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
 }
-_RUN_ERRORS = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION}
-"""With these the coordinator answers calls about a run that has ended."""
-DESCRIPTIONS = {
+_ENDED_RUN_ERRORS = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION}
+"""gRPC status codes with which the coordinator answers calls about a run that has ended."""
+CONNECTION_ERROR_DESCRIPTIONS = {
     "connection refused": "Connection refused",
     "connection reset": "Connection reset by peer",
     "broken pipe": "the connection was closed",
@@ -86,17 +90,17 @@ DESCRIPTIONS = {
     "timeout": "no answer in time",
     "deadline exceeded": "no answer in time",
 }
-"""Words in gRPC's errors -> description for a person, as for a failed TCP connection."""
+"""Words in gRPC's error text -> description of a failed connection for a person."""
 
-UNACCEPTABLE_ANSWERS = {
+UNACCEPTABLE_ANSWER_DESCRIPTIONS = {
     "message larger than max": "its answer is larger than any answer to this call, and was not read",
     "metadata size exceeds": "the headers of its answer are too long, and were not read",
     "compression algorithm": "its answer is compressed, and was not read",
     "exception deserializing": "its answer cannot be decoded",
 }
-"""Words in gRPC's own errors -> description, for an answer that no release of Polyclinic gives."""
+"""Words in gRPC's error text -> description of an answer that no release of Polyclinic gives."""
 
-_WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
+_GRPC_ERROR_PREFIX = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
 class RunAlreadyEnded(Exception):
@@ -104,15 +108,15 @@ class RunAlreadyEnded(Exception):
 
 
 class UnacceptableAnswer(CoordinatorUnreachable):
-    """Raised for an answer that is larger than this site accepts for its call, or compressed, or cannot be decoded."""
+    """Raised for an answer that is larger than the limit of its call, compressed, or not decodable."""
 
 
 class RequestRefused(Exception):
-    """Raised for a request that this site does not carry out: for its size, its app bundle, or its signature.
+    """Raised for a request that this site refuses because of its size, its app bundle, or its signature.
 
     Attributes:
         reason: Explanation for the coordinator and for the site's own log.
-        message: The request, for the error reply; without content if its content was not read.
+        message: The request, to which the error reply belongs; without content if the content was not read.
         ends: The exception with which ``flwr-client`` ends; None if it continues.
         rule: Name of the broken rule in the site's audit log.
     """
@@ -121,11 +125,14 @@ class RequestRefused(Exception):
         self, reason: str, message: Message, ends: ConnectionNotAccepted | None = None, rule: str = "signature"
     ) -> None:
         super().__init__(reason)
-        self.reason, self.message, self.ends, self.rule = make_printable_line(reason), message, ends, rule
+        self.reason = make_printable_line(reason)
+        self.message = message
+        self.ends = ends
+        self.rule = rule
 
 
 class MessageUnreadable(Exception):
-    """Raised if all parts of a message arrived and cannot be decoded; the text is the reason."""
+    """Raised if all parts of a message arrived but cannot be decoded; the text is the reason."""
 
 
 class ReplyRejected(Exception):
@@ -135,7 +142,7 @@ class ReplyRejected(Exception):
 class MessageContentGone(Exception):
     """Raised if a message expired or was withdrawn, so that the coordinator no longer has or needs its content.
 
-    It is also raised if the received bytes do not even announce a message.
+    It is also raised if the received bytes announce no message.
     """
 
 
@@ -143,13 +150,13 @@ class FleetClient:
     """One connection of a site to the coordinator; a lost connection is replaced by a new object.
 
     Args:
-        ca_certificate: Certificate of the coordinator's authority, PEM; no other coordinator takes the signed calls.
-        statements: Signs replies and verifies the signatures of requests; None if the site takes no part in runs.
+        ca_certificate: Certificate of the coordinator's authority, PEM. The signed calls are valid for it only.
+        statements: Signs replies and verifies signatures of requests; None for a client that receives no requests.
         process: Id of this process; the coordinator allows one process for each site.
         policy: The site's policy, which bounds the size of messages.
 
     Attributes:
-        wire: The wire version of the connection: the newest, until :meth:`exchange_hello` has agreed on another one.
+        wire: The connection's wire version; the newest until :meth:`exchange_hello` agrees on another one.
     """
 
     def __init__(
@@ -161,10 +168,12 @@ class FleetClient:
         process: str = "",
         policy: SitePolicy | None = None,
     ) -> None:
-        self._statements, self._process = statements, process
+        self._statements = statements
+        self._process = process
         self._largest_message = compute_message_size_bound(policy or SitePolicy())
         for library in ("flwr", "grpc"):  # errors are still raised as exceptions
             logging.getLogger(library).setLevel(logging.CRITICAL)
+
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
             *make_channel_options(),
@@ -174,7 +183,9 @@ class FleetClient:
             ("grpc.enable_retries", 0),
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
-        self._key, self._authority = key, compute_certificate_key_hash(ca_certificate.decode())
+        self._key = key
+        self._authority = compute_certificate_key_hash(ca_certificate.decode())
+
         parsers = {call: response.FromString for call, response in RESPONSES.items()}
         parsers["PullObject"] = lambda data: fleet.extract_protobuf_field(
             data, fleet.PULL_CONTENT_FIELD
@@ -189,10 +200,12 @@ class FleetClient:
             )
             for call, parse in parsers.items()
         }
+
         self._public_key = encode_public_key_pem(key.public_key())
         self._bundles: dict[int, str] = {}
         self._small: Mapping[str, bytes] = {}  # small objects that came with the last message
-        self.node_id, self.wire = 0, WIRE_VERSION
+        self.node_id = 0
+        self.wire = WIRE_VERSION
 
     def __enter__(self) -> "FleetClient":
         return self
@@ -203,12 +216,14 @@ class FleetClient:
     # ------------------------------------------------------------------ presence
 
     def exchange_hello(self) -> fleet.HelloAnswer | None:
-        """Return the coordinator's answer to the call ``Hello``: its clock, its release, and if it admits this key.
+        """Call ``Hello``, and use the wire version of its answer for later calls.
 
-        Later calls are made as the wire version requires that the coordinator speaks with this site. If this release
-        does not speak that version, they are made as before, and the caller has to refuse the coordinator.
+        If this release does not speak that wire version, later calls keep the present one, and the caller must refuse
+        the coordinator.
 
-        Return None if the coordinator's release does not have this call.
+        Returns:
+            The coordinator's clock, its release, and its verdict on this key; None if its release is too old for the
+            call.
 
         Raises:
             ConnectionNotAccepted: If the call is not accepted with this key or clock.
@@ -225,7 +240,7 @@ class FleetClient:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return None
-                if error.code() in _RUN_ERRORS:  # the call is about no run; as a rule a proxy has refused it
+                if error.code() in _ENDED_RUN_ERRORS:  # the call is about no run; as a rule a proxy has refused it
                     reason = f"{error.code().name.lower().replace('_', ' ')}: {shorten_grpc_details(error.details())}"
                     raise UnacceptableAnswer(reason) from None
                 raise
@@ -283,7 +298,8 @@ class FleetClient:
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
         """
-        request, wait = fleet.PullMessagesRequest(node=self._flower_node), ((WAIT_HEADER, f"{wait_s:g}"),)
+        request = fleet.PullMessagesRequest(node=self._flower_node)
+        wait = ((WAIT_HEADER, f"{wait_s:g}"),)
         with _translate_grpc_errors():
             answer = self._make_signed_call("PullMessages", request, more_headers=wait)
         self._small = fleet.index_by_sha256(answer.small_contents)
@@ -305,7 +321,8 @@ class FleetClient:
         metadata, tree = _parse_metadata_and_object_tree(received)
         if tree is None:
             raise MessageUnreadable("it names no objects")
-        run_id, message_id = metadata.run_id, metadata.message_id
+        run_id = metadata.run_id
+        message_id = metadata.message_id
         try:
             message = self._fetch_and_join_objects(run_id, message_id, tree)
             if not message.has_content():  # everything that follows reads the content
@@ -392,11 +409,12 @@ class FleetClient:
         Raises:
             ReplyRejected: If the coordinator rejects the reply.
             RunAlreadyEnded: If the run has ended.
-            MessageContentGone: If the coordinator no longer takes all parts of the reply.
+            MessageContentGone: If the coordinator no longer accepts all parts of the reply.
         """
         run_id = reply.metadata.run_id
         answered = fleet.PullMessagesResponse.FromString(received).messages_list[0].metadata
-        reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
+        reply.metadata.created_at = answered.created_at
+        reply.metadata.ttl = answered.ttl
         # A reply that is sent again after a lost connection keeps its signature.
         if self._statements and reply.has_content() and not is_record_signed(reply.content):
             reply.content = self._statements.sign_reply(reply.content, answered.message_id)
@@ -436,7 +454,7 @@ class FleetClient:
             MessageTooLarge: If the message has become too large with this object.
         """
         request = fleet.PullObjectRequest(node=self._flower_node, run_id=run_id, object_id=name)
-        pause_s = FIRST_LOOK_S
+        pause_s = MIN_FETCH_PAUSE_S
         while True:
             rest, content = self._make_signed_call("PullObject", request)
             answer = fleet.PullObjectResponse.FromString(rest)
@@ -446,7 +464,7 @@ class FleetClient:
             if not answer.object_found or time.monotonic() > until:
                 raise MessageContentGone(f"object {name} could not be found")
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+            pause_s = min(2 * pause_s, MAX_FETCH_PAUSE_S)
 
     def _send_message_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = fleet.PushObjectRequest(node=self._flower_node, run_id=run_id, object_id=name, session_id=session)
@@ -460,7 +478,7 @@ class FleetClient:
         request = fleet.ConfirmMessageReceivedRequest(
             node=self._flower_node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        with suppress(RunAlreadyEnded), _translate_grpc_errors():  # a run that is over needs no confirmation
+        with suppress(RunAlreadyEnded), _translate_grpc_errors():  # an ended run needs no confirmation
             self._make_signed_call("ConfirmMessageReceived", request)
 
     @property
@@ -477,11 +495,11 @@ class FleetClient:
 
 
 def _transfer_objects_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Call ``transfer`` with each tuple of ``arguments``, :data:`TRANSFERS` calls at a time; return their results.
+    """Call ``transfer`` with each tuple of ``arguments``, at most :data:`PARALLEL_TRANSFERS` at a time.
 
     After a failure, no further call is started.
     """
-    pool = ThreadPoolExecutor(TRANSFERS)
+    pool = ThreadPoolExecutor(PARALLEL_TRANSFERS)
     try:
         return list(pool.map(lambda each: transfer(*each), arguments))
     finally:
@@ -502,7 +520,7 @@ def find_app_bundle_fault(content: bytes, fab_hash: str) -> str:
         names = set(zipfile.ZipFile(BytesIO(content)).namelist())
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError) as error:
         return f"the app bundle cannot be read: {error}"
-    if extra := sorted(names - BUNDLE_MAY_HOLD):
+    if extra := sorted(names - ALLOWED_BUNDLE_FILES):
         return f"the app bundle carries {', '.join(extra[:5])}; this site runs only what its own image holds"
     return ""
 
@@ -534,7 +552,7 @@ def is_message_expired(received: bytes, now: float) -> bool:
 
 
 def _parse_metadata_and_object_tree(received: bytes) -> tuple[Any, Any]:
-    """Return a message's metadata and its object tree, None without one.
+    """Return a message's metadata, and its object tree or None.
 
     Raises:
         MessageContentGone: If the bytes announce no message.
@@ -560,25 +578,28 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     except DecodeError:
         raise CoordinatorUnreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
-        code, details = error.code(), shorten_grpc_details(error.details())
-        for words, description in UNACCEPTABLE_ANSWERS.items():
-            if code in _LINE_ERRORS and words in details.lower():
+        code = error.code()
+        details = shorten_grpc_details(error.details())
+        for words, description in UNACCEPTABLE_ANSWER_DESCRIPTIONS.items():
+            if code in _CONNECTION_ERRORS and words in details.lower():
                 raise UnacceptableAnswer(description) from None
-        if code in _LINE_ERRORS:
-            # The cause alone, without gRPC's words and the address around it.
-            causes = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
-            cause = causes[0] if causes else _WRAPPING.sub("", details)
+        if code in _CONNECTION_ERRORS:
+            # Only the cause is kept, without gRPC's words and the address around it.
+            causes = [
+                description for words, description in CONNECTION_ERROR_DESCRIPTIONS.items() if words in details.lower()
+            ]
+            cause = causes[0] if causes else _GRPC_ERROR_PREFIX.sub("", details)
             raise CoordinatorUnreachable(cause or code.name.lower().replace("_", " ")) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise ConnectionNotAccepted.make_clock_difference_error() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS_MESSAGE in details:
             raise ConnectionNotAccepted.make_newer_process_error(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
-            used = "in use by another process: a second one here, or elsewhere with a copy of this key"
+            reason = "in use by another process: a second one here, or elsewhere with a copy of this key"
             raise ConnectionNotAccepted.make_key_refusal_error(
-                used if "in use" in details else "not admitted, or revoked"
+                reason if "in use" in details else "not admitted, or revoked"
             ) from None
-        if code in _RUN_ERRORS:
+        if code in _ENDED_RUN_ERRORS:
             raise RunAlreadyEnded(details) from None
         raise CoordinatorUnreachable(f"{code.name.lower()}: {details}") from None
 

@@ -1,4 +1,4 @@
-"""The message that a site works on, and messages that were put aside because they ended its program."""
+"""The file with the message that a site works on, and the folder of messages that made its program end."""
 
 import base64
 import datetime as dt
@@ -10,14 +10,14 @@ from pathlib import Path
 from polyclinic.common.system.files import is_disk_full, write_atomically
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 
-MOST_SET_ASIDE = 20
-"""Number of messages that are kept in the folder ``set-aside``, the latest ones."""
-MOST_BYTES_SET_ASIDE = 64 * 2**10
-"""Bytes of a message that are kept there; without its content, an ordinary one has a few hundred."""
+MAX_SET_ASIDE_MESSAGES = 20
+"""Maximum number of messages in the folder ``set-aside``; the oldest are deleted."""
+MAX_STORED_MESSAGE_BYTES = 64 * 2**10
+"""Maximum number of bytes stored of a message; without its content, an ordinary message has a few hundred."""
 
 
 class PendingMessage:
-    """The file with the message that a site is working on, so that after a kill the next process resumes the work.
+    """The file with the message that a site works on, so that the next process resumes the work after a kill.
 
     The file holds a few hundred bytes, because the coordinator keeps the message's content until the reply has arrived.
     It begins with a SHA-256, because a damaged message would end every process that resumes the work.
@@ -25,11 +25,12 @@ class PendingMessage:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()  # a stop on request is written by another thread
-        self._begun: tuple[bytes, int] | None = None  # the message at work, and the deaths at it before this process
+        self._lock = threading.Lock()  # another thread writes a stop on request
+        # The message at work, and the number of earlier processes that died while they worked on it.
+        self._current: tuple[bytes, int] | None = None
 
     def begin_work(self, received: bytes, attempts: int) -> bool:
-        """Store a received message before the work on it; if this process dies, the death counts against the message.
+        """Store a received message before the work on it starts; its number of deaths already counts this process.
 
         Args:
             attempts: Number of earlier processes that died while they worked on the message.
@@ -38,27 +39,27 @@ class PendingMessage:
             False if the disk is full; then no later process can resume the work.
         """
         with self._lock:
-            self._begun = received, attempts
+            self._current = received, attempts
             return self._write(received, attempts + 1)
 
-    def count_no_death(self) -> None:
-        """Store that the work on the present message does not end by a death, because a stop was requested.
+    def undo_death_count(self) -> None:
+        """Undo the count of this process's death, because the process ends by a requested stop.
 
-        The process may end in the middle of a computation. Two stops in one long request would otherwise put aside a
-        message at which nothing is wrong.
+        The process may end in the middle of a computation. Without this, two stops during one long request would set
+        aside a message that has no fault.
         """
         with self._lock:
-            if self._begun is not None:
-                self._write(*self._begun)
+            if self._current is not None:
+                self._write(*self._current)
 
     def store_message(self, received: bytes, attempts: int = 0) -> bool:
-        """Store a received message, and the number of processes that died while they worked on it.
+        """Store a received message with the number of processes that died while they worked on it.
 
         Returns:
             False if the disk is full; then no later process can resume the work.
         """
         with self._lock:
-            self._begun = None
+            self._current = None
             return self._write(received, attempts)
 
     def _write(self, received: bytes, attempts: int) -> bool:
@@ -73,50 +74,51 @@ class PendingMessage:
         return True
 
     def read_message(self) -> tuple[int, bytes] | None:
-        """Return the number of processes that died on the stored message, and the message; None without intact file."""
+        """Return the number of deaths at the stored message, and the message; None without an intact file."""
         try:
             data = self._path.read_bytes()
         except OSError:
             return None
         size = hashlib.sha256().digest_size
-        digest, content = data[:size], data[size:]
+        digest = data[:size]
+        content = data[size:]
         if len(content) < 2 or hashlib.sha256(content).digest() != digest:
             return None
         return content[0], content[1:]
 
     def remove_message(self) -> None:
-        """Remove the stored message, because it is answered or its run has ended."""
+        """Remove the stored message after it was answered or its run has ended."""
         with self._lock:
-            self._begun = None
+            self._current = None
             self._path.unlink(missing_ok=True)
 
 
 class SetAsideMessages:
-    """The folder ``set-aside`` of messages that ended the program, each a JSON file with the reason.
+    """The folder ``set-aside`` with a JSON file for each message that made the program end.
 
-    No later process works on such a message, also not if the coordinator sends it again. A file may be sent to the
-    developers; it holds no content of the message, only what announced it.
+    No later process works on such a message, not even if the coordinator sends it again. A file may be sent to the
+    developers: it has the message's metadata and the reason, without the message's content.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def set_message_aside(self, message_id: str, received: bytes, reason: str) -> None:
-        """Store a message with the reason, and remove the oldest ones beyond :data:`MOST_SET_ASIDE`."""
+        """Store a message with the reason, and remove the oldest ones beyond :data:`MAX_SET_ASIDE_MESSAGES`."""
         content = {
             "time": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "reason": reason,
             "bytes": len(received),
             "sha256": hashlib.sha256(received).hexdigest(),
-            "message": base64.b64encode(received[:MOST_BYTES_SET_ASIDE]).decode(),
+            "message": base64.b64encode(received[:MAX_STORED_MESSAGE_BYTES]).decode(),
         }
         write_atomically(self._path(message_id), json.dumps(content, indent=1).encode(), private=True)
         oldest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for old in oldest_first[:-MOST_SET_ASIDE]:
+        for old in oldest_first[:-MAX_SET_ASIDE_MESSAGES]:
             old.unlink(missing_ok=True)
 
     def is_set_aside(self, message_id: str) -> bool:
-        """Return True if the message with this id was put aside before."""
+        """Return True if the message with this id was set aside before."""
         return self._path(message_id).exists()
 
     def _path(self, message_id: str) -> Path:

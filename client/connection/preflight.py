@@ -23,14 +23,14 @@ CERTIFICATE_TIMEOUT_S = 0.5
 
 
 def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
-    """Check settings, key, kit (the coordinator's file), disk, Flower and, if it answers, the coordinator's identity.
+    """Check settings, key, kit (the coordinator's file), disk and Flower, and the coordinator if it answers.
 
     Args:
-        has_job: A job of a queue waits or runs on the folder, and the program only keeps the site connected for it: the
-            job's process may run.
+        has_job: True if a queue's job waits or runs on the folder. Then another ``flwr-client`` process, that of the
+            job, may run too.
 
     Raises:
-        BadInput: With every fault, or if this site has left its federation.
+        BadInput: If a check finds faults (it lists all), or if this site has left its federation.
         ConnectionNotAccepted: If this site cannot accept the coordinator's certificate, or knows another authority.
     """
     settings, _ = read_site_with_faults(folder)  # faults of class names are reported with those of the data
@@ -43,7 +43,8 @@ def check_client_before_start(folder: Path, *, has_job: bool = False) -> None:
     except BadInput as bad:
         faults += bad.faults
     else:
-        authority, name = x509.load_pem_x509_certificate(kit.ca_certificate.encode()), settings.kit_path.name
+        authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode())
+        name = settings.kit_path.name
         faults += find_certificate_date_faults(
             f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit."
         )
@@ -59,7 +60,7 @@ def is_client_running(state: Path) -> bool:
 
 
 def refuse_running_site(state: Path) -> None:
-    """Refuse a change of the site while its program runs.
+    """Check that no ``flwr-client`` process runs on the site.
 
     Raises:
         BadInput: If a ``flwr-client`` process holds the lock of this state folder.

@@ -21,8 +21,8 @@ from polyclinic.client.app import SiteOf, make_client_app
 from polyclinic.client.connection.authority import record_first_connection
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted, CoordinatorUnreachable
 from polyclinic.client.connection.fleet_client import (
-    BUNDLE_REFUSED,
-    SITE_RAISED,
+    BUNDLE_REFUSED_ERROR_CODE,
+    SITE_ERROR_CODE,
     FleetClient,
     MessageContentGone,
     MessageUnreadable,
@@ -40,7 +40,7 @@ from polyclinic.client.connection.status import ClientStatus
 from polyclinic.client.connection.tls import check_coordinator_certificate
 from polyclinic.client.connection.wire_agreement import agree_on_wire_version
 from polyclinic.client.gate.gate import (
-    UNREADABLE,
+    UNREADABLE_RULE,
     AuditMark,
     record_patients,
     record_refused_request,
@@ -76,51 +76,60 @@ from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_CODE
 from polyclinic.common.wire.records import Refusal
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 
-WAIT_S = 5.0
+LONG_POLL_S = 5.0
 """Time for which the coordinator may hold a call for a message; then the site checks the heartbeat thread's result."""
-POLL_S, MAX_POLL_S = 0.03, 1.0
-"""First and longest pause between two calls for a message if the coordinator answers at once that there is none."""
-HEARTBEAT_ENDS_S = 0.5
+MIN_POLL_PAUSE_S = 0.03
+"""First pause between two calls for a message if the coordinator answers at once that there is none."""
+MAX_POLL_PAUSE_S = 1.0
+"""Longest pause between two such calls."""
+HEARTBEAT_STOP_TIMEOUT_S = 0.5
 """Time for which a closing connection waits for a heartbeat in progress."""
-DROP_SIGNAL = signal.SIGUSR1
+INTERRUPT_SIGNAL = signal.SIGUSR1
 """Signal with which the heartbeat thread interrupts the training thread."""
 CERTIFICATE_WARNING_DAYS = 30
 MAX_ATTEMPTS = 2
-"""Number of processes that may die during the work on one message before the site puts it aside.
+"""Number of processes that may die during the work on one message before the site sets the message aside.
 
-A process that is stopped on request (SIGTERM, SIGINT, SIGHUP) does not count, no matter what it works on.
+A process that is stopped on request (SIGTERM, SIGINT, SIGHUP) does not count.
 """
-EXIT_CODES = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
-"""Refusals that end the program, because this site alone has to fix their cause. Not so with labels: another site's
-labels may have led to the refusal, and this site may fit the next run."""
+EXIT_CODE_BY_REFUSAL = {"name": ClientExitCode.NAME, "version": ClientExitCode.VERSION}
+"""Kind of refusal -> exit code, for the refusals that end the program because only this site can fix their cause.
+
+Refused labels do not end the program: another site's labels may be the cause, and this site may fit the next run.
+"""
 REMEDY_FOR_LABELS = (
     "This program stays connected for other runs. After a change of site.toml, or if the coordinator admits more, stop"
     " it and start it again: the run then asks this site anew."
 )
-SET_ASIDE, FAILED = "set aside", "message"
-"""Rules in the audit: of a message that ended the program before, and of one at which the program failed."""
-LONGEST_PHASE, LONGEST_NAME = 60, 120
-READS_IMAGES = frozenset(
+SET_ASIDE_RULE = "set aside"
+"""Rule in the audit log for a message that made the program end before."""
+FAILED_RULE = "message"
+"""Rule in the audit log for a message at which the program raised an exception."""
+MAX_PHASE_CHARACTERS = 60
+MAX_RUN_NAME_CHARACTERS = 120
+IMAGE_MESSAGE_TYPES = frozenset(
     {
         *(MessageType.TRAIN, MessageType.EVALUATE),
         *(f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.benefit", SCORING_TYPE),
     }
 )
-"""Types of messages before which the site asks who opted out. The stages of secure aggregation are parts of a round
-that has begun."""
+"""Types of messages that read images, so that the site first asks who opted out.
+
+The messages of secure aggregation are not listed, because they belong to a round that has already read the images.
+"""
 Tell = Callable[[str], None]
 
 
 class IdleLimitReached(Exception):
-    """Raised if no message has come for the time that ``--until-idle`` allows."""
+    """Raised if no message came within the time of ``--until-idle``."""
 
 
 class PlanDecided(Exception):
-    """Raised if a person has approved or denied a plan that this site refused, so that the coordinator asks anew."""
+    """Raised after a person approved or denied a plan that this site refused, so that the coordinator asks again."""
 
 
 class RunWorkInterrupted(BaseException):
-    """Raised in the main thread to stop its computation, because the run has ended."""
+    """Raised in the main thread to stop the work for a run that has ended."""
 
 
 @dataclass
@@ -132,8 +141,8 @@ class HospitalMessageLoop:
         status: The site's status, which ``flwr-client status`` shows.
         make_app: Builds the ClientApp that answers messages; benchmarks pass an app that does not train.
         idle_limit_s: Time without a message after which the loop ends; None for a loop without end.
-        data: The site's images before patients who opted out were left out; None if nobody can opt out.
-        opted_out: The patients whom ``site`` leaves out.
+        data: The site's images, with patients who opted out; None if nobody can opt out.
+        opted_out: Identifiers of the patients whom ``site`` leaves out.
     """
 
     settings: SiteSettings
@@ -147,18 +156,18 @@ class HospitalMessageLoop:
     opted_out: Identifiers = field(default_factory=dict)
     _refusal: ConnectionNotAccepted | None = None
     _unsent: tuple[bytes, Message] | None = None
-    _hello: HelloAnswer | None = None  # what the coordinator said of itself when this site connected
-    _left_out: str = ""  # reason why the last reply did not count, from the last message
+    _hello: HelloAnswer | None = None  # the coordinator's answer when this site connected
+    _left_out: str = ""  # rounds in which this site's reply did not count, and why, as the last message states
     _current_run: int = 0  # the run whose message is being answered
-    _ended_run: int = 0  # a run that ended meanwhile
-    _first: tuple[str, int, float] | None = None  # run, number and time of the first round in this process
-    _is_memory_of_work_kept: bool = False  # by malloc, of messages that were answered
+    _ended_run: int = 0  # a run that ended while this site worked for it
+    _first_round: tuple[str, int, float] | None = None  # run, number and time of this process's first round
+    _has_memory_to_release: bool = False  # malloc still holds memory of answered messages
 
     def __post_init__(self) -> None:
         def record_refusal(refusal: Refusal) -> None:
             problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
-            if refusal.kind in EXIT_CODES:
-                self._refusal = ConnectionNotAccepted(EXIT_CODES[refusal.kind], problem, "")
+            if refusal.kind in EXIT_CODE_BY_REFUSAL:
+                self._refusal = ConnectionNotAccepted(EXIT_CODE_BY_REFUSAL[refusal.kind], problem, "")
             else:
                 self._report_error(problem)
                 self.tell(REMEDY_FOR_LABELS)
@@ -184,11 +193,12 @@ class HospitalMessageLoop:
             IdleLimitReached: If no message has come for :attr:`idle_limit_s`.
             ConnectionNotAccepted: If the coordinator does not accept this site, or this site the coordinator.
         """
-        with notify_of_stop_request(self._pending.count_no_death):
+        with notify_of_stop_request(self._pending.undo_death_count):
             self._connect_and_answer_messages()
 
     def _connect_and_answer_messages(self) -> None:
-        wait_s, patience_ends = FIRST_RETRY_S, 0.0
+        wait_s = FIRST_RETRY_S
+        patience_ends = 0.0
         while True:
             self.status.state = "connecting"
             try:
@@ -196,17 +206,18 @@ class HospitalMessageLoop:
                     wait_s = FIRST_RETRY_S
                     self._answer_messages(link)
             except ConnectionNotAccepted as refusal:
-                # A coordinator that has just opened its port is still registering the sites it has admitted.
+                # A coordinator that has just opened its port may still be registering the admitted sites.
                 patience_ends = patience_ends or time.monotonic() + REFUSED_KEY_RETRY_S
                 if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
-            except PlanDecided as decided:
+            except PlanDecided as verdicts:
                 # The coordinator asks a site again that connects as a new process.
-                self._process, self.status.last_error = secrets.token_hex(8), ""
-                self.tell(f"a plan was {decided} here: connecting anew, so that the coordinator asks again")
+                self._process = secrets.token_hex(8)
+                self.status.last_error = ""
+                self.tell(f"a plan was {verdicts} here: connecting anew, so that the coordinator asks again")
             except (CoordinatorUnreachable, RunAlreadyEnded, MessageContentGone) as error:
-                # The last two: the coordinator answers a call that is about no run or message as if it were.
+                # The last two exceptions come if the coordinator answers a call as if it were about a run or message.
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
                 self.status.record_last_error(str(error))
@@ -223,11 +234,12 @@ class HospitalMessageLoop:
         ) as link:
             self._hello = hello = agree_on_wire_version(link, self.tell)
             if hello is not None:
-                self.status.coordinator_release, self.status.coordinator_wire = hello.release, hello.newest_wire
+                self.status.coordinator_release = hello.release
+                self.status.coordinator_wire = hello.newest_wire
             last_node_id = read_stored_node_id(self._node_id_file)
             node_id = link.activate_node(last_node_id)
             record_first_connection(self.settings.state_folder, self.kit)
-            if node_id != last_node_id:  # stored, so that a process started after a kill is the same node
+            if node_id != last_node_id:  # stored, so that a process started after a kill registers as the same node
                 try:
                     write_atomically(self._node_id_file, str(node_id).encode())
                 except OSError as error:
@@ -237,12 +249,12 @@ class HospitalMessageLoop:
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
-            beat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
-            beat.start()
+            heartbeat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
+            heartbeat.start()
 
             def stop_heartbeats_and_deactivate() -> None:  # a heartbeat in progress must not arrive afterwards
                 stop.set()
-                beat.join(timeout=HEARTBEAT_ENDS_S)
+                heartbeat.join(timeout=HEARTBEAT_STOP_TIMEOUT_S)
                 link.deactivate_node()
 
             try:
@@ -257,7 +269,7 @@ class HospitalMessageLoop:
                 raise
             finally:
                 stop.set()
-                beat.join(timeout=HEARTBEAT_ENDS_S)
+                heartbeat.join(timeout=HEARTBEAT_STOP_TIMEOUT_S)
 
     def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats until ``stop`` is set; interrupt the main thread if the run that it works for has ended."""
@@ -270,7 +282,7 @@ class HospitalMessageLoop:
                         link.check_run_active(run_id)
                     except RunAlreadyEnded:
                         self._ended_run = run_id
-                        _thread.interrupt_main(DROP_SIGNAL)
+                        _thread.interrupt_main(INTERRUPT_SIGNAL)
             except (CoordinatorUnreachable, RunAlreadyEnded):
                 continue  # the main thread will notice
             except ConnectionNotAccepted as refusal:
@@ -278,7 +290,7 @@ class HospitalMessageLoop:
                 return
 
     def interrupt_ended_work(self, number: int, frame: object) -> None:
-        """Stop the main thread's work if its run has ended; this is the handler of the signal :data:`DROP_SIGNAL`.
+        """Handle :data:`INTERRUPT_SIGNAL`: stop the main thread's work if its run has ended.
 
         Raises:
             RunWorkInterrupted: At the current place of the main thread's computation.
@@ -289,11 +301,11 @@ class HospitalMessageLoop:
     # ------------------------------------------------------------------ messages
 
     def _answer_messages(self, link: FleetClient) -> None:
-        """Answer messages without end, first the one that an earlier process or connection did not finish."""
+        """Answer messages without end, beginning with a message that an earlier process did not finish."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
-        elif left := self._pending.read_message():  # an earlier process was killed during this work
-            attempts, unfinished = left
+        elif pending := self._pending.read_message():  # an earlier process was killed during this work
+            attempts, unfinished = pending
             try:
                 expired = is_message_expired(unfinished, time.time())
             except MessageContentGone:
@@ -301,51 +313,56 @@ class HospitalMessageLoop:
             if expired:
                 self._pending.remove_message()
             elif attempts >= MAX_ATTEMPTS:
-                self._put_message_aside(link, unfinished, attempts)
+                self._set_message_aside(link, unfinished, attempts)
             else:
                 self.tell("taking up again the work that was interrupted")
                 self._answer_message(link, unfinished, attempts)
                 self._last_work = time.monotonic()
-        wait_s = POLL_S
+
+        wait_s = MIN_POLL_PAUSE_S
         while True:
             if self._refusal:
                 raise self._refusal
-            self.status.state, self.status.phase = "waiting", ""
+            self.status.state = "waiting"
+            self.status.phase = ""
             began = time.monotonic()
-            received = link.receive_message(WAIT_S)
+            received = link.receive_message(LONG_POLL_S)
             self.status.last_contact = time.time()
             if received is None:
-                if self._is_memory_of_work_kept:
+                if self._has_memory_to_release:
                     # Not after each message: a round that follows at once needs the same memory again.
                     release_free_memory()
-                    self._is_memory_of_work_kept = False
+                    self._has_memory_to_release = False
                 self._end_if_idle()
-                self._ask_to_be_asked_again()
-                if time.monotonic() - began < WAIT_S / 2:
+                self._reconnect_after_decision()
+                if time.monotonic() - began < LONG_POLL_S / 2:
                     time.sleep(wait_s)
-                    wait_s = min(wait_s * 1.2, MAX_POLL_S)
+                    wait_s = min(wait_s * 1.2, MAX_POLL_PAUSE_S)
                 continue
+
             if self._set_aside.is_set_aside(read_message_id(received)):
-                self._refuse_unread_message(link, received, SET_ASIDE, "it ended this site's program before")
+                self._refuse_unread_message(link, received, SET_ASIDE_RULE, "it ended this site's program before")
             else:
                 self._answer_message(link, received)
-            wait_s, self._last_work, self._is_memory_of_work_kept = POLL_S, time.monotonic(), True
+            wait_s = MIN_POLL_PAUSE_S
+            self._last_work = time.monotonic()
+            self._has_memory_to_release = True
 
-    def _ask_to_be_asked_again(self) -> None:
-        """Have the coordinator ask again about a plan that was approved or denied here after this site refused it.
+    def _reconnect_after_decision(self) -> None:
+        """Connect as a new process if a refused plan was approved or denied since, so that the coordinator asks again.
 
-        Without this a coordinator would wait for a plan that was denied until its deadline.
+        Otherwise the coordinator would wait for a denied plan until its deadline.
 
         Raises:
-            PlanDecided: To connect as a new process.
+            PlanDecided: If there is such a decision; the caller then reconnects.
         """
         approvals = self.site.approvals
-        decided = {} if approvals is None else approvals.find_new_decisions()
-        if not decided:
+        verdicts = {} if approvals is None else approvals.find_new_decisions()
+        if not verdicts:
             return
-        is_approval = any(not verdict.reason for verdict in decided.values())
+        is_approval = any(not verdict.reason for verdict in verdicts.values())
         word = "approved" if is_approval else "denied"
-        if PROCESS_VARIABLE in os.environ:  # the program that submits jobs calls under the same id
+        if PROCESS_VARIABLE in os.environ:  # flwr-client slurm watch connects under the same process id
             self.tell(f"a plan was {word} here: stop flwr-client slurm watch and start it again")
             return
         raise PlanDecided(word)
@@ -357,16 +374,16 @@ class HospitalMessageLoop:
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0) -> None:
         """Fetch the content of a received message, do the requested work, and send the reply.
 
-        No message ends the program: one that cannot be read, or at which our own code fails, is refused, written to
-        the audit, and answered with an error. The program ends only for what is not the message's doing: a stop on
-        request, a full disk, a coordinator that does not accept this site.
+        No message ends the program. A message that cannot be read, or at which our code raises an exception, is
+        refused, written to the audit log and answered with an error. Only other causes end the program: a requested
+        stop, a full disk, or a coordinator that does not accept this site.
 
         Args:
             attempts: Number of processes that died while they worked on this message.
         """
         self.status.state = "working"
         try:
-            # Before anything of the message is looked at: a process that dies at it is counted.
+            # Stored before the message is read, so that a process that dies at it is counted.
             if not self._pending.begin_work(received, attempts):
                 self._report_error(f"no room on the disk of {self.settings.state_folder}: free some")
             reply = self._fetch_message_and_make_reply(link, received)
@@ -374,7 +391,7 @@ class HospitalMessageLoop:
             self._report_error(f"a message is no longer wanted: {error}")
             self._pending.remove_message()
             with contextlib.suppress(MessageContentGone):
-                link.confirm_receipt(received)  # else the message would come again
+                link.confirm_receipt(received)  # otherwise the message would come again
             return
         except RunWorkInterrupted:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")
@@ -382,7 +399,7 @@ class HospitalMessageLoop:
             self._pending.remove_message()
             return
         except BaseException as error:
-            if _is_no_fault_of_message(error):
+            if _has_outside_cause(error):
                 self._pending.store_message(received, attempts)
             raise
         self._send_reply(link, received, reply, attempts)
@@ -392,50 +409,53 @@ class HospitalMessageLoop:
         try:
             return self._read_and_answer_request(link, received)
         except MessageUnreadable as error:
-            rule, reason = UNREADABLE, str(error)
+            rule = UNREADABLE_RULE
+            reason = str(error)
         except (CoordinatorUnreachable, ConnectionNotAccepted, RunAlreadyEnded, MessageContentGone):
             raise
-        except (Exception, RequestTimeExceeded) as error:  # of our own code: the next message is another one
+        except (Exception, RequestTimeExceeded) as error:  # a defect of our code; the next message may work
             if is_disk_full(error):
                 raise
-            rule, reason = FAILED, f"{type(error).__name__} while this site read it"
+            rule = FAILED_RULE
+            reason = f"{type(error).__name__} while this site read it"
         self._current_run = 0
         if not audit.has_new_entry():
             record_unread_message(self.site, received, rule, reason)
         self._report_error(f"refused a message: {reason}")
-        return make_error_reply(link.make_unread_message(received), SITE_RAISED, reason)
+        return make_error_reply(link.make_unread_message(received), SITE_ERROR_CODE, reason)
 
     def _read_and_answer_request(self, link: FleetClient, received: bytes) -> Message:
-        """Fetch a request and do its work; a request that this site does not carry out is answered with an error."""
+        """Fetch a request and do its work; answer a refused request with an error."""
         try:
             return self._make_reply(link.fetch_message_content(received))
         except RequestRefused as refused:
-            reason, message = refused.reason, refused.message
+            reason = refused.reason
+            message = refused.message
             self._refusal = self._confirm_final_refusal(refused.ends) or self._refusal
             record_refused_request(self.site, message, reason, refused.rule)
             self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
-            return make_error_reply(message, BUNDLE_REFUSED, reason)
+            return make_error_reply(message, BUNDLE_REFUSED_ERROR_CODE, reason)
 
-    def _put_message_aside(self, link: FleetClient, received: bytes, attempts: int) -> None:
-        """Store a message that ended the program too often in the folder ``set-aside``, and answer it with an error."""
+    def _set_message_aside(self, link: FleetClient, received: bytes, attempts: int) -> None:
+        """Move a message that ended the program too often to the folder ``set-aside``, and answer it with an error."""
         reason = f"the site's process died {attempts} times while working on this"
         with contextlib.suppress(OSError):  # a full disk: the message is not worked on again in any case
             self._set_aside.set_message_aside(read_message_id(received), received, reason)
         self.tell(f"a message was put aside into {self.settings.state_folder / 'set-aside'}: {reason}")
-        self._refuse_unread_message(link, received, SET_ASIDE, reason)
+        self._refuse_unread_message(link, received, SET_ASIDE_RULE, reason)
 
     def _refuse_unread_message(self, link: FleetClient, received: bytes, rule: str, reason: str) -> None:
-        """Answer a message with an error without a look at its content, and write the refusal to the audit."""
+        """Answer a message with an error without reading its content, and write the refusal to the audit log."""
         record_unread_message(self.site, received, rule, reason)
         self._report_error(f"refused a message: {reason}")
-        reply = make_error_reply(link.make_unread_message(received), SITE_RAISED, reason)
+        reply = make_error_reply(link.make_unread_message(received), SITE_ERROR_CODE, reason)
         self._send_reply(link, received, reply, MAX_ATTEMPTS)
 
     def _send_reply(self, link: FleetClient, received: bytes, reply: Message, attempts: int = 0) -> None:
         """Send a reply; after a lost connection, the next connection sends it again.
 
         Args:
-            attempts: Number of processes that died while they worked on this message, without this one.
+            attempts: Number of earlier processes that died while they worked on this message.
         """
         self._unsent = (received, reply)
         try:
@@ -447,12 +467,12 @@ class HospitalMessageLoop:
         except (KeyboardInterrupt, SystemExit, CoordinatorUnreachable, ConnectionNotAccepted):
             self._pending.store_message(received, attempts)
             raise
-        except Exception as error:  # of our own code, at words of the message in the reply
+        except Exception as error:  # a defect of our code, for instance at text that the reply repeats
             if is_disk_full(error):
                 raise
             reason = f"{type(error).__name__} while the reply was sent"
             if not reply.has_error():
-                self._refuse_unread_message(link, received, FAILED, reason)
+                self._refuse_unread_message(link, received, FAILED_RULE, reason)
                 return
             self._drop_unsendable_reply(link, received, reason)
         self._unsent = None
@@ -461,17 +481,20 @@ class HospitalMessageLoop:
             raise self._refusal
 
     def _drop_unsendable_reply(self, link: FleetClient, received: bytes, reason: str) -> None:
-        """Write to the audit that a reply cannot be sent, and have the coordinator forget its message."""
-        record_unread_message(self.site, received, FAILED, reason)
+        """Write to the audit log that a reply cannot be sent, and confirm its message.
+
+        Without the confirmation the coordinator would send the message again.
+        """
+        record_unread_message(self.site, received, FAILED_RULE, reason)
         self._report_error(f"dropped a reply: {reason}")
         with contextlib.suppress(MessageContentGone):
             link.confirm_receipt(received)
 
     def _confirm_final_refusal(self, refusal: ConnectionNotAccepted | None) -> ConnectionNotAccepted | None:
-        """Return the refusal that ends the program, or None if the coordinator's own word contradicts the message.
+        """Return a refusal that has to end the program; None if the coordinator's answer to ``Hello`` contradicts it.
 
-        A message that names another wire version or another site ends the program only if the coordinator also said
-        so when this site connected, or said nothing. With another wire version, this site would not have connected.
+        A message can name a wrong wire version or site name. It ends the program only if the coordinator stated the
+        same when this site connected, or stated nothing. With another wire version this site would not be connected.
         """
         hello = self._hello
         if refusal is None or hello is None:
@@ -484,12 +507,13 @@ class HospitalMessageLoop:
 
     def _make_reply(self, message: Message) -> Message:
         """Return the ClientApp's reply or an error reply, and print a line about the work."""
-        began, audit = time.monotonic(), AuditMark(self.site)
+        began = time.monotonic()
+        audit = AuditMark(self.site)
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
             self._current_run = message.metadata.run_id
             self._record_work_phase(message)
-            if message.metadata.message_type in READS_IMAGES:
+            if message.metadata.message_type in IMAGE_MESSAGE_TYPES:
                 self.leave_out_opted_out_patients()
             reply = self._app(message, context)
             self._current_run = 0
@@ -499,10 +523,10 @@ class HospitalMessageLoop:
                 refusal = ConnectionNotAccepted(ClientExitCode.VERSION, str(error), "")
                 self._refusal = self._confirm_final_refusal(refusal) or self._refusal
             reason = describe_error_for_coordinator(error)
-            if not audit.has_new_entry():  # it failed before the gate, which writes an entry for each message
-                record_refused_request(self.site, message, reason, FAILED)
+            if not audit.has_new_entry():  # the error came before the gate, which writes an entry for each message
+                record_refused_request(self.site, message, reason, FAILED_RULE)
             self._report_error(f"{self.status.phase} failed: {error}")
-            return make_error_reply(message, SITE_RAISED, reason)
+            return make_error_reply(message, SITE_ERROR_CODE, reason)
         if reply.has_error():
             if reply.error.code == APPROVAL_ERROR_CODE:  # the gate has printed why
                 self._report_waiting_plan()
@@ -513,7 +537,7 @@ class HospitalMessageLoop:
         return reply
 
     def _report_waiting_plan(self) -> None:
-        """Name the plan that a coordinator waits for: the list may have earlier ones of the same title."""
+        """Print the hash of the plan for which the coordinator waits; earlier plans may have the same title."""
         folder = quote_for_shell(self.settings.folder)
         sha256 = "" if self.site.approvals is None else self.site.approvals.latest_refused_text[:12]
         if sha256:
@@ -523,7 +547,7 @@ class HospitalMessageLoop:
         self._report_error(f"a plan waits for approval here: flwr-client plans list {folder}")
 
     def leave_out_opted_out_patients(self) -> None:
-        """Read who opted out, and leave these patients out of the site's images from now on.
+        """Read the list of patients who opted out, and leave their images out from now on.
 
         Raises:
             OptOutsUnknown: If the command of ``data.opt_out`` fails, or ``site.toml`` cannot be read.
@@ -535,8 +559,8 @@ class HospitalMessageLoop:
         if opted_out.keys() == self.opted_out.keys():
             return
         site, left_out = self.data.make_site(opted_out)
-        kept = {name: getattr(self.site, name) for name in ("identity", "approvals", "authority")}
-        self.site = replace(site, **kept)
+        connection_fields = {name: getattr(self.site, name) for name in ("identity", "approvals", "authority")}
+        self.site = replace(site, **connection_fields)
         self.opted_out = opted_out
         self.report_left_out_patients(left_out)
 
@@ -547,7 +571,7 @@ class HospitalMessageLoop:
             self.tell(f"{warning} {UNMATCHED_REMEDY}")
         record_patients(self.site, opted_out=left_out.count, opted_out_unmatched=len(left_out.unmatched))
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ status and log lines
 
     def _report_error(self, reason: str) -> None:
         self.status.record_last_error(reason)
@@ -555,30 +579,40 @@ class HospitalMessageLoop:
 
     def _record_work_phase(self, message: Message) -> None:
         """Record a message's run, phase and round in the status, and estimate the time left from the rounds so far."""
-        fields, status = _read_message_scalar_fields(message), self.status
+        fields = _read_message_scalar_fields(message)
+        status = self.status
         kind = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
-        self.status.phase = make_printable_line(kind, LONGEST_PHASE)
+        self.status.phase = make_printable_line(kind, MAX_PHASE_CHARACTERS)
         run = make_printable_line(str(fields.get("run", ""))[:8])
         if run != status.run:
-            status.run, status.round, status.rounds, status.seconds_left = run, 0, 0, None
+            status.run = run
+            status.round = 0
+            status.rounds = 0
+            status.seconds_left = None
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"
-        left_out, before = make_printable_lines(str(fields.get("left_out", ""))), self._left_out
+        left_out = make_printable_lines(str(fields.get("left_out", "")))
+
+        earlier_left_out = self._left_out
         self._left_out = left_out
-        if left_out and left_out != before:
+        if left_out and left_out != earlier_left_out:
             self._report_error(f"run {self.status.run}: the reply of this site did not count in {left_out}")
+
         if message.metadata.message_type == MessageType.TRAIN:
             # The gate answers a fault of the plan with its reason.
             with contextlib.suppress(PlanRefused, TypeError, ValueError, OverflowError):
                 plan = read_plan(fields.get("plan"), self.site.policy.maximum_plan_kb)
-                server_round, now = int(fields.get("round", 0)), time.monotonic()
-                if self._first is None or self._first[0] != status.run:
-                    self._first = (status.run, server_round, now)
-                _, first_round, began = self._first
-                status.round, status.rounds = server_round, plan.run.rounds
-                done = server_round - first_round
-                status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
+                server_round = int(fields.get("round", 0))
+                now = time.monotonic()
+                if self._first_round is None or self._first_round[0] != status.run:
+                    self._first_round = (status.run, server_round, now)
+                _, first_round, began = self._first_round
+                status.round = server_round
+                status.rounds = plan.run.rounds
+                rounds_done = server_round - first_round
+                rounds_left = status.rounds - server_round + 1
+                status.seconds_left = rounds_left * (now - began) / rounds_done if rounds_done > 0 else None
 
     def _describe_run_name(self, message: Message) -> str:
         """Return the run's name in brackets if a message is a roll call; empty if the coordinator gave none."""
@@ -586,17 +620,18 @@ class HospitalMessageLoop:
             return ""
         with contextlib.suppress(PlanRefused, TypeError, ValueError):
             plan = read_plan(_read_message_scalar_fields(message).get("plan"), self.site.policy.maximum_plan_kb)
-            return f" ({make_printable_line(plan.run.name, LONGEST_NAME)})" if plan.run.name else ""
+            return f" ({make_printable_line(plan.run.name, MAX_RUN_NAME_CHARACTERS)})" if plan.run.name else ""
         return ""
 
     def _record_and_print_work_result(self, message: Message, reply: Message, seconds: float) -> None:
-        status, fields = self.status, _read_message_scalar_fields(reply)
-        where = f"run {status.run}"
+        status = self.status
+        fields = _read_message_scalar_fields(reply)
+        run_label = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
-            self.tell(f"{where}{self._describe_run_name(message)}: {status.phase} answered in {seconds:.1f} s")
+            self.tell(f"{run_label}{self._describe_run_name(message)}: {status.phase} answered in {seconds:.1f} s")
             if status.phase == "roll call" and status.coordinator_release not in ("", __version__):
                 self.tell(
-                    f"{where}: the coordinator runs release {status.coordinator_release}, this site {__version__}"
+                    f"{run_label}: the coordinator runs release {status.coordinator_release}, this site {__version__}"
                 )
             if status.phase == "test":
                 status.finished = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -609,21 +644,21 @@ class HospitalMessageLoop:
                 self._report_error(str(error))
         sent = count_payload_bytes(reply.content) / 1e6
         loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
-        where += f": round {status.round} of {status.rounds}"
-        self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
+        run_label += f": round {status.round} of {status.rounds}"
+        self.tell(f"{run_label} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
-def _is_no_fault_of_message(error: BaseException) -> bool:
-    """Return True if the work on a message ended for a reason outside of the message, so that it is no attempt."""
-    outside = (KeyboardInterrupt, SystemExit, CoordinatorUnreachable, ConnectionNotAccepted)
-    return isinstance(error, outside) or is_disk_full(error)
+def _has_outside_cause(error: BaseException) -> bool:
+    """Return True if the error has a cause outside of the message, so that the message is not blamed for it."""
+    outside_causes = (KeyboardInterrupt, SystemExit, CoordinatorUnreachable, ConnectionNotAccepted)
+    return isinstance(error, outside_causes) or is_disk_full(error)
 
 
 def describe_error_for_coordinator(error: Exception) -> str:
-    """Return a text about an exception that hides what the coordinator may not see.
+    """Return a text about an exception that discloses nothing of a patient to the coordinator.
 
-    For a fault of the request, a diverged training and a full disk this is the program's own text. Otherwise it is only
-    the exception's class, because the exception's text may hold a file name, which may contain a patient's name.
+    For a fault of the request, a diverged training and a full disk, the text is the program's own. For any other
+    exception it names only the class, because the exception's text may contain a file name with a patient's name.
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)

@@ -1,6 +1,6 @@
 """The status of a running ``flwr-client``, as a file for ``flwr-client status`` and for a container's health check.
 
-``state/status.json`` holds names, counts and times, nothing of a patient or a model. No port is opened.
+``state/status.json`` has names, counts and times, and no data of patients or models. No port is opened.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import escape_for_terminal, make_printable_lines
 from polyclinic.common.wire.versions import WIRE_VERSION
 
-STALE_S = 300.0
+UNHEALTHY_AFTER_S = 300.0
 """Time without an answer of the coordinator after which a site that is not training is unhealthy."""
 STATUS_FILE = "status.json"
 POLL_INTERVAL_S = 0.5
 """Pause between two checks for a changed status."""
 WRITE_INTERVAL_S = 10.0
 """Longest time between two writes of the file."""
-SILENT_S = 60.0
+HANGING_AFTER_S = 60.0
 """Age of the status file after which the program counts as hanging, or the disk as full."""
 
 
@@ -51,7 +51,7 @@ class ClientStatus:
             has no budget and took part in no run with privacy.
         authority_phrase: Phrase of the coordinator's authority, by the kit.
         coordinator_release: Release that the coordinator stated when this site connected; empty if it stated none.
-        coordinator_wire: The newest wire version that the coordinator stated then; 0 if it stated none.
+        coordinator_wire: Newest wire version that the coordinator stated when this site connected; 0 if it stated none.
         wire: The newest wire version that this program speaks.
     """
 
@@ -82,11 +82,11 @@ class ClientStatus:
 
 
 def describe_other_wire_version(release: str, wire: int) -> str:
-    """Return a sentence that says whether this site or the coordinator has to update.
+    """Return a sentence that names the side, site or coordinator, which has to update.
 
     Args:
         release: The coordinator's release.
-        wire: The newest wire version that it speaks, which is one above or below that of this release.
+        wire: The newest wire version of that release, which is one above or below this release's.
     """
     if wire > WIRE_VERSION:
         return (
@@ -100,8 +100,8 @@ def describe_other_wire_version(release: str, wire: int) -> str:
 
 
 def is_client_healthy(status: Mapping[str, Any], now: float) -> bool:
-    """Return True if the site is starting or working, or the coordinator answered less than :data:`STALE_S` ago."""
-    return status["state"] in ("starting", "working") or now - status["last_contact"] < STALE_S
+    """Return True if the site starts or works, or the coordinator answered within ``UNHEALTHY_AFTER_S``."""
+    return status["state"] in ("starting", "working") or now - status["last_contact"] < UNHEALTHY_AFTER_S
 
 
 @contextlib.contextmanager
@@ -113,14 +113,14 @@ def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None
 
     def write_changed_status() -> None:
         last = asdict(status)
-        written = time.monotonic()
+        last_write = time.monotonic()
         while not stop.wait(POLL_INTERVAL_S):
             present = asdict(status)
-            is_due = present != last or time.monotonic() - written > WRITE_INTERVAL_S
+            is_due = present != last or time.monotonic() - last_write > WRITE_INTERVAL_S
             # A status whose writing failed stays due.
             if is_due and _write_status_file(present, path):
                 last = present
-                written = time.monotonic()
+                last_write = time.monotonic()
 
     thread = threading.Thread(target=write_changed_status, name="status", daemon=True)
     thread.start()
@@ -133,7 +133,7 @@ def keep_status_file_current(status: ClientStatus, state: Path) -> Iterator[None
 
 
 def _write_status_file(present: Mapping[str, Any], path: Path) -> bool:
-    """Write ``present``, the current status, to its file; return False if that failed.
+    """Write the current status to its file; return False if the disk does not accept it.
 
     Readers notice a failure by the age of the file.
     """
@@ -152,7 +152,7 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
         confirmed the phrase, or an empty text.
 
     Raises:
-        BadInput: If no process runs on the folder, or it has not written its status for :data:`SILENT_S` seconds.
+        BadInput: If no process runs on the folder, or its status file is older than :data:`HANGING_AFTER_S`.
     """
     if not is_client_running(state):
         refuse_withdrawn_site(state.parent, state)
@@ -165,8 +165,8 @@ def read_client_status(state: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         age_s = float("inf")
     # A file from the future is as wrong as an old one. A clock that was set back gets a new file in WRITE_INTERVAL_S.
-    if not abs(age_s) <= SILENT_S:
-        problem = f"flwr-client runs on this folder and has not written {STATUS_FILE} for {SILENT_S:.0f} s."
+    if not abs(age_s) <= HANGING_AFTER_S:
+        problem = f"flwr-client runs on this folder and has not written {STATUS_FILE} for {HANGING_AFTER_S:.0f} s."
         remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
         raise BadInput([Fault(str(state.parent), problem, remedy)])
     record = read_authority_record(state)
@@ -186,8 +186,9 @@ def format_client_status(status: Mapping[str, Any]) -> str:
     elif status["run"]:
         seconds_left = status["seconds_left"]
         pace = "" if seconds_left is None else f"; about {seconds_left / 60:.0f} min left"
-        where = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
-        lines.append(f"run {status['run']}: {where}{pace}")
+        progress = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
+        lines.append(f"run {status['run']}: {progress}{pace}")
+
     age = time.time() - status["last_contact"]
     release = f"; it runs release {status['coordinator_release']}" if status["coordinator_release"] else ""
     lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")
@@ -199,6 +200,7 @@ def format_client_status(status: Mapping[str, Any]) -> str:
         lines.append(f"its phrase: {status['authority_phrase']} ({confirmed})")
     if status["privacy"]:
         lines += describe_privacy_status(status["privacy"])
+
     days = status["certificate_days"]
     if days is not None:
         lines.append(f"its certificate is valid for {days:.0f} more days")

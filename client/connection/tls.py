@@ -1,4 +1,4 @@
-"""A TLS handshake before that of gRPC, to explain certificate faults that gRPC reports only as "unavailable"."""
+"""A TLS handshake before gRPC's handshake, to explain certificate faults that gRPC reports only as "unavailable"."""
 
 import base64
 import contextlib
@@ -21,12 +21,12 @@ from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Environment variables in gRPC's order: the first one that is set counts, and only ``http://`` names a proxy."""
-EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
-"""Environment variables with the hosts that are reached without the proxy; the first one that is set counts."""
+"""Environment variables with the proxy's URL, in gRPC's order: the first that is set counts, if it is ``http://``."""
+NO_PROXY_VARIABLES = ("no_grpc_proxy", "no_proxy")
+"""Environment variables with the hosts that need no proxy; the first one that is set counts."""
 
-MOST_PROXY_BYTES = 64 * 2**10
-"""Most bytes of a proxy's answer to CONNECT; an ordinary one has less than a hundred."""
+MAX_PROXY_ANSWER_BYTES = 64 * 2**10
+"""Maximum size of a proxy's answer to CONNECT; an ordinary answer has less than 100 bytes."""
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] +([0-9]{3})(?: [^\n]*)?\r?$")
 _END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 
@@ -34,7 +34,7 @@ _END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 def check_coordinator_certificate(
     address: str, ca_certificate: str, environment: Mapping[str, str] = os.environ, *, timeout_s: float | None = None
 ) -> float:
-    """Connect as gRPC will, verify the coordinator's certificate, and return the days until it expires.
+    """Connect in the same way as gRPC, verify the coordinator's certificate, and return the days until it expires.
 
     Raises:
         ConnectionNotAccepted: If the server speaks no TLS, or does not show the coordinator's certificate.
@@ -65,7 +65,8 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
         ValueError: If the certificate cannot be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     try:
         return x509.load_der_x509_certificate(_fetch_server_certificate(address, context, environment))
     except UNREADABLE_CERTIFICATE_ERRORS as error:
@@ -80,6 +81,7 @@ def _fetch_server_certificate(
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + within_s
     context.set_alpn_protocols(["h2"])
+
     url = _find_proxy_url(host, environment)
     proxy = _split_proxy_address(url)
     try:
@@ -109,7 +111,7 @@ def _fetch_server_certificate(
         ) from None
     except OSError as error:
         raise CoordinatorUnreachable(
-            # A proxy writes the reason, as long as it likes.
+            # The text may come from a proxy, so its length and characters are limited.
             f"{_describe_connection_route(address, proxy)}: {make_printable_line(error.strerror or str(error))}"
         ) from None
 
@@ -118,9 +120,9 @@ def _open_tunnel(connection: socket.socket, proxy: SplitResult, host: str, port:
     """Ask a proxy for a connection to ``host``, and read its answer.
 
     Raises:
-        http.client.HTTPException: If what answers is no proxy.
+        http.client.HTTPException: If the answer is not a proxy's.
         OSError: If the proxy refuses.
-        TimeoutError: If the whole answer has not come at the deadline, no matter how often a part of it comes.
+        TimeoutError: If the answer is not complete at the deadline, even if parts of it still come.
     """
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
@@ -136,7 +138,7 @@ def _open_tunnel(connection: socket.socket, proxy: SplitResult, host: str, port:
         answer += part
         first, newline, _ = answer.partition(b"\n")
         status = _STATUS_LINE.match(first)
-        if not part or len(answer) > MOST_PROXY_BYTES or (newline and status is None):
+        if not part or len(answer) > MAX_PROXY_ANSWER_BYTES or (newline and status is None):
             raise http.client.HTTPException("no answer of a proxy")
         if newline and status is not None and status[1] != b"200":
             words = status[0].partition(b" ")[2].decode("latin-1").strip()
@@ -144,10 +146,10 @@ def _open_tunnel(connection: socket.socket, proxy: SplitResult, host: str, port:
 
 
 def _limit_next_call(connection: socket.socket, deadline: float) -> None:
-    """Let the next call of a socket end at the deadline.
+    """Set a socket's timeout so that its next call ends at the deadline.
 
     Raises:
-        TimeoutError: If the deadline is over.
+        TimeoutError: If the deadline has passed.
     """
     seconds = deadline - time.monotonic()
     if seconds <= 0:
@@ -169,7 +171,8 @@ def _split_proxy_address(proxy: SplitResult | None) -> tuple[str, int] | None:
 
 
 def _find_proxy_url(host: str, environment: Mapping[str, str]) -> SplitResult | None:
-    exempt, host = next((environment[name] for name in EXEMPTIONS if name in environment), ""), host.lower()
+    exempt = next((environment[name] for name in NO_PROXY_VARIABLES if name in environment), "")
+    host = host.lower()
     for entry in filter(None, (part.strip().lower() for part in exempt.split(","))):
         if "/" in entry:  # a network, perhaps with the host's address
             with contextlib.suppress(ValueError):

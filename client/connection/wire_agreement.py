@@ -12,8 +12,8 @@ from polyclinic.common.wire.versions import WIRE_VERSION, is_spoken
 def agree_on_wire_version(link: FleetClient, tell: Callable[[str], None]) -> HelloAnswer | None:
     """Agree with the coordinator on the wire version of a new connection, before its first other call.
 
-    The calls are signed as that version requires: without the agreement a coordinator of the release before this one
-    refuses the site's key.
+    The wire version determines how calls are signed. Without the agreement, a coordinator of the release before this
+    one refuses the site's key.
 
     Args:
         tell: Prints one line for the hospital's staff, if the coordinator's release is another one.
@@ -23,8 +23,7 @@ def agree_on_wire_version(link: FleetClient, tell: Callable[[str], None]) -> Hel
 
     Raises:
         ConnectionNotAccepted: If the two releases speak no common wire version.
-        CoordinatorUnreachable: If nobody answers, or the answer is not acceptable; the reason of a later call on the
-            same channel would be another one.
+        CoordinatorUnreachable: If nobody answers, or the answer is not acceptable.
     """
     hello = link.exchange_hello()
     if hello is None:

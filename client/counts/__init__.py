@@ -1,1 +1,1 @@
-"""A hospital's count sheet: its tables, what of them is hidden, noise, and the answers to questions."""
+"""Counts of patients and images that a hospital discloses: its count sheet, protection, noise, and answers."""

@@ -1,8 +1,8 @@
-"""Noise on a count sheet, and its price in the patients' privacy budget.
+"""Differentially private noise on a count sheet, and its cost in the patients' privacy budget.
 
-A patient is in one cell of each line of a table: of each class in the table of classes and in each table of classes by
-an attribute, and once in each table of an attribute alone. So adding or removing a patient changes ``cells`` numbers by
-1, a Euclidean distance of the root of ``cells``. The sheet is one Gaussian mechanism of that sensitivity.
+A patient counts in one cell for each class of the table of classes and of each table of classes by an attribute, and in
+one cell of each table of an attribute. So adding or removing a patient changes ``cells`` numbers by 1, which is a
+Euclidean distance of sqrt(``cells``). The sheet is one Gaussian mechanism of this sensitivity.
 """
 
 import math
@@ -32,18 +32,18 @@ from polyclinic.strategies.privacy.noise import (
     make_secret_noise_source,
 )
 
-UNNOISED = (COMBINATIONS_TABLE, "device", "class_by_device")
-"""Tables that never leave with noise: their lines depend on who the patients are."""
+TABLES_WITHOUT_NOISE = (COMBINATIONS_TABLE, "device", "class_by_device")
+"""Tables that are never sent with noise, because the data decides which lines they have."""
 
 
 @dataclass(frozen=True)
 class NoisySheetPrice:
-    """The noise of a sheet, and what it costs.
+    """The privacy cost of a noisy count sheet, which determines its noise.
 
     Attributes:
-        epsilon, delta: What the sheet costs each patient.
+        epsilon, delta: Cost of the sheet for each patient.
         tables: The tables of the sheet.
-        cells: Largest number of cells that one patient is in.
+        cells: Maximum number of cells in which one patient counts.
     """
 
     epsilon: float
@@ -59,7 +59,7 @@ class NoisySheetPrice:
         tables = tuple(
             table
             for table in COUNT_TABLES
-            if table in policy.counts and table not in UNNOISED and table not in data.missing_tables
+            if table in policy.counts and table not in TABLES_WITHOUT_NOISE and table not in data.missing_tables
         )
         by_class = sum(table == CLASS_TABLE or table.startswith("class_by_") for table in tables)
         cells = by_class * len(data.class_names) + len(tables) - by_class
@@ -67,7 +67,7 @@ class NoisySheetPrice:
 
     @cached_property
     def noise_multiplier(self) -> float:
-        """The standard deviation of the noise over the sensitivity."""
+        """The standard deviation of the noise, divided by the sensitivity."""
         return find_noise_multiplier(self.epsilon, self.delta, sample_rate=1.0, count=1, accountant="prv")
 
     @property
@@ -77,14 +77,15 @@ class NoisySheetPrice:
 
     @contextmanager
     def charge(self, site: Site, run: str) -> Iterator[None]:
-        """Reserve the cost of a sheet, make the sheet in the ``with`` block, and spend the cost.
+        """Context manager: reserve the cost, run the ``with`` block that makes the sheet, then spend the cost.
 
         Raises:
-            BadInput: If the budget of one of the patients does not suffice. Nothing is charged then.
+            BadInput: If the budget of a patient does not suffice. Nothing is charged then.
         """
         steps = NoisySteps(self.noise_multiplier, 1.0, 1)
         cost = PrivacyCostEntry(run, 0, f"counts {run}", steps.noise_multiplier, 1.0, 1, make_cost_id())
-        own, patients = open_privacy_ledger(site), open_patient_ledger(site)
+        own = open_privacy_ledger(site)
+        patients = open_patient_ledger(site)
 
         def refuse(costs: PatientCosts | None) -> None:
             refuse_cost_over_budget(site, costs, steps)
@@ -107,13 +108,13 @@ class NoisySheetPrice:
 def add_noise_to_counts(
     counts: NDArray[np.int64], deviation: float, bits: SecretBitStream | None = None
 ) -> tuple[NDArray[np.int64], float]:
-    """Add discrete Gaussian noise to counts; return whole numbers, which may be below 0, and the noise's deviation.
+    """Add discrete Gaussian noise to counts; return whole numbers, possibly negative, and the standard deviation used.
 
-    The noise is drawn on a grid, where one patient counts a whole number of steps, so that no float is involved.
+    The noise is drawn on a grid in which one patient is a whole number of steps, so that no float is involved.
 
     Args:
-        deviation: Smallest standard deviation of the noise.
-        bits: Source of the random bits; a new secret one where left out.
+        deviation: Minimum standard deviation of the noise.
+        bits: Source of the random bits; None for a new secret one.
     """
     steps = max(int(2**SCALE_BITS / deviation), 1)
     source = make_secret_noise_source().bits if bits is None else bits

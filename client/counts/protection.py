@@ -1,10 +1,10 @@
 """Choose the counts of a sheet that may be disclosed, so that no count of few patients can be computed from them.
 
-A column is a line of a table: of one class and one value, the numbers of patients and images in which the class is
-present, absent and not annotated. A column is hidden if fewer patients than the policy's threshold show the class, or
-fewer lack it; zeros too. More columns are then hidden, in the order of values and names and not by their numbers, until
-each hidden number could be at least half a threshold larger or smaller, given all that is disclosed
-(:mod:`polyclinic.client.counts.audit`).
+A column has the numbers of one class and one value: patients and images in which the class is present, absent and not
+annotated. A column is hidden if fewer patients than the policy's threshold show the class, or fewer lack it; a 0 is
+hidden too. More columns are then hidden until each hidden number could be at least half a threshold larger or smaller,
+given all that is disclosed (:mod:`polyclinic.client.counts.audit`). Their order is that of values and names, because an
+order by numbers would disclose numbers.
 """
 
 import time
@@ -26,8 +26,8 @@ from polyclinic.common.counts import (
     NOT_STATED,
 )
 
-COMBINATIONS_SECONDS = 40.0
-"""Longest audit of the table of combinations; a table whose audit takes longer is hidden."""
+COMBINATIONS_TIMEOUT_S = 40.0
+"""Maximum time of the audit of the table of combinations; if it takes longer, the table is hidden."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DisclosedColumns:
 
     Attributes:
         hidden_classes: Classes of which nothing is disclosed.
-        combined: The classes of the table of combinations: all others.
+        combined: The classes of the table of combinations: all that are not hidden.
     """
 
     columns: frozenset[Column]
@@ -64,11 +64,11 @@ def choose_disclosed_columns(data: CountedData, smallest: int) -> DisclosedColum
 
 @dataclass
 class SheetProtection:
-    """The columns of one sheet that are disclosed so far.
+    """The choice of the disclosed columns of one sheet, while columns are being hidden.
 
     Attributes:
-        smallest: Fewest patients of a count that may be disclosed.
-        disclosed: The columns that are disclosed.
+        smallest: The policy's threshold: the minimum number of patients of a disclosed count.
+        disclosed: The columns that are disclosed so far.
         hidden: Classes of which nothing is disclosed.
     """
 
@@ -87,8 +87,8 @@ class SheetProtection:
         return tuple(name for name in self.data.class_names if name not in self.hidden)
 
     @property
-    def width(self) -> int:
-        """Return by how much a hidden number must be able to differ from its true value: half the threshold."""
+    def min_difference(self) -> int:
+        """Return half of the threshold: a hidden number must be able to differ this much from its true value."""
         return -(-self.smallest // 2)
 
     @cached_property
@@ -96,20 +96,21 @@ class SheetProtection:
         return count_cells(self.data.patients, self.data, ())
 
     def _is_large(self, column: Column) -> bool:
-        """Return True if enough patients show and lack the class of a column, or are in it.
+        """Return True if each count of patients in a column is at least the threshold.
 
-        That the table states an attribute of every image says nothing about a patient, and may be disclosed.
+        The column "not stated" of an attribute that the table states for every image counts as large: its zeros
+        disclose nothing about a patient.
         """
         table, name, value = column
-        if value == NOT_STATED and not self._has_unstated(table.removeprefix("class_by_")):
+        if value == NOT_STATED and not self._has_unstated_value(table.removeprefix("class_by_")):
             return True
         states = PATIENT_STATES if name else (ALL,)
         return all(self._counts[table, name, state, value] >= self.smallest for state in states)
 
-    def _has_unstated(self, attribute: str) -> bool:
-        """Return True if the table does not state an attribute of some image."""
-        place = self.data.values[attribute].index(NOT_STATED)
-        return bool((self.data.images.places[attribute] == place).any())
+    def _has_unstated_value(self, attribute: str) -> bool:
+        """Return True if the hospital's table does not state the attribute for at least one image."""
+        index = self.data.values[attribute].index(NOT_STATED)
+        return bool((self.data.images.value_indices[attribute] == index).any())
 
     # ------------------------------------------------------------------ classes and combinations
 
@@ -139,12 +140,16 @@ class SheetProtection:
         names, counts = np.unique(name_combinations(self.data.patients.states[:, columns], visible), return_counts=True)
         large = {name for name, count in zip(names.tolist(), counts.tolist(), strict=True) if count >= self.smallest}
         self.disclosed |= {(COMBINATIONS_TABLE, "", name) for name in large}
-        deadline = time.monotonic() + COMBINATIONS_SECONDS
+        deadline = time.monotonic() + COMBINATIONS_TIMEOUT_S
         while large:
             unsafe = {column[2] for column in self._audit.find_unsafe_combinations(deadline)}
             if not unsafe:
                 return
-            more = {name for one in sorted(unsafe) if (name := _find_related_combination(one, large)) is not None}
+            more = {
+                name
+                for combination in sorted(unsafe)
+                if (name := _find_related_combination(combination, large)) is not None
+            }
             more |= large if time.monotonic() > deadline else set()
             large -= more
             self.disclosed -= {(COMBINATIONS_TABLE, "", name) for name in more}
@@ -155,11 +160,11 @@ class SheetProtection:
         """Choose the values of one attribute that are disclosed, of all patients and of each visible class."""
         values = self.data.values[attribute]
         table = f"class_by_{attribute}"
-        crossed = self.visible if attribute in CROSSED_ATTRIBUTES else ()
+        crossed_classes = self.visible if attribute in CROSSED_ATTRIBUTES else ()
         self.disclosed |= {(attribute, "", value) for value in values if self._is_large((attribute, "", value))}
-        for name in crossed:
+        for name in crossed_classes:
             self.disclosed |= {(table, name, value) for value in values if self._is_large((table, name, value))}
-        for name in ("", *crossed):
+        for name in ("", *crossed_classes):
             line = table if name else attribute
             hidden = [value for value in values if (line, name, value) not in self.disclosed]
             if len(hidden) == 1:
@@ -173,12 +178,12 @@ class SheetProtection:
             before = len(self.disclosed)
             for column in sorted(unsafe):
                 self._hide_beside(attribute, column)
-            if len(self.disclosed) == before:  # nothing beside them is left to hide
-                whole = table if any(column[0] == table for column in self.disclosed) else attribute
-                self.disclosed = {column for column in self.disclosed if column[0] != whole}
+            if len(self.disclosed) == before:  # no other column is left to hide, so hide the whole table
+                hidden_table = table if any(column[0] == table for column in self.disclosed) else attribute
+                self.disclosed = {column for column in self.disclosed if column[0] != hidden_table}
 
     def _hide_classes_by_value(self, attribute: str) -> None:
-        """Hide a table of classes by values if the numbers of hidden classes follow from it."""
+        """Hide the table of classes by this attribute if numbers of hidden classes can be computed from it."""
         table = f"class_by_{attribute}"
         if attribute in CROSSED_ATTRIBUTES and self._audit.find_unsafe_values_of_hidden_classes(attribute):
             self.disclosed = {column for column in self.disclosed if column[0] != table}
@@ -191,12 +196,13 @@ class SheetProtection:
             self.disclosed.discard((f"class_by_{attribute}" if name else attribute, name, value))
 
     def _hide_classes_at_hidden_values(self, attribute: str) -> None:
-        """Hide each class at the values whose number of patients is hidden: the states of a class add up to it."""
-        table, shown = f"class_by_{attribute}", set(self._list_disclosed(attribute, ""))
+        """Hide each class at the values whose number of patients is hidden, because a class's states add up to it."""
+        table = f"class_by_{attribute}"
+        shown = set(self._list_disclosed(attribute, ""))
         self.disclosed = {column for column in self.disclosed if column[0] != table or column[2] in shown}
 
     def _hide_beside(self, attribute: str, column: Column) -> None:
-        """Hide one more column to protect this one: of the same class, else of the same value, else of all patients."""
+        """Hide one more column to protect ``column``: of the same class, else the same value, else of all patients."""
         table, name, value = column
         values = self.data.values[attribute]
         if name and (more := _find_next(value, values, self._list_disclosed(table, name))) is not None:
@@ -213,19 +219,22 @@ class SheetProtection:
         return SheetAudit(self.data, self.smallest, frozenset(self.disclosed), frozenset(self.hidden))
 
 
-def _find_next(place: str, order: Sequence[str], options: Iterable[str]) -> str | None:
-    """Return the next option after ``place`` in ``order``; after the last one, the first."""
-    available = set(options) - {place}
-    start = order.index(place) if place in order else 0
+def _find_next(item: str, order: Sequence[str], options: Iterable[str]) -> str | None:
+    """Return the option that comes next after ``item`` in ``order``; after the end, start at the beginning."""
+    available = set(options) - {item}
+    start = order.index(item) if item in order else 0
     return next((name for name in (*order[start + 1 :], *order[: start + 1]) if name in available), None)
 
 
 def _find_related_combination(combination: str, options: Iterable[str]) -> str | None:
-    """Return the combination to hide for another one: of its own classes, the longest first; else the first by name."""
+    """Return the combination to hide for the protection of another one.
+
+    The best is a combination of some of the other one's classes, with the most classes; then the first by name.
+    """
     classes = set(combination.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
 
     def rank(option: str) -> tuple[bool, int, str]:
-        own = set(option.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
-        return not own < classes, -len(own), option
+        option_classes = set(option.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
+        return not option_classes < classes, -len(option_classes), option
 
     return min(options, key=rank, default=None)

@@ -1,7 +1,7 @@
-"""A hospital's count sheet: all counts that may leave, made once and kept, from which every question is answered.
+"""A hospital's count sheet: all counts that may leave. It is made once and stored, and answers every question.
 
-So the same question gets the same answer, and questions cannot be combined to learn what the sheet hides. A sheet is
-made anew only if at least ``smallest_count`` patients differ from those that it counts.
+So the same question gets the same answer, and a combination of questions discloses nothing that the sheet hides. A new
+sheet is made only if at least ``smallest_count`` patients have changed.
 """
 
 import hashlib
@@ -26,10 +26,13 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.picture_header import PictureHeader, read_picture_headers
 
-COUNTS_FOLDER, SHEET_FILE, SHEET_FORMAT = "counts", "sheet.json", 1
+COUNTS_FOLDER = "counts"
+SHEET_FILE = "sheet.json"
+SHEET_FORMAT = 1
 HEADER_TABLES = frozenset({"size", "device", "class_by_device"})
-"""Tables for which the headers of files are read."""
-KEY_BYTES, FINGERPRINT_CHARACTERS = 32, 24
+"""Tables that need the headers of image files."""
+FINGERPRINT_KEY_BYTES = 32
+FINGERPRINT_CHARACTERS = 24
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,11 @@ class CountSheet:
 
     Attributes:
         made: The day, such as ``2026-11-30``.
-        settings: What the sheet depends on beside the data; a sheet of other settings is made anew.
-        key, patients: Key, and keyed fingerprints of the patients, by which a change of the data is measured.
-        cells: Disclosed count -> numbers of patients and of images; images are -1 beside noise.
-        missing: Tables for which the hospital's table has no column.
+        settings: Settings on which the sheet depends; with other settings, a new sheet is made.
+        key: Hexadecimal key of the fingerprints.
+        patients: Keyed fingerprints of the patients, by which changed patients are counted.
+        cells: Disclosed count -> numbers of patients and of images; with noise, images are -1.
+        missing: Tables that need a column which the hospital's label table lacks.
         noise: Standard deviation of the noise on numbers of patients.
     """
 
@@ -66,13 +70,14 @@ class CountSheet:
 
 
 def parse_sheet(text: str) -> CountSheet | None:
-    """Return a stored sheet; None for a sheet of another release, or a damaged file."""
+    """Return a stored sheet from its JSON text; None for another format or a damaged text."""
     try:
         facts = json.loads(text)
         if facts["format"] != SHEET_FORMAT:
             return None
         cells = {tuple(cell[:4]): (int(cell[4]), int(cell[5])) for cell in facts["cells"]}
-        patients, missing = frozenset(facts["patients"]), tuple(facts["missing"])
+        patients = frozenset(facts["patients"])
+        missing = tuple(facts["missing"])
         return CountSheet(
             facts["made"], facts["settings"], facts["key"], patients, cells, missing, float(facts["noise"])
         )
@@ -81,19 +86,19 @@ def parse_sheet(text: str) -> CountSheet | None:
 
 
 def get_count_sheet(site: Site, run: str) -> CountSheet:
-    """Return the sheet of a site: the stored one, or a new one if none is stored or enough patients differ.
+    """Return a site's sheet: the stored one, or a new one if none is stored or enough patients have changed.
 
     Args:
-        run: Run that a new noisy sheet is charged to.
+        run: Run for which a new noisy sheet is charged.
 
     Raises:
         BadInput: If there are too few patients, or the privacy budget does not suffice.
     """
     path = site.folder / COUNTS_FOLDER / SHEET_FILE
     data = _get_counted_data(site)
-    least = site.policy.smallest_count
-    if len(data.patients) < least:
-        problem = f"there are images of fewer than {least} patients, and the policy tells nothing of so few."
+    smallest = site.policy.smallest_count
+    if len(data.patients) < smallest:
+        problem = f"there are images of fewer than {smallest} patients, and the policy tells nothing of so few."
         raise BadInput([Fault("site.toml: policy.smallest_count", problem)])
     price = NoisySheetPrice.of_policy(site.policy, data)
     settings = _list_settings(site, data, price)
@@ -101,11 +106,11 @@ def get_count_sheet(site: Site, run: str) -> CountSheet:
     if stored is not None and stored.settings == settings:
         present = _fingerprint_patients(data, stored.key)
         changed = max(len(present - stored.patients), len(stored.patients - present))
-        if changed < max(least, 1):
+        if changed < max(smallest, 1):
             return stored
     site.tell("counts: making the count sheet of this hospital; it takes some minutes, and then answers all questions")
     if price is None:
-        sheet = _make_exact_sheet(data, settings, least)
+        sheet = _make_exact_sheet(data, settings, smallest)
         _store_sheet(path, sheet, durable=site.durable)
         return sheet
     with price.charge(site, run):
@@ -116,7 +121,7 @@ def get_count_sheet(site: Site, run: str) -> CountSheet:
 
 
 def _get_counted_data(site: Site) -> CountedData:
-    """Return what the site counts; kept for the lifetime of the process, because it may read all pictures."""
+    """Return the patients and images to count, cached in the process because this may read all pictures."""
     is_noisy = site.policy.epsilon is not None
     cache = site.computed_results_cache
     if "counts" not in cache:
@@ -130,7 +135,7 @@ def _get_counted_data(site: Site) -> CountedData:
 
 
 def _read_headers(site: Site, parts: Sequence[ImageSet]) -> list[PictureHeader]:
-    """Return the header of each image's file; empty where the site's pictures are no files."""
+    """Return the header of each image's file; an empty list if the pictures are not files."""
     if site.find_picture_files is None or any(part.lines is None for part in parts):
         return []
     files = site.find_picture_files()
@@ -169,7 +174,7 @@ def _make_exact_sheet(data: CountedData, settings: Mapping[str, Any], smallest: 
         for (table, name, state, value), number in images.items()
         if (table, name, value) in disclosed.columns
     }
-    key = secrets.token_hex(KEY_BYTES)
+    key = secrets.token_hex(FINGERPRINT_KEY_BYTES)
     return CountSheet(_today(), settings, key, _fingerprint_patients(data, key), cells, data.missing_tables)
 
 
@@ -178,7 +183,7 @@ def _make_noisy_sheet(data: CountedData, settings: Mapping[str, Any], price: Noi
     keys = sorted(counts)
     noisy, deviation = add_noise_to_counts(np.array([counts[key] for key in keys], np.int64), price.deviation)
     cells = {key: (number, -1) for key, number in zip(keys, noisy.tolist(), strict=True)}
-    key = secrets.token_hex(KEY_BYTES)
+    key = secrets.token_hex(FINGERPRINT_KEY_BYTES)
     patients = _fingerprint_patients(data, key)
     return CountSheet(_today(), settings, key, patients, cells, data.missing_tables, deviation)
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a hospital's training volumes, from which the coordinator plans a network."""
+"""The fingerprint of a hospital's training volumes: sums from which the coordinator plans a segmentation network."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +8,18 @@ from polyclinic.common.volume_fingerprint import GREY_VALUES, VolumeFingerprint,
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.volumes import read_volume_header
 
-Sides = tuple[float, ...]
+VolumeSides = tuple[float, ...]
+"""Three numbers in mm, one for each axis of a volume."""
 
 
 def make_volume_fingerprint(site: Site) -> VolumeFingerprint | None:
-    """Return sums over the site's training volumes; None if these are not known, or of too few patients to leave."""
+    """Return sums over the site's training volumes; None if their grids are unknown, or of too few patients."""
     images = site.reported_training_images
     grids = _list_volume_grids(site, images)
     if not grids:
         return None
-    patients, smallest = images.patients.tolist(), site.policy.smallest_count
+    patients = images.patients.tolist()
+    smallest = site.policy.smallest_count
     spacing = [group_volumes([grid[0][axis] for grid in grids], patients, smallest) for axis in range(3)]
     extent = [group_volumes([grid[1][axis] for grid in grids], patients, smallest) for axis in range(3)]
     if not all((*spacing, *extent)):
@@ -26,10 +28,10 @@ def make_volume_fingerprint(site: Site) -> VolumeFingerprint | None:
     return VolumeFingerprint.model_validate({"spacing": spacing, "extent": extent, "grey": grey})
 
 
-def _list_volume_grids(site: Site, images: ImageSet) -> list[tuple[Sides, Sides]]:
-    """Return spacing and length of each training volume, in mm; empty if the site does not know them.
+def _list_volume_grids(site: Site, images: ImageSet) -> list[tuple[VolumeSides, VolumeSides]]:
+    """Return voxel spacing and side lengths of each training volume, in mm; empty if the site does not know them.
 
-    Volumes in arrays have voxels of 1 mm.
+    Volumes stored as arrays count as having voxels of 1 mm.
     """
     form = site.pixel_form
     if form is None or form.depth is None or not len(images):
@@ -48,13 +50,13 @@ def _list_volume_grids(site: Site, images: ImageSet) -> list[tuple[Sides, Sides]
 
 
 def _shares_grey_values(site: Site) -> bool:
-    """Return True if a stored value means the same in all volumes: they are arrays, or are shown through a window."""
+    """Return True if a grey value has the same meaning in all volumes: they are arrays, or a window is set."""
     form = site.pixel_form
     return form is not None and (not form.decoded or "window" in form.rendering)
 
 
 def count_outlined_voxels(images: ImageSet) -> NDArray[np.int64]:
-    """Return how many outlined voxels of all volumes have each stored value, ``(256,)``."""
+    """Count the outlined voxels of all volumes by their stored grey value, int64 ``(256,)``."""
     assert images.masks is not None, "checked before"
     counts = np.zeros(GREY_VALUES, np.int64)
     for row, labels in enumerate(images.labels):

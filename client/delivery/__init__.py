@@ -1,1 +1,1 @@
-"""Packages of finished runs that the coordinator hands out: the hospital's side."""
+"""The hospital's storage of packages with finished models that the coordinator sends."""

@@ -1,4 +1,4 @@
-"""The folder of received packages, and the manifests in it, as they lie there; this module imports no torch."""
+"""The folder of received packages, and their manifests without verification; this module imports no torch."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from polyclinic.common.security.delivery import MANIFEST_FILE, DeliveryManifest
 
 DELIVERED_FOLDER = "delivered"
-DELIVERED = "delivered"
-"""The event of the audit log with title, coordinator and model of a package that came over the connection."""
+DELIVERY_EVENT = "delivered"
+"""Event of the audit log for a package that came over the connection, with its title, coordinator and model."""
 
 
 def get_delivered_folder(state: Path) -> Path:
@@ -20,10 +20,11 @@ def read_stored_manifests(state: Path) -> list[DeliveryManifest]:
 
     A manifest that cannot be read is left out.
     """
-    folder, manifests = get_delivered_folder(state), list[DeliveryManifest]()
-    for place in list_run_folders(folder) if folder.is_dir() else []:
+    folder = get_delivered_folder(state)
+    manifests = list[DeliveryManifest]()
+    for run_folder in list_run_folders(folder) if folder.is_dir() else []:
         with suppress(OSError, ValueError):
-            manifests.append(DeliveryManifest.model_validate_json((place / MANIFEST_FILE).read_bytes()))
+            manifests.append(DeliveryManifest.model_validate_json((run_folder / MANIFEST_FILE).read_bytes()))
     return sorted(manifests, key=lambda manifest: (manifest.time, manifest.run))
 
 

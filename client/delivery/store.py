@@ -1,6 +1,6 @@
-"""Verify and store the packages that the coordinator hands out.
+"""Verify and store the packages of finished models that the coordinator sends.
 
-A package lies unpacked in ``state/delivered/RUN/``. It is verified again whenever it is listed or used.
+A package is stored unpacked in ``state/delivered/RUN/``. It is verified again each time that it is listed or used.
 """
 
 import shutil
@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from polyclinic.client.delivery.manifests import DELIVERED, DELIVERED_FOLDER, get_delivered_folder, list_run_folders
+from polyclinic.client.delivery.manifests import (
+    DELIVERED_FOLDER,
+    DELIVERY_EVENT,
+    get_delivered_folder,
+    list_run_folders,
+)
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.delivery import (
@@ -36,8 +41,8 @@ from polyclinic.common.wire.records import RefusalNoted
 if TYPE_CHECKING:
     from polyclinic.client.site.site import Site
 
-MOST_STORED_BY_NETWORK = 20
-"""Packages after which none is stored that comes over the network: a coordinator could fill the hospital's disk."""
+MAX_DELIVERIES_BY_NETWORK = 20
+"""Maximum number of stored packages that came over the network, so that no coordinator fills the hospital's disk."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class StoredDelivery:
     """A package in the site's folder.
 
     Attributes:
-        manifest: What the coordinator signed; None if the package is no longer what it signed.
-        fault: Why; empty for a whole package.
+        manifest: The manifest that the coordinator signed; None if the package does not match its signature.
+        fault: The reason why the package does not match its signature; empty if it does.
     """
 
     folder: Path
@@ -66,8 +71,8 @@ def receive_delivery_request(site: "Site", request: DeliveryRequest) -> RefusalN
             raise DeliveryFault("a simulated site stores none")
         delivery = verify_delivery(unpack_delivery(request.content), site.authority, site.name)
         is_new = not join_plain_name(folder, RunName(delivery.manifest.run)).exists()
-        if is_new and folder.is_dir() and len(list_run_folders(folder)) >= MOST_STORED_BY_NETWORK:
-            raise DeliveryFault(f"{MOST_STORED_BY_NETWORK} packages are stored here, and this one comes unasked")
+        if is_new and folder.is_dir() and len(list_run_folders(folder)) >= MAX_DELIVERIES_BY_NETWORK:
+            raise DeliveryFault(f"{MAX_DELIVERIES_BY_NETWORK} packages are stored here, and this one comes unasked")
     except DeliveryFault as fault:
         remedy = f"A person can store it here: flwr-client receive, or make room in {DELIVERED_FOLDER}."
         raise BadInput([Fault("the package", f"is not stored: {fault}.", remedy)]) from None
@@ -75,7 +80,7 @@ def receive_delivery_request(site: "Site", request: DeliveryRequest) -> RefusalN
     manifest = delivery.manifest
     facts = {"name": manifest.title, "coordinator": make_printable_line(manifest.coordinator)}
     model = {"run": manifest.run, "sha256": manifest.model_sha256}
-    AuditLog(site.folder, durable=site.durable).append(event=DELIVERED, run=request.run, **facts, model=model)
+    AuditLog(site.folder, durable=site.durable).append(event=DELIVERY_EVENT, run=request.run, **facts, model=model)
     site.tell(
         f"the coordinator {make_printable_line(manifest.coordinator)} delivers the model of {manifest.title}: "
         f"{stored.folder}"
@@ -87,21 +92,23 @@ def store_delivery(state: Path, delivery: Delivery) -> StoredDelivery:
     """Store a verified package in place of an earlier one of the same run."""
     folder = get_delivered_folder(state)
     make_private_folder(folder)
-    place = join_plain_name(folder, RunName(delivery.manifest.run))
-    if (place / MANIFEST_FILE).is_file() and (place / MANIFEST_FILE).read_bytes() == delivery.contents[MANIFEST_FILE]:
-        return StoredDelivery(place, delivery.manifest)
-    temporary = make_temporary_path(place)
+    run_folder = join_plain_name(folder, RunName(delivery.manifest.run))
+    if (run_folder / MANIFEST_FILE).is_file() and (run_folder / MANIFEST_FILE).read_bytes() == delivery.contents[
+        MANIFEST_FILE
+    ]:
+        return StoredDelivery(run_folder, delivery.manifest)
+    temporary = make_temporary_path(run_folder)
     shutil.rmtree(temporary, ignore_errors=True)
     make_private_folder(temporary)
     for name, content in delivery.contents.items():
         write_atomically(join_plain_name(temporary, PlainName(name)), content, private=True)
-    shutil.rmtree(place, ignore_errors=True)
-    temporary.rename(place)
-    return StoredDelivery(place, delivery.manifest)
+    shutil.rmtree(run_folder, ignore_errors=True)
+    temporary.rename(run_folder)
+    return StoredDelivery(run_folder, delivery.manifest)
 
 
 def verify_stored_delivery(folder: Path, authority: x509.Certificate, site: str) -> StoredDelivery:
-    """Verify a stored package again."""
+    """Verify the signature and the hashes of a stored package."""
     try:
         names = (*PACKAGE_FILES, MANIFEST_FILE, SIGNATURE_FILE)
         contents = {name: join_plain_name(folder, PlainName(name)).read_bytes() for name in names}

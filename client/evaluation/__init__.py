@@ -1,1 +1,1 @@
-"""Evaluation of existing models on a hospital's own images, at the hospital alone."""
+"""Evaluation of existing models on a hospital's own images, at the hospital."""

@@ -1,4 +1,4 @@
-"""The answer to ``flwr-server evaluate``: the figures of the models that came, on this site's test part."""
+"""The answer to ``flwr-server evaluate``: figures of the coordinator's models on this site's test part."""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.site.disclosure import count_patients, find_classes_hidden_by_policy, round_count_down
-from polyclinic.client.site.plans import EVALUATION, RequestText, store_request_text
+from polyclinic.client.site.plans import EVALUATION_KIND, RequestText, store_request_text
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.errors import BadInput, Fault
@@ -42,25 +42,25 @@ from polyclinic.data.base.pixel_form import KEYS, PixelForm
 from polyclinic.data.base.splits import Names
 
 SCORING_FOLDER = "scoring"
-UNDEFINED = float("nan")
-NO_INTERVAL = (UNDEFINED, UNDEFINED)
+UNDEFINED_FIGURE = float("nan")
+NO_INTERVAL = (UNDEFINED_FIGURE, UNDEFINED_FIGURE)
 
 
 def answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
     """Score the models of a request on this site's test part, and return the figures that the policy allows.
 
-    The gate has compared the files with their hashes.
+    The policy gate has already checked the hashes of the model files.
 
     Raises:
         BadInput: If a model cannot be loaded or fails, or the test part has too few patients.
-        ValueError: If the question is none.
+        ValueError: If the request's text is not a question for figures of models.
     """
     question = parse_evaluation_question(request.question)
     if not site.may_report_metrics("test"):
         problem = f"has images of fewer than {site.policy.smallest_count} patients, and no figure leaves of so few."
         raise BadInput([Fault("the test part", problem)])
     if site.durable:
-        store_request_text(site, RequestText(EVALUATION, request.question))
+        store_request_text(site, RequestText(EVALUATION_KIND, request.question))
     folder = site.folder / SCORING_FOLDER
     try:
         models = _open_sent_models(question, request.content, folder, site.device)
@@ -71,16 +71,17 @@ def answer_scoring_request(site: Site, request: ScoringRequest) -> ScoringReply:
 
 
 def _open_sent_models(question: EvaluationQuestion, content: bytes, folder: Path, device: str) -> list[ModelToScore]:
-    """Write the files of the models, each into a folder of its own, and load the models."""
+    """Write each model's files into a separate folder, and load the models."""
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-    parts, models = question.split_content(content), list[ModelToScore]()
+    parts = question.split_content(content)
+    models = list[ModelToScore]()
     for number, model in enumerate(question.models):
-        place = join_plain_name(folder, PlainName(f"model-{number}"))
-        make_private_folder(place)
+        model_folder = join_plain_name(folder, PlainName(f"model-{number}"))
+        make_private_folder(model_folder)
         for _ in model.files:
             file, part = next(parts)
-            write_atomically(join_plain_name(place, PlainName(file.name)), bytes(part), private=True)
-        path = place if model.is_run else join_plain_name(place, PlainName(model.files[0].name))
+            write_atomically(join_plain_name(model_folder, PlainName(file.name)), bytes(part), private=True)
+        path = model_folder if model.is_run else join_plain_name(model_folder, PlainName(model.files[0].name))
         models.append(open_model(ModelFile(path, model.described), model.name, device))
     return models
 
@@ -89,15 +90,16 @@ def _open_sent_models(question: EvaluationQuestion, content: bytes, folder: Path
 
 
 def _score_models(site: Site, run: str, question: EvaluationQuestion, models: Sequence[ModelToScore]) -> ScoringReply:
-    named, policy = site.name_classes_by(join_vocabularies(models)), site.policy
+    named = site.name_classes_by(join_vocabularies(models))
+    policy = site.policy
     hidden = named.hidden_classes("test")
     allowed = _find_allowed_groupings(named.test, question, hidden, policy)
     groupings = [GROUPINGS[column] for column in question.groups if column in allowed]
     data = DataToScore(site.name, site.test, PartInModelForm(site), GroupCells(site.test), about="")
     (scored,) = score_images(models, [data], groupings)
     thresholds = list_thresholds_of_models(models)
-    of_models = dict.fromkeys(name for by_class in thresholds.values() for name in by_class)
-    tested = [name for name in of_models if name in scored.class_names and name not in hidden]
+    model_classes = dict.fromkeys(name for by_class in thresholds.values() for name in by_class)
+    tested = [name for name in model_classes if name in scored.class_names and name not in hidden]
     figures = compute_evaluation_figures([scored], tested, thresholds, groupings)
     columns = _Columns(spread=policy.score_histograms)
     for row in figures.rows:
@@ -121,15 +123,16 @@ def _score_models(site: Site, run: str, question: EvaluationQuestion, models: Se
 
 @dataclass(frozen=True)
 class PartInModelForm:
-    """Returns the test part in the form that a model needs, and reads each form once."""
+    """Callable that returns the test part with a model's pixel settings; it reads each setting once."""
 
     site: Site
     cache: dict[str, ImageSet] = field(default_factory=dict)
 
     def __call__(self, form: PixelForm) -> ImageSet:
-        own, read = self.site.pixel_form, self.site.read_test_part
-        is_own = own is not None and all(form.read_setting(key) == own.read_setting(key) for key in KEYS)
-        if read is None or is_own:
+        site_form = self.site.pixel_form
+        read = self.site.read_test_part
+        is_same = site_form is not None and all(form.read_setting(key) == site_form.read_setting(key) for key in KEYS)
+        if read is None or is_same:
             return self.site.test
         key = form.to_json()
         if key not in self.cache:
@@ -142,7 +145,7 @@ class PartInModelForm:
 
 @dataclass(frozen=True)
 class GroupCells:
-    """Returns what the table says of each image in a column of subgroups, ``(n,)``; empty where it says nothing."""
+    """Callable that returns a subgroup column's text for each image, ``(n,)``; empty if the table has no value."""
 
     images: ImageSet
 
@@ -160,8 +163,8 @@ def _find_allowed_groupings(
 ) -> set[str]:
     """Return the columns of the question whose subgroups may leave.
 
-    All groups of a column leave, or none: a single hidden group would be the rest of all images. In each group, no
-    class may be of few patients that is not hidden in all images, either.
+    All groups of a column leave, or none, because a single hidden group could be computed from the others and the
+    total. A column is withheld if the policy hides a class in one of its groups that it does not hide in all images.
     """
     columns = images.attributes.columns if images.attributes is not None else ()
     allowed = set[str]()
@@ -175,15 +178,15 @@ def _find_allowed_groupings(
     return allowed
 
 
-# ---------------------------------------------------------------------- the lists of the answer
+# ---------------------------------------------------------------------- the reply's lists
 
 
 @dataclass
 class _Columns:
-    """The lists of a :class:`ScoringReply`, while they are filled row by row.
+    """The lists of a :class:`ScoringReply` while rows are added to them.
 
     Attributes:
-        spread: True if the scores of each row leave, too.
+        spread: True if score histograms and decisions of each row leave too.
     """
 
     spread: bool
@@ -195,15 +198,16 @@ class _Columns:
 
     def _add(self, names: Sequence[str], values: Sequence[Any]) -> None:
         for name, value in zip(names, values, strict=True):
-            number = UNDEFINED if value is None else value
-            # NumPy's floats are Python's, too; a record takes one kind.
+            number = UNDEFINED_FIGURE if value is None else value
+            # np.float64 is a subclass of float, but a record accepts only float itself.
             self.lists[name].append(float(number) if isinstance(number, float) else number)
 
     def add_row(self, row: FigureRow, scored: ScoredImages, policy: SitePolicy) -> None:
-        """Add the figures of a model and class; without a label there is nothing to tell."""
+        """Add the figures of one model, class and subgroup."""
         images = _select_row_images(row, scored)
         patients = [len(np.unique(images.patients[images.labels == kind])) for kind in (1, 0)]
-        number, figures = len(self.lists["models"]), row.figures
+        number = len(self.lists["models"])
+        figures = row.figures
         exact = (figures.positives, figures.negatives, *patients)
         counts = [round_count_down(count, policy) for count in exact]
         self._add(
@@ -219,7 +223,7 @@ class _Columns:
             self._add_spread(row, images, number)
 
     def _add_spread(self, row: FigureRow, images: ClassScores, number: int) -> None:
-        """Add how the scores of a row are spread, and the decisions, which are counts of scores, too."""
+        """Add a row's score histograms, sums of scores, and decisions at fixed thresholds."""
         scores = images.scores[row.model]
         histogram = compute_score_histogram(scores, images.labels)
         self.positive_scores.append(histogram.positives)
@@ -245,11 +249,11 @@ class _Columns:
 
     def make_fields(self) -> Mapping[str, Any]:
         """Return the lists as fields of a :class:`ScoringReply`, tuples and arrays."""
-        made: dict[str, Any] = {name: tuple(values) for name, values in self.lists.items()}
+        fields: dict[str, Any] = {name: tuple(values) for name, values in self.lists.items()}
         if self.positive_scores:
-            made["positive_scores"] = np.concatenate(self.positive_scores)
-            made["negative_scores"] = np.concatenate(self.negative_scores)
-        return made
+            fields["positive_scores"] = np.concatenate(self.positive_scores)
+            fields["negative_scores"] = np.concatenate(self.negative_scores)
+        return fields
 
 
 def _select_row_images(row: FigureRow, scored: ScoredImages) -> ClassScores:

@@ -1,6 +1,6 @@
 """The page of the images that a model judges worst, for this hospital's staff: ``flwr-client evaluate --failures``.
 
-It shows images of patients. It is a page of its own, so that the figures can be passed on without it.
+The page shows images of patients. It is separate from the page of figures, so that the figures can be passed on alone.
 """
 
 import base64
@@ -19,19 +19,20 @@ from polyclinic.data.base.spec import DataSpec, FolderDatasetSpec
 from polyclinic.data.images.reading import encode_png_thumbnail
 
 FAILURES_PAGE = "failures.html"
-SIDE = 160
-"""Largest side of a picture on the page, in pixels."""
+MAX_PICTURE_SIDE = 160
+"""Length of a picture's longer side on the page, in pixels."""
 
 
 @dataclass(frozen=True)
 class FailureCase:
-    """An image with its score.
+    """An image that a model judges wrong, with its score.
 
     Attributes:
-        name: Its name in the label table; its number if the data has no such names.
-        patient: Empty if not known.
-        shows: The classes that it shows by its labels.
-        picture: A PNG file in base64.
+        name: The image's name in the label table, or its number if the data has no names.
+        patient: Name of the patient; empty if unknown.
+        score: The model's probability of the class.
+        shows: The classes that the image shows by its labels.
+        picture: PNG file in base64.
     """
 
     name: str
@@ -46,8 +47,8 @@ class ClassFailures:
     """The images of one class that a model judges worst.
 
     Attributes:
-        missed: Images that show the class, the lowest score first.
-        alarms: Images that do not show it, the highest score first.
+        missed: Images that show the class, in rising order of their scores.
+        alarms: Images that do not show the class, in falling order of their scores.
     """
 
     model: str
@@ -57,19 +58,20 @@ class ClassFailures:
 
 
 def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spec: DataSpec, count: int) -> Path:
-    """Write the page; only its owner may read it.
+    """Write the page of the images that models judge worst; only the file's owner may read it.
 
     Args:
-        data: The images, by which ``scored`` was computed.
+        data: The scored images.
         spec: The settings of the data.
-        count: Most images of each kind, class and model.
+        count: Maximum number of images of each kind (missed, alarms), class and model.
     """
-    names, failures = name_images(data, spec), list[ClassFailures]()
+    names = name_images(data, spec)
+    failures = list[ClassFailures]()
     for model, by_class in scored.scores.items():
         for class_name, scores in by_class.items():
             if class_name in scored.class_names:
                 rows = [ranked[:count] for ranked in rank_failures(scored, class_name, scores)]
-                missed, alarms = (_make_cases(data, scored, names, scores, of_kind) for of_kind in rows)
+                missed, alarms = (_make_cases(data, scored, names, scores, rows_of_kind) for rows_of_kind in rows)
                 failures.append(ClassFailures(model, class_name, missed, alarms))
     return write_html_page(
         "failures.html.j2", path, (Path(__file__).parent,), private=True, site=data.name, failures=failures
@@ -79,12 +81,13 @@ def write_failures_page(path: Path, data: DataToScore, scored: ScoredImages, spe
 def rank_failures(
     scored: ScoredImages, class_name: str, scores: NDArray[np.floating]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the images that show a class by rising score, and those that do not by falling score.
+    """Return two arrays of image rows: positives of a class by rising score, and negatives by falling score.
 
-    An image whose label is not known is in neither.
+    Images with an unknown label are left out.
     """
     labels = scored.labels[:, scored.class_names.index(class_name)]
-    shown, absent = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+    shown = np.flatnonzero(labels == 1)
+    absent = np.flatnonzero(labels == 0)
     missed = shown[np.argsort(scores[shown], kind="stable")]
     alarms = absent[np.argsort(-scores[absent], kind="stable")]
     return missed, alarms
@@ -109,6 +112,6 @@ def _make_cases(
     cases = []
     for row, patient, pixels in zip(rows, patients, images.images, strict=True):
         shows = tuple(name for name, label in zip(scored.class_names, scored.labels[row], strict=True) if label == 1)
-        picture = base64.b64encode(encode_png_thumbnail(pixels, SIDE)).decode()
+        picture = base64.b64encode(encode_png_thumbnail(pixels, MAX_PICTURE_SIDE)).decode()
         cases.append(FailureCase(names[row], str(patient), float(scores[row]), shows, picture))
     return tuple(cases)

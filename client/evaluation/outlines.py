@@ -1,7 +1,7 @@
 """``flwr-client evaluate`` of a segmentation: Dice, distances and outlines on a hospital's own images.
 
-Nothing leaves. The page may show images of patients, and is for this hospital's staff: no record of a run holds a
-picture, at any level of the policy, so that the coordinator's report of a real run never has outlines.
+Nothing leaves the hospital. The page may show images of patients, so it is for this hospital's staff. No record of a
+run contains a picture, at any level of the policy, so the coordinator's report of a real run shows no outlines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ from polyclinic.data.base.image_set import ImageSet, are_all_patients_known
 from polyclinic.data.base.pixel_form import read_as_trained
 from polyclinic.data.images.outlines import WORDS_OF_COLOURS
 
-PAGE = "outlines.html"
+OUTLINES_PAGE = "outlines.html"
 
 
 @dataclass(frozen=True)
 class ClassPictures:
-    """Images of one class, the lowest Dice first, each with its patient where one is known."""
+    """Images of one class in rising order of their Dice, each with its patient's name, empty if unknown."""
 
     name: str
     images: tuple[tuple[OutlinedImage, str], ...]
@@ -48,9 +48,9 @@ class SegmentationAtSite:
 
     Attributes:
         images: Number of images that were compared.
-        about: A sentence: which images these are.
+        about: A sentence that describes these images.
         figures: Dice and distances by class.
-        page: The page.
+        page: Path of the HTML page.
     """
 
     images: int
@@ -73,15 +73,15 @@ class SegmentationAtSite:
 
 
 def is_segmentation_model(folder: Path) -> bool:
-    """Return True if a folder holds a model that segments."""
+    """Return True if a folder contains a segmentation model."""
     return (folder / DESCRIPTION_FILE).is_file() and is_segmentation(read_model_description(folder).model.task)
 
 
 def refuse_unfit_options(models: Sequence[Path], by: Sequence[str]) -> None:
-    """Refuse what has no meaning for a segmentation.
+    """Refuse options that have no meaning for a segmentation model.
 
     Raises:
-        BadInput: If subgroups are asked for, or several models are to be compared.
+        BadInput: If subgroups or several models are given.
     """
     if by:
         raise BadInput([Fault("--by", "is about scores of images, and this model segments.", "Leave it out.")])
@@ -91,56 +91,63 @@ def refuse_unfit_options(models: Sequence[Path], by: Sequence[str]) -> None:
 
 
 def evaluate_segmentation_at_site(
-    folder: Path, model: Path, out: Path, *, every: bool, worst: int, tell: Callable[[str], None]
+    folder: Path, model: Path, out: Path, *, all_images: bool, worst: int, tell: Callable[[str], None]
 ) -> SegmentationAtSite:
-    """Compare what a model predicts with this hospital's own outlines, and write the page.
+    """Compare a model's predicted outlines with this hospital's outlines, and write the page.
 
     Args:
         folder: The site's folder.
         model: Folder of the model.
         out: Folder of the page.
-        every: True for all images; else the test part, as the site remembers it.
-        worst: Images of each class with the lowest Dice that the page shows; 0 for none.
+        all_images: True for all images; False for the test part, as the site's earlier runs used it.
+        worst: Number of images with the lowest Dice that the page shows for each class.
         tell: Prints lines for the hospital's staff.
 
     Raises:
         BadInput: If the data has no masks, or shares no class with the model.
     """
-    settings, saved = read_site_settings(folder), read_model_description(model)
+    settings = read_site_settings(folder)
+    saved = read_model_description(model)
     device = choose_training_device(settings)
     as_trained = read_as_trained(settings.file.data, saved.pixels)
-    loaded, _ = load_images_to_score(settings, as_trained, every=every, tell=tell)
+
+    loaded, _ = load_images_to_score(settings, as_trained, all_images=all_images, tell=tell)
     images = merge_words_of_classes(loaded, saved.vocabulary or {})
     unlearned = saved.unlearned or {}
     names = [name for name in saved.class_names if name in images.class_names and name not in unlearned]
     _refuse_images_without_outlines(images, names, saved.class_names)
+
     network = move_network_to_device(load_model(model), device)
     compared = compare_test_images(network, images, device, distances=True)
     columns = {name: network.class_names.index(name) for name in names}
-    of_patients = {name: compute_patient_figures(compared, images.patients, column) for name, column in columns.items()}
+    figures_by_class = {
+        name: compute_patient_figures(compared, images.patients, column) for name, column in columns.items()
+    }
     unit = "pixels" if images.masks is None or images.masks.spacing is None else "mm"
     over = "patients" if are_all_patients_known(images.patients) else "images"
-    figures = replace(summarise_patients(of_patients, np.random.default_rng(0)), unit=unit, over=over)
+    figures = replace(summarise_patients(figures_by_class, np.random.default_rng(0)), unit=unit, over=over)
+
     chosen = dict[str, list[tuple[int, float]]]()
     for name, column in columns.items():
         rows, dice = rank_images(compared, column)
         chosen[name] = list(zip(rows[:worst].tolist(), dice[:worst].tolist(), strict=True))
     pictures = _name_patients(images, draw_chosen_images(network, images, chosen, device)) if worst else ()
+
     make_private_folder(out)
     page = write_html_page(
         "outlines.html.j2",
-        out / PAGE,
+        out / OUTLINES_PAGE,
         (Path(__file__).parent,),
         private=True,
         site=settings.file.name,
         model=model.resolve().name,
-        about=ALL_IMAGES if every else TEST_PART,
+        about=ALL_IMAGES if all_images else TEST_PART,
         count=len(images),
         overlap=figures,
         pictures=pictures,
         colours=WORDS_OF_COLOURS,
     )
-    return SegmentationAtSite(len(images), ALL_IMAGES if every else TEST_PART, figures, page)
+    return SegmentationAtSite(len(images), ALL_IMAGES if all_images else TEST_PART, figures, page)
 
 
 def _refuse_images_without_outlines(images: ImageSet, names: Sequence[str], known: Sequence[str]) -> None:
@@ -153,9 +160,13 @@ def _refuse_images_without_outlines(images: ImageSet, names: Sequence[str], know
 
 
 def _name_patients(images: ImageSet, drawn: Mapping[str, Sequence[OutlinedImage]]) -> tuple[ClassPictures, ...]:
-    """Return the pictures of each class with the names of their patients."""
+    """Add the names of patients to the pictures of each class."""
     has_patients = are_all_patients_known(images.patients)
+
+    def get_patient(image: OutlinedImage) -> str:
+        return str(images.patients[image.row]) if has_patients else ""
+
     return tuple(
-        ClassPictures(name, tuple((each, str(images.patients[each.row]) if has_patients else "") for each in of_class))
-        for name, of_class in drawn.items()
+        ClassPictures(name, tuple((image, get_patient(image)) for image in class_images))
+        for name, class_images in drawn.items()
     )

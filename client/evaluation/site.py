@@ -37,25 +37,25 @@ def evaluate_at_site(
     files: Sequence[ModelFile],
     groupings: Sequence[Grouping],
     *,
-    every: bool,
+    all_images: bool,
     tell: Callable[[str], None],
 ) -> SiteEvaluation:
     """Score models on a site's own images, without patients who opted out.
 
     Args:
         folder: The site's folder.
-        every: True to score all images; else the test part, as the site remembers it.
+        all_images: True to score all images; False for the test part, as the site's earlier runs used it.
         tell: Prints lines for the hospital's staff.
 
     Raises:
-        BadInput: With every fault of site.toml, the data or a model.
+        BadInput: If site.toml, the data or a model has faults; it lists all.
     """
     settings = read_site_settings(folder)
     models = open_models(files, choose_training_device(settings))
-    about = {"": "All parts."} if every else {"": TEST_PART}
+    about = {"": "All parts."} if all_images else {"": TEST_PART}
 
     def load(spec: DataSpec) -> ImageSet:
-        images, left_out = load_images_to_score(settings, spec, every=every, tell=tell)
+        images, left_out = load_images_to_score(settings, spec, all_images=all_images, tell=tell)
         if left_out.count:
             about["left out"] = f"{format_count_with_noun(left_out.count, 'patient')} who opted out left out."
         if warning := left_out.warn_about_unmatched():
@@ -68,17 +68,17 @@ def evaluate_at_site(
         settings.folder,
         load,
         about="",
-        caution=ALL_IMAGES if every else "",
+        caution=ALL_IMAGES if all_images else "",
     )
     data = replace(data, about=" ".join(about.values()))
     return SiteEvaluation(evaluate_models(models, [data], groupings, tell), data, settings.file.data)
 
 
 def load_images_to_score(
-    settings: SiteSettings, spec: DataSpec, *, every: bool, tell: Callable[[str], None]
+    settings: SiteSettings, spec: DataSpec, *, all_images: bool, tell: Callable[[str], None]
 ) -> tuple[ImageSet, LeftOutPatients]:
-    """Return the images to score, read by these settings, and what is said of patients who opted out."""
+    """Return the images to score, read by the settings ``spec``, and the patients who were left out."""
     file = settings.file.model_copy(update={"data": spec})
     site, left_out, _ = load_site_data(replace(settings, file=file), tell).make_present_site()
-    images = concatenate_image_sets([site.train, site.validation, site.test]) if every else site.test
+    images = concatenate_image_sets([site.train, site.validation, site.test]) if all_images else site.test
     return images, left_out

@@ -40,7 +40,7 @@ def make_audit_report(
     """Verify a site's audit log; return lines for a person, and True if there is no fault.
 
     Args:
-        receipt: The coordinator's file of the replies that it received; None to verify the audit log alone.
+        receipt: The coordinator's file with the replies that it received; None to verify only the audit log.
         keys: The public keys of this site and of the sites listed in its policy.
         authority: The coordinator's certificate in the site's kit, to verify its signatures; None without a kit.
 
@@ -48,13 +48,16 @@ def make_audit_report(
         BadInput: If the receipt cannot be read.
     """
     findings = check_audit_log(state)
-    faults, notes = [str(fault) for fault in findings.faults], [*findings.notes]
+    faults = [str(fault) for fault in findings.faults]
+    notes = [*findings.notes]
     if not findings.entries and not faults and has_accepted_replies(state):
         faults.append(f"{AUDIT_FILE}: is not there, and this site has replied to a run: removed.")
+
     if authority is not None:
         requests = _check_request_signatures(state, authority)
         notes += requests.notes
         faults += map(str, requests.faults)
+
     if receipt is not None:
         try:
             content = dict(json.loads(receipt.read_text(encoding="utf-8")))
@@ -80,6 +83,7 @@ def make_audit_report(
         authorship = _check_receipt_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
         faults += map(str, authorship.faults)
+
     if not findings.entries and not faults:
         return ["There is no audit: nothing came in and nothing left."], True
     if faults:
@@ -92,11 +96,12 @@ def make_audit_report(
 
 
 def _check_request_signatures(state: Path, authority: x509.Certificate) -> AuditCheckResult:
-    """Count the requests in the audit log that the coordinator signed, and report a fault for each one it did not sign.
+    """Count the requests in the audit log that the coordinator signed, with a fault for each false signature.
 
     A request signed under another authority is only noted, because it may come from an earlier coordinator.
     """
-    signed, findings = 0, AuditCheckResult()
+    signed = 0
+    findings = AuditCheckResult()
     for entry in AuditLog(state).read_entries():
         if entry.get("direction") != "in" or entry.get("rule") == "signature" or "statement" not in entry:
             continue
@@ -134,7 +139,7 @@ def _list_replies_in_receipt(content: Mapping[str, Any], site: str) -> dict[str,
 def _check_receipt_authorship(
     content: Mapping[str, Any], site: str, keys: TrustedKeys, state: Path
 ) -> AuthorshipCheckResult:
-    """Check that the sites signed the replies in the receipt, and that all accepted replies of this site are in it."""
+    """Check that sites signed the replies in the receipt, and that it has all accepted replies of this site."""
     try:
         run = content["run"]
         sent = [

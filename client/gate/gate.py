@@ -1,10 +1,10 @@
 """The policy gate: a Flower mod that checks each request before the site works on it, and each reply before it leaves.
 
-The gate is around every handler of a hospital's ClientApp, and of a simulated site with limits. It declines a request
-that the policy does not allow before any work begins. It decodes each reply from the records as they would be sent, and
-withholds a reply with more than the method declares and the policy allows. In both cases the coordinator receives the
-reason, and the site continues. Each request and reply is a line of the site's audit log, which is on disk before the
-reply leaves.
+The gate wraps every handler of a hospital's ClientApp, and of a simulated site with limits. It declines a request that
+the policy does not allow, before any work begins. It decodes each reply from the record as it would be sent. It
+withholds a reply that has more than the method declares and the policy allows. In both cases the coordinator receives
+the reason, and the site continues. Each request and reply is a line of the site's audit log, which is on disk before
+the reply leaves.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from polyclinic.client.gate.incoming_request import IncomingRequest, RequestTimeExceeded
 from polyclinic.client.gate.policy_rules import PolicyVerdict, RequestedWork, decide_if_reply_may_leave
 from polyclinic.client.gate.question_rules import QUESTIONS, decide_if_answer_may_leave, decide_on_question
-from polyclinic.client.site.plans import TRAINING, read_request_text
+from polyclinic.client.site.plans import TRAINING_KIND, read_request_text
 from polyclinic.client.site.site import Site
 from polyclinic.common import __version__
 from polyclinic.common.errors import WireError
@@ -44,10 +44,11 @@ from polyclinic.common.wire.secure_aggregation import (
 )
 from polyclinic.data.base.image_set import PARTS
 
-DECLINED = 202
-"""Our error code for a request or a reply that the site's policy does not allow."""
+DECLINED_ERROR_CODE = 202
+"""Polyclinic's error code for a request or a reply that the site's policy does not allow."""
 
-ANSWERS: dict[str, type[Any]] = {
+# Class name of a request -> class of its reply.
+REPLY_CLASSES: dict[str, type[Any]] = {
     "RollCall": RollCallAnswer,
     "Refusal": RefusalNoted,
     "Question": RefusalNoted,
@@ -61,13 +62,17 @@ ANSWERS: dict[str, type[Any]] = {
     **{name: kind.answer for name, kind in QUESTIONS.items()},
 }
 
-APPROVAL, DENIED = "approval.", "approval.denied"
-"""Rules of :mod:`polyclinic.client.site.approvals`, which is not imported where nobody approves requests."""
+# Rules of polyclinic.client.site.approvals, which is not imported if nobody approves requests.
+APPROVAL_RULE_PREFIX = "approval."
+DENIED_RULE = "approval.denied"
 
-MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
-"""Limits of an audit line: characters of a name, bytes of the list of fields, dimensions of an array."""
+# Limits of one line of the audit log.
+MAX_AUDIT_NAME_CHARACTERS = 80
+MAX_AUDIT_FIELD_LIST_BYTES = 8_000
+MAX_AUDIT_DIMENSIONS = 8
 
 Handler = Callable[[Message, Context], Message]
+"""Function of a ClientApp that answers a message."""
 Mod = Callable[[Message, Context, Handler], Message]
 """A Flower mod: a function around the handlers of a ClientApp."""
 
@@ -87,7 +92,8 @@ def make_policy_gate(site_of: Callable[[Context], Site]) -> Mod:
 def record_process_start(site: Site) -> TornAuditLine | None:
     """Write the start of the process and the policy to the audit log.
 
-    Return size and hash of the last line if a killed process left it incomplete, otherwise None.
+    Returns:
+        Size and hash of the log's last line if a killed process left it incomplete, else None.
     """
     policy = site.policy.model_dump(mode="json")
     return AuditLog(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
@@ -97,19 +103,19 @@ def record_patients(site: Site, **counts: int) -> None:
     """Write to the audit log that the site's patients changed.
 
     Args:
-        counts: Numbers of patients: ``new``, ``gone`` or ``kept`` since the last start, or ``opted_out`` by now; see
+        counts: Numbers of patients: ``new``, ``gone`` or ``kept`` since the last start, or ``opted_out`` until now; see
             :class:`PatientChanges` of :mod:`polyclinic.common.patients.parts`. ``opted_out_unmatched`` counts the
             identifiers that fit no patient.
     """
     AuditLog(site.folder, durable=site.durable).append(event="patients", **counts)
 
 
-UNREADABLE = "no message"
-"""Rule in the audit for a message that cannot be put together."""
+UNREADABLE_RULE = "no message"
+"""Rule in the audit log for a message that cannot be decoded."""
 
 
 class AuditMark:
-    """The end of a site's audit log at one time, to see if an entry was added since."""
+    """The state of a site's audit log at one time, to notice entries that were added later."""
 
     def __init__(self, site: Site) -> None:
         self._audit = AuditLog(site.folder)
@@ -121,11 +127,11 @@ class AuditMark:
 
 
 def record_unread_message(site: Site, received: bytes, rule: str, reason: str) -> None:
-    """Write a message that was refused without its content being read to the audit log.
+    """Write a refused message to the audit log, without having read its content.
 
     Args:
         received: The announcement of the message, whose size and SHA-256 are written.
-        rule: Why it was refused, in a word or two.
+        rule: Name of the broken rule.
     """
     AuditLog(site.folder, durable=site.durable).append(
         run="",
@@ -141,17 +147,17 @@ def record_unread_message(site: Site, received: bytes, rule: str, reason: str) -
 
 
 def record_refused_request(site: Site, message: Message, reason: str, rule: str) -> None:
-    """Write a request to the audit log that was refused before the gate, for its signature or size.
+    """Write to the audit log a request that was refused before the gate, because of its signature or size.
 
     Args:
-        rule: Name of the broken rule: ``signature``, also for its Flower App Bundle, or that of its size.
+        rule: Name of the broken rule: ``signature`` (also for the Flower App Bundle), or a rule about size.
     """
     run, server_round, record = read_run_round_class(message.content)
     AuditLog(site.folder, durable=site.durable).append(
-        run=make_printable_line(run, MOST_NAME),
+        run=make_printable_line(run, MAX_AUDIT_NAME_CHARACTERS),
         round=server_round,
         direction="in",
-        record=make_printable_line(record, MOST_NAME),
+        record=make_printable_line(record, MAX_AUDIT_NAME_CHARACTERS),
         bytes=count_payload_bytes(message.content),
         sha256=hash_record(message.content),
         decision="deny",
@@ -177,12 +183,14 @@ class GatedMessage:
     """One request at the policy gate: checks the request and the site's reply, and writes both to the audit log."""
 
     def __init__(self, site: Site, audit: AuditLog, message: Message) -> None:
-        self._site, self._audit, self._message = site, audit, message
+        self._site = site
+        self._audit = audit
+        self._message = message
         self._fields = read_small_fields(message.content)
         self._record_name = str(self._fields.get("wire.record"))
         server_round = self._fields.get("round", 0)
         self._about = {
-            "run": make_printable_line(str(self._fields.get("run", "")), MOST_NAME),
+            "run": make_printable_line(str(self._fields.get("run", "")), MAX_AUDIT_NAME_CHARACTERS),
             "round": server_round if type(server_round) is int else 0,
         }
 
@@ -199,16 +207,19 @@ class GatedMessage:
             self._write_record_to_audit("in", self._message.content, PolicyVerdict("message", f"{kind} at its check"))
             self._write_error_to_audit(kind)
             raise
+
         facts = self._collect_audit_facts(work, verdict)
         if incoming.approval is not None and incoming.approval.facts:
             facts["approval"] = dict(incoming.approval.facts)
         self._write_record_to_audit("in", self._message.content, verdict, facts)
         if not verdict.is_allowed:
-            if verdict.rule.startswith(APPROVAL) and verdict.rule != DENIED:
+            if verdict.rule.startswith(APPROVAL_RULE_PREFIX) and verdict.rule != DENIED_RULE:
                 return self._await_approval(verdict)
-            # Who denied a plan, and why, is for the hospital's own audit.
-            told = PolicyVerdict(DENIED, "the hospital has denied it") if verdict.rule == DENIED else verdict
-            return self._decline_and_record(f"declines: {told}")
+            # The person and reason of a denial stay in the hospital's audit log.
+            if verdict.rule == DENIED_RULE:
+                verdict = PolicyVerdict(DENIED_RULE, "the hospital has denied it")
+            return self._decline_and_record(f"declines: {verdict}")
+
         try:
             with incoming.limit_working_time():
                 reply = answer(self._message, context)
@@ -219,6 +230,7 @@ class GatedMessage:
         except Exception as error:
             self._write_error_to_audit(type(error).__name__)
             raise
+
         verdict = self._decide_on_reply(work, reply)
         self._write_record_to_audit("out", reply.content, verdict)
         if not verdict.is_allowed:
@@ -226,7 +238,7 @@ class GatedMessage:
         return reply
 
     def _decide_on_request(self, incoming: IncomingRequest) -> tuple[RequestedWork | None, PolicyVerdict]:
-        """Return the requested work, and the verdict; nobody has to approve a question that the policy declines."""
+        """Return the requested work and the policy's verdict; a question that the policy declines needs no approval."""
         if self._record_name in QUESTIONS:
             verdict = decide_on_question(self._site.policy, self._record_name, self._message.content)
             if not verdict.is_allowed:
@@ -234,13 +246,13 @@ class GatedMessage:
         return incoming.decide_and_record_plan()
 
     def _decide_on_reply(self, work: RequestedWork | None, reply: Message) -> PolicyVerdict:
-        """Return the policy's verdict on the record as it would leave; one that the wire does not know is refused."""
+        """Return the policy's verdict on a reply as it would be sent; refuse a reply that cannot be decoded."""
         try:
-            record = decode_record(reply.content, ANSWERS[self._record_name])
+            record = decode_record(reply.content, REPLY_CLASSES[self._record_name])
         except (WireError, KeyError) as error:
             return PolicyVerdict("wire", str(error).removesuffix("."))
         if isinstance(record, MaskingAnswer):
-            return PolicyVerdict("secure aggregation")  # the update was checked when it was held
+            return PolicyVerdict("secure aggregation")  # the update was checked before it was stored for masking
         if self._record_name in QUESTIONS:
             return decide_if_answer_may_leave(self._site.policy, self._record_name, self._message.content, record)
         if work is None:
@@ -248,16 +260,16 @@ class GatedMessage:
         return decide_if_reply_may_leave(self._site.policy, work, record)
 
     def _collect_audit_facts(self, work: RequestedWork | None, verdict: PolicyVerdict) -> dict[str, Any]:
-        """Return what the audit line has beside the record: the run's title, the hash of its plan, and the images.
+        """Return further facts for the audit line: the run's title, the hash of its plan, and numbers of images.
 
-        The further requests of a run, which hold the same plan, have none of it.
+        Only the roll call of a run, or a question, has these facts; later requests of the run contain the same plan.
         """
         request = read_request_text(self._fields)
-        if request is None or (request.kind == TRAINING and self._fields.get("wire.record") != RollCall.__name__):
+        if request is None or (request.kind == TRAINING_KIND and self._fields.get("wire.record") != RollCall.__name__):
             return {}
         facts: dict[str, Any] = {}
         if work is not None and (name := work.plan.run.name):
-            facts["name"] = make_printable_line(name, MOST_NAME)
+            facts["name"] = make_printable_line(name, MAX_AUDIT_NAME_CHARACTERS)
         if not self._site.durable:
             return facts
         facts["plan"] = request.sha256
@@ -268,14 +280,14 @@ class GatedMessage:
         return facts
 
     def _await_approval(self, verdict: PolicyVerdict) -> Message:
-        """Answer that the site waits for the approval of a person, without the reason why it has none."""
+        """Answer that the site waits for the approval of a person, without the reason."""
         self._site.tell(f"run {str(self._about['run'])[:8]} waits for approval here: {verdict}")
         self._write_error_to_audit("approval", APPROVAL_ERROR_MESSAGE)
         return Message(Error(APPROVAL_ERROR_CODE, APPROVAL_ERROR_MESSAGE), reply_to=self._message)
 
     def _decline_and_record(self, reason: str) -> Message:
         self._write_error_to_audit("declined", reason)
-        return Message(Error(DECLINED, reason), reply_to=self._message)
+        return Message(Error(DECLINED_ERROR_CODE, reason), reply_to=self._message)
 
     def _write_record_to_audit(
         self,
@@ -293,7 +305,9 @@ class GatedMessage:
             **self._about,
             **facts,
             direction=direction,
-            record=make_printable_line(str(read_small_fields(content).get("wire.record", "")), MOST_NAME),
+            record=make_printable_line(
+                str(read_small_fields(content).get("wire.record", "")), MAX_AUDIT_NAME_CHARACTERS
+            ),
             fields=list_fields_for_audit_line(list_record_fields(content)),
             bytes=count_payload_bytes(content),
             sha256=hash_record(content),
@@ -304,31 +318,31 @@ class GatedMessage:
         )
 
     def _write_error_to_audit(self, kind: str, reason: str = "") -> None:
-        """Write an error to the audit log: its kind, and size and SHA-256 of the reason if one is sent."""
+        """Write an error to the audit log: its kind, and the size and SHA-256 of a reason that is sent."""
         text = reason.encode()
         facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
 def _read_spent_epsilon(content: RecordDict) -> dict[str, float]:
-    """Return the privacy budget that a run has used at this site, of a reply that states it."""
+    """Return the privacy budget used by a run at this site, if the reply states it; otherwise an empty dict."""
     epsilon = read_small_fields(content).get("epsilon")
     return {"epsilon": epsilon} if isinstance(epsilon, float) else {}
 
 
 def list_fields_for_audit_line(fields: Sequence[RecordField]) -> list[Any]:
-    """List name, shape and bytes of a record's fields for an audit line, at most ``LISTED_BYTES`` of JSON.
+    """List name, shape and bytes of a record's fields, within the limit of an audit line.
 
     An ordinary record has some thirty fields. Further fields of a longer list are only counted, because the sender of a
     record must not decide how long an audit line is.
     """
     lines: list[Any] = []
     size = 0
-    for place, part in enumerate(fields):
-        shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
-        lines.append([make_printable_line(part.name, MOST_NAME), shape, part.size])
+    for index, part in enumerate(fields):
+        shape = None if part.shape is None else [*part.shape[:MAX_AUDIT_DIMENSIONS]]
+        lines.append([make_printable_line(part.name, MAX_AUDIT_NAME_CHARACTERS), shape, part.size])
         size += len(format_as_json_text(lines[-1]).encode())
-        if size > LISTED_BYTES:
-            rest = fields[place:]
+        if size > MAX_AUDIT_FIELD_LIST_BYTES:
+            rest = fields[index:]
             return [*lines[:-1], [f"... {len(rest):,} more", None, sum(field.size for field in rest)]]
     return lines

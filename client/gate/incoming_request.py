@@ -1,4 +1,4 @@
-"""The checks of an incoming request: the work that it asks for, the policy's verdict, and the limit of its time.
+"""The checks of an incoming request: the requested work, the policy's verdict, and the time limit.
 
 A plan is checked as text before pydantic parses it, because pydantic accepts repeated keys, NaN in fields without a
 schema, and values of any length.
@@ -6,9 +6,9 @@ schema, and values of any length.
 The first request of a run that the policy allows fixes the run's plan. The site refuses any later request of the run
 with another plan, so that a plan declined at the roll call cannot be sent later under the same run.
 
-A site builds a run's initial model itself, and begins to train from no other. The plan determines this model by its
-seed, or by the hash of a weights file. docs/privacy.md explains the limits of this check: it does not cover models of
-later rounds, nor a coordinator that gives a first request a later round number.
+A site builds a run's initial model itself, and refuses to start training from another one. The plan determines this
+model by its seed, or by the hash of a weights file. docs/privacy.md explains the limits of this check: it does not
+cover models of later rounds, nor a coordinator that gives a first request a later round number.
 """
 
 import hashlib
@@ -58,16 +58,17 @@ from polyclinic.strategies.registry import get_cached_site_method
 if TYPE_CHECKING:
     from polyclinic.client.site.approvals import ApprovalVerdict, SiteApprovals
 
-HOUR_S = 3600.0
+SECONDS_PER_HOUR = 3600.0
 
 
 class IncomingRequest:
-    """A request to a site, together with the site's stored record of the request's run."""
+    """A request to a site, with the site's stored record of the run."""
 
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._content = content
         self._fields = fields = read_small_fields(content)
-        self._site, self._policy = site, site.policy
+        self._site = site
+        self._policy = site.policy
         self._run = str(fields.get("run", ""))
         self._runs = SiteRunRecords(site.folder, durable=site.durable)
         self._record = self._runs.find_run_record(self._run)
@@ -88,13 +89,14 @@ class IncomingRequest:
             verdict = self._decide_by_approval(self._site.approvals)
         if work is None:
             return None, verdict
+
         if verdict.is_allowed and is_valid_run_name(self._run):  # otherwise the handler reports the wrong run name
             run = RunName(self._run)
             plan = str(self._fields["plan"])
             if self._record is None:
                 memory = self._site.folder / "memory"
-                # A new run has a stored state only if the run's record was removed or damaged. Under
-                # another plan, that state could disclose what the first plan kept at the site.
+                # A new run has a stored state only if its record was removed or damaged. Another plan could make
+                # parts of that state leave which the first plan kept at the site.
                 shutil.rmtree(join_plain_name(memory, run), ignore_errors=True)
                 remove_old_run_states(memory, run)
                 self._record = self._runs.record_run_plan(run, plan)
@@ -103,17 +105,18 @@ class IncomingRequest:
                 verdict = PolicyVerdict("run.plan", reason)
             elif self._compute_seconds_left_by_policy() == 0:
                 verdict = self.make_time_limit_verdict()
+
         # A run starts from the initial model that its plan determines. Only the first request to train is checked: that
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
         # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
         # simulation, because the author of the plan controls the simulated site.
-        begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
-        trains = self._fields.get("wire.record") == TrainRequest.__name__
-        if verdict.is_allowed and begins and trains and not self._site.simulated:
+        is_first_round = work.round == 0 or (work.round == 1 and not work.method.sequential)
+        is_train_request = self._fields.get("wire.record") == TrainRequest.__name__
+        if verdict.is_allowed and is_first_round and is_train_request and not self._site.simulated:
             try:
                 request = decode_record(self._content, TrainRequest)
             except WireError:
-                return work, verdict  # its handler says what is wrong
+                return work, verdict  # the request's handler reports the fault
             if reason := find_initial_model_fault(
                 self._site, work.plan, request, work.method.parameters.compress_model
             ):
@@ -142,19 +145,21 @@ class IncomingRequest:
 
     def make_time_limit_verdict(self) -> PolicyVerdict:
         """Return the verdict on a request after its own time limit, or that of its run, has passed."""
-        whole = self._policy.maximum_run_hours
-        if whole is not None and self._count_seconds_worked() >= whole * HOUR_S:
+        run_hours = self._policy.maximum_run_hours
+        if run_hours is not None and self._count_seconds_worked() >= run_hours * SECONDS_PER_HOUR:
             return PolicyVerdict(
-                "policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long"
+                "policy.maximum_run_hours", f"it is {run_hours:g}, and the work on this run took that long"
             )
-        most = self._policy.maximum_hours or 0.0
-        return PolicyVerdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
+        hours = self._policy.maximum_hours or 0.0
+        return PolicyVerdict("policy.maximum_hours", f"it is {hours:g}, and the work on this request took that long")
 
     def _compute_seconds_left_by_policy(self) -> float | None:
-        """Return the seconds left by the limits of the request and of its run; None without a limit."""
-        request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
-        limits = [] if request is None else [request * HOUR_S]
-        limits += [] if whole is None else [max(whole * HOUR_S - self._count_seconds_worked(), 0.0)]
+        """Return the seconds that the limits of the request and of its run leave for the work; None without a limit."""
+        hours = self._policy.maximum_hours
+        run_hours = self._policy.maximum_run_hours
+        limits = [] if hours is None else [hours * SECONDS_PER_HOUR]
+        if run_hours is not None:
+            limits.append(max(run_hours * SECONDS_PER_HOUR - self._count_seconds_worked(), 0.0))
         return min(limits, default=None)
 
     def _count_seconds_worked(self) -> float:
@@ -162,9 +167,9 @@ class IncomingRequest:
 
 
 def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
-    """Return the work that a request asks for.
+    """Return the work that a request's plan asks for.
 
-    Return None if the record has no plan or another wire version; the record's handler then reports the fault.
+    Return None if the record has no plan, or a wire version that this release does not speak; the handler reports that.
 
     Raises:
         PlanRefused: If the plan is malformed, its method is not allowed or wrongly configured, or the run needs
@@ -182,7 +187,8 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
         method = get_cached_site_method(site.name, fields["plan"])
     except BadInput as error:
         raise PlanRefused("plan.method", describe_first_plan_fault(error.faults)) from None
-    names, server_round = fields.get("class_names"), fields.get("round", 0)
+    names = fields.get("class_names")
+    server_round = fields.get("round", 0)
     return RequestedWork(
         plan,
         method,
@@ -204,7 +210,7 @@ class RequestTimeExceeded(BaseException):
 
 @contextmanager
 def interrupt_after_seconds(seconds: float | None) -> Iterator[None]:
-    """Context manager that interrupts its body after ``seconds``; None is no limit.
+    """Context manager that interrupts its body after ``seconds``; None means no limit.
 
     It has no effect outside the main thread, because Python delivers signals there only.
 
@@ -214,7 +220,8 @@ def interrupt_after_seconds(seconds: float | None) -> Iterator[None]:
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    began, (left, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    began = time.monotonic()
+    (left, _) = signal.getitimer(signal.ITIMER_REAL)
 
     def raise_time_exceeded(number: int, frame: object) -> None:
         raise RequestTimeExceeded
@@ -232,13 +239,15 @@ def interrupt_after_seconds(seconds: float | None) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- runs
 
-RUNS, EARLIER_RUNS = "runs", "runs.json"
-"""Folder with the records of runs; an earlier release had a file with this name and the suffix ``.json``."""
+RUNS_FOLDER = "runs"
+"""Folder in the state folder with one record for each run."""
+OLD_RUNS_FILE = "runs.json"
+"""File with the records of all runs that an earlier release wrote."""
 
 
 @dataclass(frozen=True)
 class SiteRunRecord:
-    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for it."""
+    """A run's stored record: the hash of its plan (:func:`hash_plan`), and the site's seconds of work for the run."""
 
     plan: str
     seconds: float = 0.0
@@ -248,7 +257,7 @@ class SiteRunRecords:
     """The records of all runs that a site ever took part in, in the folder ``runs`` of its state folder."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self._entries = RunEntryFolder(folder / RUNS, folder / EARLIER_RUNS, durable=durable)
+        self._entries = RunEntryFolder(folder / RUNS_FOLDER, folder / OLD_RUNS_FILE, durable=durable)
 
     def find_run_record(self, run: str) -> SiteRunRecord | None:
         """Return the record of a run; None for a new run, or for a damaged record, so that any plan is accepted."""
@@ -259,11 +268,11 @@ class SiteRunRecords:
             return None
 
     def record_run_plan(self, run: str, plan: str) -> SiteRunRecord:
-        """Store a new run with the hash of its plan (JSON text); return its record. An existing record is kept."""
+        """Store a new run's plan (JSON text) as a hash; return the run's record, which is unchanged if it exists."""
         return self.find_run_record(run) or self._write_record(run, SiteRunRecord(hash_plan(plan)))
 
     def add_worked_seconds(self, run: str, seconds: float) -> SiteRunRecord | None:
-        """Add to the time that the site has worked for a run; return the new record, None if the run has no record."""
+        """Add to the site's working time for a run; return the new record, or None if the run has no record."""
         if (record := self.find_run_record(run)) is None:
             return None
         return self._write_record(run, replace(record, seconds=record.seconds + seconds))
@@ -274,7 +283,7 @@ class SiteRunRecords:
 
 
 def hash_plan(plan: str) -> str:
-    """Return the SHA-256 of a plan (JSON text), without the keys that may differ when a run is resumed.
+    """Return the SHA-256 of a plan (JSON text) without the keys that may change when a run is resumed.
 
     These keys are the run's name and, in a plan without noise, its number of rounds. Any other text is hashed as it is.
     """
@@ -291,12 +300,12 @@ def hash_plan(plan: str) -> str:
 
 # ---------------------------------------------------------------------- the plan's text
 
-KB = 1000
-DEEPEST = 8
-"""Most levels of nested tables and lists; an experiment's plan has three."""
-MOST_DIGITS = 40
-LONGEST_TEXT = 500
-LONGEST_REASON = 400
+BYTES_PER_KB = 1000
+MAX_NESTING_DEPTH = 8
+"""Maximum number of nested levels of tables and lists; an experiment's plan has three."""
+MAX_NUMBER_DIGITS = 40
+MAX_TEXT_CHARACTERS = 500
+MAX_REASON_CHARACTERS = 400
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -307,21 +316,24 @@ class PlanRefused(ValueError):
         self.rule = rule
         # Makes a coordinator's text safe for a log: one short line of printable ASCII.
         ascii_only = reason.encode("ascii", "backslashreplace").decode()
-        shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in ascii_only)
-        super().__init__(shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}...")
+        printable = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in ascii_only)
+        is_short = len(printable) <= MAX_REASON_CHARACTERS
+        super().__init__(printable if is_short else f"{printable[:MAX_REASON_CHARACTERS]}...")
 
 
 def read_plan(text: object, maximum_kb: float | None) -> HospitalPlan:
-    """Read a plan that a coordinator sent as JSON text of at most ``maximum_kb``; None is no limit.
+    """Read a plan that a coordinator sent as JSON text.
 
     Raises:
-        PlanRefused: With the rule that the plan breaks.
+        PlanRefused: If the plan breaks a rule.
     """
     if not isinstance(text, str):
         raise PlanRefused("plan.form", "it is not text")
     length = len(text.encode(errors="replace"))
-    if maximum_kb is not None and length > maximum_kb * KB:
-        raise PlanRefused("policy.maximum_plan_kb", f"it is {maximum_kb:g}, and the plan has {length / KB:.1f} kB")
+    if maximum_kb is not None and length > maximum_kb * BYTES_PER_KB:
+        raise PlanRefused(
+            "policy.maximum_plan_kb", f"it is {maximum_kb:g}, and the plan has {length / BYTES_PER_KB:.1f} kB"
+        )
     return _parse_strictly_checked_plan(text)
 
 
@@ -337,8 +349,8 @@ def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
     for letter in re.findall(r"[\[\]{}]", _JSON_STRING.sub("", text)):  # brackets inside texts do not count
         depth += 1 if letter in "[{" else -1
         deepest = max(deepest, depth)
-    if deepest > DEEPEST:
-        raise PlanRefused("plan.form", f"it is nested {deepest} deep; {DEEPEST} is the most")
+    if deepest > MAX_NESTING_DEPTH:
+        raise PlanRefused("plan.form", f"it is nested {deepest} deep; {MAX_NESTING_DEPTH} is the most")
 
     def refuse_repeated_keys_and_long_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -347,8 +359,10 @@ def _parse_strictly_checked_plan(text: str) -> HospitalPlan:
             twice = next(name for name in names if names.count(name) > 1)
             raise PlanRefused("plan.form", f'it has the key "{twice}" twice in one table')
         for part in (*table, *(value for value in table.values() if isinstance(value, str))):
-            if len(part) > LONGEST_TEXT:
-                raise PlanRefused("plan.form", f"it has a text of {len(part)} characters; {LONGEST_TEXT} is the most")
+            if len(part) > MAX_TEXT_CHARACTERS:
+                raise PlanRefused(
+                    "plan.form", f"it has a text of {len(part)} characters; {MAX_TEXT_CHARACTERS} is the most"
+                )
         return table
 
     try:
@@ -381,16 +395,17 @@ def _refuse_nan_and_infinity(name: str) -> Any:
 
 
 def _refuse_long_number(digits: str) -> str:
-    if len(digits) > MOST_DIGITS:
-        raise PlanRefused("plan.form", f"it has a number of {len(digits)} digits; {MOST_DIGITS} is the most")
+    if len(digits) > MAX_NUMBER_DIGITS:
+        raise PlanRefused("plan.form", f"it has a number of {len(digits)} digits; {MAX_NUMBER_DIGITS} is the most")
     return digits
 
 
 # ---------------------------------------------------------------------- the first model
 
-ABSOLUTE, RELATIVE = 1e-6, 1e-5
-"""Tolerance for an initial model built on two machines. The normal numbers that torch draws from one seed differ
-between kinds of CPU in their last bits: by 9e-7 at most with and without AVX2, in 13 networks."""
+# Tolerance for an initial model that is built on two machines. From one seed, torch draws normal numbers that differ
+# between kinds of CPU in their last bits: by at most 9e-7 with and without AVX2, in 13 networks.
+ABSOLUTE_TOLERANCE = 1e-6
+RELATIVE_TOLERANCE = 1e-5
 
 
 def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainRequest, form: NumberFormat) -> str:
@@ -403,14 +418,17 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
     Args:
         form: Number format to which the plan has the coordinator round the model's trunk.
     """
-    spec, source = plan.model, "seed"
+    spec = plan.model
+    source = "seed"
     if plan.weights_sha256 is not None:
         path = site.frozen_part_files.find_weights_file(spec, plan.weights_sha256)
         if path is None:
             file = f"the weights file with SHA-256 {plan.weights_sha256}"
             site.tell(f"the first model of this run is taken as it came: it begins with {file}, not in weights/ here")
             return ""
-        spec, source = spec.model_copy(update={"weights": str(path)}), "weights file"
+        spec = spec.model_copy(update={"weights": str(path)})
+        source = "weights file"
+
     try:
         network = build_network(spec, request.class_names, plan.run.seed)
         received = request.model.to_named_arrays()
@@ -424,20 +442,23 @@ def find_initial_model_fault(site: Site, plan: HospitalPlan, request: TrainReque
     except BadInput as bad:
         return f"it cannot be built here: {bad.faults[0]}".removesuffix(".")
     except WireError:
-        return ""  # the frozen part is not here: the handler asks for it
+        return ""  # the frozen part is not stored here: the handler asks for it
     if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in built.items()}:
-        return ""  # of another network: the handler says which part does not fit
-    numbers, wrong = 0, 0
+        return ""  # the model is of another network: the handler reports the wrong part
+
+    numbers = 0
+    wrong = 0
     for name, array in built.items():
         tolerance = np.abs(array)
-        tolerance *= RELATIVE
-        tolerance += ABSOLUTE
+        tolerance *= RELATIVE_TOLERANCE
+        tolerance += ABSOLUTE_TOLERANCE
         if name == "trunk" and form != "float32" and request.model.form == form:
             tolerance += compute_largest_rounding_errors(received[name], form)
         numbers += array.size
         wrong += int(array.size - np.count_nonzero(np.abs(received[name] - array) <= tolerance))
     if not wrong:
         return ""
+
     libraries = ["torch", "torchvision"]
     if is_external_network(spec.architecture) and not spec.architecture.startswith(PLUGIN_PREFIX):
         libraries.append(spec.architecture.partition(":")[0])

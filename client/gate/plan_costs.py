@@ -1,7 +1,7 @@
 """Estimates of the memory and disk space that a plan takes, without building its network in memory.
 
-The estimates are lower bounds: a plan whose estimate exceeds a machine cannot work there. A test compares the tables
-with each network on torch's "meta" device, whose tensors have shapes and no memory.
+The estimates are lower bounds: a plan whose estimate exceeds a machine's memory cannot work there. A test compares them
+with each network on torch's "meta" device, whose tensors have shapes but no memory.
 """
 
 import math
@@ -23,15 +23,15 @@ from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.privacy.gradients import choose_micro_batch_size
 
 FLOAT32_BYTES = 4
-COPIES_AT_WORK = 5
+MODEL_COPIES_IN_TRAINING = 5
 """Copies of the model in memory during training: message, received, trained, gradient, difference."""
-ADAM_MOMENTS = 2
-GRADIENTS_AT_ONCE = 3
-"""Most copies of each image's gradient in memory at a time, in training with noise."""
-_MAPS_OF_A_ROW = 8
-"""Numbers of a pixel and head row that a segmentation's loss keeps."""
-FILES_AT_ONCE = 2
-"""State files of a run on disk: that of a round stays until the next round has counted."""
+ADAM_MOMENT_COUNT = 2
+GRADIENT_COPIES = 3
+"""Maximum number of copies of each image's gradient in memory at a time, in training with noise."""
+_LOSS_NUMBERS_PER_PIXEL_AND_CLASS = 8
+"""Float32 numbers that a segmentation loss keeps in memory for each pixel and class."""
+STATE_FILES_PER_RUN = 2
+"""Number of state files of a run on disk: a round's file stays until the next round has counted."""
 
 
 class BackboneCost(NamedTuple):
@@ -48,7 +48,7 @@ class BackboneCost(NamedTuple):
     parameters: int | None = None
 
 
-BACKBONES: Mapping[Architecture, BackboneCost] = {
+BACKBONE_COSTS: Mapping[Architecture, BackboneCost] = {
     "densenet121": BackboneCost(1024, 2590, 6_950_000),
     "resnet18": BackboneCost(512, 440, 11_170_000),
     "vgg11": BackboneCost(512, 1550, 9_220_000),
@@ -83,15 +83,15 @@ def estimate_network_cost(spec: ModelSpec, rows: int) -> NetworkCost:
     if is_external_network(spec.architecture):
         width, backbone, activations = _measure_external_network(spec)
     else:
-        width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
+        width, bytes_a_pixel, listed = BACKBONE_COSTS[spec.architecture]
         backbone = listed or sum(value.numel() for value in build_meta_backbone(spec).module.parameters())
         activations = bytes_a_pixel * math.prod(spec.sides)
     if is_segmentation(spec.task):  # logits and labels of each pixel, and the steps of the loss between them
-        activations += rows * _MAPS_OF_A_ROW * FLOAT32_BYTES * math.prod(spec.sides)
+        activations += rows * _LOSS_NUMBERS_PER_PIXEL_AND_CLASS * FLOAT32_BYTES * math.prod(spec.sides)
     features = spec.neck or width
-    behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
-    trained = behind + (backbone if spec.train == "all" else _count_trained_backbone_parameters(spec))
-    return NetworkCost(backbone + behind, trained, activations if spec.train == "all" else 0)
+    head = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows  # neck and head, with biases
+    trained = head + (backbone if spec.train == "all" else _count_trained_backbone_parameters(spec))
+    return NetworkCost(backbone + head, trained, activations if spec.train == "all" else 0)
 
 
 @lru_cache(maxsize=8)
@@ -123,7 +123,7 @@ def _measure_external_network(spec: ModelSpec) -> tuple[int, int, int]:
 
 
 def count_layer_outputs(network: nn.Module, images: Tensor) -> int:
-    """Count the numbers that a network's innermost layers output, all together, for these images."""
+    """Count the output numbers of all innermost layers of a network for these images."""
     counts = list[int]()
 
     def count_output_numbers(module: nn.Module, inputs: object, output: object) -> None:
@@ -152,18 +152,23 @@ def estimate_training_memory_bytes(plan: HospitalPlan, rows: int, images: int, d
         gpus: Number of GPUs that share each batch. If the plan adds noise to each training step, one GPU has the whole
             batch.
     """
-    size, training = estimate_network_cost(plan.model, rows), plan.training
-    private = plan.privacy.level in STEP_NOISE_LEVELS
+    size = estimate_network_cost(plan.model, rows)
+    training = plan.training
     if plan.model.patch_size is not None:
         images *= training.patches_per_volume
-    batch = choose_micro_batch_size(training.batch_size) if private else min(training.batch_size, images)
-    narrow = resolve_precision(device, training.precision) != "float32"
-    of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
-    if private:
-        of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32_BYTES
-    moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS
+    is_float32 = resolve_precision(device, training.precision) == "float32"
+    activation_divisor = 1 if is_float32 else 2  # 16-bit activations take half of the bytes
+    if plan.privacy.level in STEP_NOISE_LEVELS:
+        # Noise in each step needs the gradient of each image, on one GPU.
+        batch = choose_micro_batch_size(training.batch_size)
+        batch_bytes = batch * size.activations // activation_divisor
+        batch_bytes += GRADIENT_COPIES * batch * size.trained * FLOAT32_BYTES
+    else:
+        batch = min(training.batch_size, images)
+        batch_bytes = batch * size.activations // activation_divisor // gpus
+    moments = 0 if training.optimizer == "sgd" else ADAM_MOMENT_COUNT
     frozen = size.parameters - size.trained
-    return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32_BYTES + of_batch
+    return ((MODEL_COPIES_IN_TRAINING + moments) * size.trained + frozen) * FLOAT32_BYTES + batch_bytes
 
 
 def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -> int:
@@ -177,9 +182,10 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
         rows: Number of rows of the model's head, one for each class.
     """
     size = estimate_network_cost(plan.model, rows)
-    model, frozen = size.trained * FLOAT32_BYTES, (size.parameters - size.trained) * FLOAT32_BYTES
+    model = size.trained * FLOAT32_BYTES
+    frozen = (size.parameters - size.trained) * FLOAT32_BYTES
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
-    moments = 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    moments = 1 if plan.training.optimizer == "sgd" else ADAM_MOMENT_COUNT
     if plan.training.reset_optimizer:
         moments = 0
     copies += moments * (1 + method.trains_own_model)
@@ -187,8 +193,8 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
     whole = frozen * (2 + method.keeps_local_parts)
     alone = 0
     if plan.evaluation.compare_local:  # two models that the site trains for itself, and its memory of both trainings
-        alone = 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
-    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole + alone
+        alone = 2 * (model * (1 + STATE_FILES_PER_RUN * (3 + moments)) + frozen)
+    return model * (1 + STATE_FILES_PER_RUN * copies + method.keeps_local_parts) + whole + alone
 
 
 @lru_cache(maxsize=8)

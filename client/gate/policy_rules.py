@@ -1,8 +1,8 @@
-"""The rules of a site's policy: rules for requests decide if the site takes part, rules for replies what may leave.
+"""The rules of a site's policy for requests and replies of a run.
 
-Each rule gives its name for the audit log, and the reason against the record; the reason is empty if the record keeps
-the rule. The rules for requests are checked at the roll call and again at every request. The rules for replies check
-the finished record, independently of the code that made it.
+A rule is a pair: its name for the audit log, and the reason why the record breaks it. The reason is empty if the record
+does not break the rule. The rules for requests are checked at the roll call and again at every request. The rules for
+replies check the finished record, independently of the code that made it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from polyclinic.client.gate.plan_costs import (
     estimate_training_memory_bytes,
     measure_machine_memory,
 )
-from polyclinic.client.site.policy import GROUPS, SitePolicy
+from polyclinic.client.site.policy import MODEL_GROUPS, SitePolicy
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import BadInput, quote_names
 from polyclinic.common.models.zoo.spec import is_external_network
@@ -50,10 +50,12 @@ PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
     "delta": (1e-12, 0.1),
     "noise_multiplier": (0.001, 1e6),
 }
-"""Smallest and largest value of each key in a plan with privacy; a noise multiplier of 0 stands for no noise.
-Accountants find the noise for values in these ranges in seconds; outside of them some accountants never end."""
-ROUNDING = 1e-5
-"""Relative excess over the clipping bound that float32 may cause."""
+"""Smallest and largest value of each key in a plan with privacy; a noise multiplier of 0 means no noise.
+
+In these ranges, privacy accountants find the noise in seconds; outside, some accountants never end.
+"""
+CLIPPING_TOLERANCE = 1e-5
+"""Relative excess over the clipping bound that float32 rounding may cause."""
 
 Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply | BenefitReply
 
@@ -91,7 +93,7 @@ class RequestedWork:
             "norm": method.sends_batch_norm,
             "head": method.declared_payload.head,
         }
-        return tuple(name for name in GROUPS if sends[name])
+        return tuple(name for name in MODEL_GROUPS if sends[name])
 
     @property
     def epochs_per_round(self) -> int:
@@ -146,8 +148,8 @@ _PLUGIN_RULES: tuple[tuple[str, str, Callable[[HospitalPlan], Iterable[str]]], .
     ("optimizers", OPTIMIZERS, lambda plan: [plan.training.optimizer]),
     ("schedules", SCHEDULES, lambda plan: [plan.training.schedule]),
 )
-"""Key of the policy, kind of plug-in, and the names in a plan; Polyclinic's own need no entry."""
-_LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
+"""Key of the policy, kind of plug-in, and function that returns the names in a plan; only plug-ins are checked."""
+_NUMBER_LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
     ("epochs", lambda work: max(work.epochs_per_round, work.method.parameters.warm_up_epochs), "epochs a round"),
     ("total_epochs", lambda work: work.total_epochs, "epochs in all"),
     ("batch_size", lambda work: work.plan.training.batch_size, "images a batch"),
@@ -160,18 +162,20 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
         "in [method] as one of its numbers",
     ),
 )
-"""Key of the policy behind ``maximum_``, the plan's number, and its noun."""
+"""Key of the policy without ``maximum_``, function that returns the plan's number, and noun for this number."""
 
 
 def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the name of each rule for requests, with the reason why this request breaks it; empty if it does not.
+    """Yield each rule for requests: its name, and the reason why this request breaks it, or an empty text.
 
-    Fast rules come first.
+    The fast rules come first.
     """
-    plan, method = work.plan, work.method
+    plan = work.plan
+    method = work.method
     last = plan.run.rounds
     yield "policy.methods", find_method_policy_fault(policy, plan)
-    network, fault = plan.model.architecture, ""
+    network = plan.model.architecture
+    fault = ""
     if is_external_network(network) and not (
         fault := _find_plugin_policy_fault(MODELS, network, policy.networks, plan)
     ):
@@ -180,38 +184,44 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
         except BadInput as bad:
             fault = f"it cannot be made here: {bad.faults[0]}"
     yield "policy.networks", fault
-    for key, group, names_in in _PLUGIN_RULES:
-        plugins = (name for name in names_in(plan) if name.startswith(PLUGIN_PREFIX))
+
+    for key, group, list_names in _PLUGIN_RULES:
+        plugins = (name for name in list_names(plan) if name.startswith(PLUGIN_PREFIX))
         faults = (_find_plugin_policy_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
-    rounds, most = max(last, work.round), policy.maximum_rounds
-    too_long = most is not None and rounds > most
-    yield "policy.maximum_rounds", f"it is {most}, and the run has {rounds} rounds" if too_long else ""
-    announced = 0 <= work.round <= last
-    yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
-    for key, number_in, noun in _LIMITS:
-        most, value = getattr(policy, f"maximum_{key}"), number_in(work)
-        yield f"policy.maximum_{key}", _find_limit_excess(value, most, noun)
-    tests = plan.evaluation.test_each_round and not policy.test_each_round
-    yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
-    outside = (
-        f"{name} is {value:g}; it must be from {least:g} to {most:g}"
-        for name, (least, most) in PRIVACY_RANGES.items()
-        if (value := getattr(plan.privacy, name)) and not least <= value <= most
+
+    rounds = max(last, work.round)
+    limit = policy.maximum_rounds
+    is_too_long = limit is not None and rounds > limit
+    yield "policy.maximum_rounds", f"it is {limit}, and the run has {rounds} rounds" if is_too_long else ""
+    is_announced = 0 <= work.round <= last
+    yield "plan.rounds", "" if is_announced else f"the run has {last} rounds, and this is round {work.round}"
+    for key, count_in_work, noun in _NUMBER_LIMITS:
+        limit = getattr(policy, f"maximum_{key}")
+        yield f"policy.maximum_{key}", _find_limit_excess(count_in_work(work), limit, noun)
+
+    is_forbidden_test = plan.evaluation.test_each_round and not policy.test_each_round
+    yield "policy.test_each_round", "it is false, and the plan tests every round" if is_forbidden_test else ""
+    out_of_range = (
+        f"{name} is {value:g}; it must be from {low:g} to {high:g}"
+        for name, (low, high) in PRIVACY_RANGES.items()
+        if (value := getattr(plan.privacy, name)) and not low <= value <= high
     )
-    yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
+    yield "plan.privacy", next(out_of_range, "") if plan.privacy.level != "none" else ""
     yield from _check_network_size_rules(policy, work)
+
     needs = f"{method.name} needs"
-    groups, statistics = work.required_update_groups, method.declared_payload.names
+    groups = work.required_update_groups
+    statistics = method.declared_payload.names
     yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, f"{needs} the change of")
     yield "policy.statistics", _find_unlisted_names_fault(statistics, policy.statistics, needs)
     yield from _check_privacy_rules(policy, work)
 
 
 def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
-    """Return the reason why the policy does not allow a plan's method; empty if it does.
+    """Return the reason why the policy does not allow a plan's method; empty if the policy allows it.
 
-    A plug-in method must be listed in the policy, and its files must equal the coordinator's. It may be imported only
+    A plug-in method must be listed in the policy, and its files must equal the coordinator's. It is imported only
     after this check.
     """
     name = plan.run.method
@@ -224,7 +234,7 @@ def find_method_policy_fault(policy: SitePolicy, plan: HospitalPlan) -> str:
 def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], plan: HospitalPlan) -> str:
     """Return the reason against a plug-in, or another library's network; empty if the policy allows it.
 
-    The policy must list it, and the files of a plug-in must equal the coordinator's.
+    The policy must list its name, and the files of a plug-in must equal the coordinator's files.
 
     Args:
         group: Kind of plug-in, such as losses.
@@ -232,62 +242,71 @@ def _find_plugin_policy_fault(group: str, name: str, allowed: tuple[str, ...], p
     """
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
-    inner = name.removeprefix(PLUGIN_PREFIX)
-    theirs = [stamp for stamp in plan.plugins if (stamp.group, stamp.name) == (group, inner)]
+    plugin_name = name.removeprefix(PLUGIN_PREFIX)
+    coordinator_stamps = [stamp for stamp in plan.plugins if (stamp.group, stamp.name) == (group, plugin_name)]
     try:
-        site_stamps = [identify_plugin(group, inner)] if name.startswith(PLUGIN_PREFIX) else []
+        site_stamps = [identify_plugin(group, plugin_name)] if name.startswith(PLUGIN_PREFIX) else []
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
-    if site_stamps == theirs:
+    if site_stamps == coordinator_stamps:
         return ""
     return (
-        f"the coordinator has {quote_names(map(str, theirs)) or 'none'}, this site "
+        f"the coordinator has {quote_names(map(str, coordinator_stamps)) or 'none'}, this site "
         f"{quote_names(map(str, site_stamps)) or 'none'}"
     )
 
 
 def _check_network_size_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules for parameters, memory and disk space that have a limit: name and reason, empty if not broken."""
-    plan, rows = work.plan, work.rows
+    """Yield the rules for parameters, memory and disk space, for each limit that the policy sets."""
+    plan = work.plan
+    rows = work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_network_cost(plan.model, rows).parameters
         yield "policy.maximum_parameters", _find_limit_excess(numbers, parameters, "numbers a model")
-    for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
-        if most is None:
+    for key, gigabytes in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
+        if gigabytes is None:
             continue
-        room = measure_machine_memory(work.device) if most == "machine" else int(most * GB)
+        limit = measure_machine_memory(work.device) if gigabytes == "machine" else int(gigabytes * GB)
         if key == "memory":
             needed = estimate_training_memory_bytes(plan, rows, work.images, work.device, work.gpus)
         else:
             needed = estimate_run_disk_bytes(plan, work.method, rows)
-        reason = f"it is {format_bytes(room)}, and this plan takes {format_bytes(needed)} of {key} or more"
-        yield f"policy.maximum_{key}_gb", reason if needed > room else ""
+        reason = f"it is {format_bytes(limit)}, and this plan takes {format_bytes(needed)} of {key} or more"
+        yield f"policy.maximum_{key}_gb", reason if needed > limit else ""
 
 
 def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules for clipping, masks and noise of an update: name and reason, empty if not broken."""
-    privacy, parameters, bound = work.plan.privacy, work.method.parameters, policy.maximum_update_norm
-    clips, reason = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update, ""
+    """Yield the rules for clipping, masks and noise of an update."""
+    privacy = work.plan.privacy
+    parameters = work.method.parameters
+    bound = policy.maximum_update_norm
+    clip_norm = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update
+    reason = ""
     if bound is not None and work.required_update_groups:
-        if clips is None:
+        if clip_norm is None:
             reason = f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
-        elif clips > bound:
-            reason = f"it is {bound:g}, and the plan clips to {clips:g}"
+        elif clip_norm > bound:
+            reason = f"it is {bound:g}, and the plan clips to {clip_norm:g}"
         elif parameters.compress_update != "float32":
             reason = "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
     yield "policy.maximum_update_norm", reason
-    bare = policy.masked_only and not privacy.secure_aggregation
-    why = ' (level = "masked" sets it)' if policy.level == "masked" else ""
-    reason = f"it is true{why}, and the plan has updates bare: privacy.secure_aggregation is not set"
-    yield "policy.masked_only", reason if bare else ""
-    bare = policy.epsilon is not None and privacy.level == "none"
-    why = f' (level = "private" sets it to {policy.epsilon:g})' if policy.level == "private" and bare else ""
-    reason = f"it takes part only in runs with privacy{why}, and the plan has no [privacy] level"
-    yield "policy.epsilon", reason if bare else ""
-    by_image = policy.privacy_unit == "patient" and privacy.level == "sample"
+
+    is_unmasked = policy.masked_only and not privacy.secure_aggregation
+    origin = ' (level = "masked" sets it)' if policy.level == "masked" else ""
+    reason = f"it is true{origin}, and the plan has updates bare: privacy.secure_aggregation is not set"
+    yield "policy.masked_only", reason if is_unmasked else ""
+
+    lacks_noise = policy.epsilon is not None and privacy.level == "none"
+    origin = f' (level = "private" sets it to {policy.epsilon:g})' if policy.level == "private" and lacks_noise else ""
+    reason = f"it takes part only in runs with privacy{origin}, and the plan has no [privacy] level"
+    yield "policy.epsilon", reason if lacks_noise else ""
+
+    hides_images_only = policy.privacy_unit == "patient" and privacy.level == "sample"
     reason = 'it is "patient", and privacy.level = "sample" hides single images'
-    yield "policy.privacy_unit", reason if by_image else ""
-    needed, trusted = privacy.honest_sites, policy.honest_sites
+    yield "policy.privacy_unit", reason if hides_images_only else ""
+
+    needed = privacy.honest_sites
+    trusted = policy.honest_sites
     if needed is None or trusted is None:
         return
     reason = f"it is {trusted}, and the plan's epsilon holds only while {needed} sites of a sum add their noise"
@@ -297,13 +316,13 @@ def _check_privacy_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tu
     yield "policy.peers", reason if listed < needed - 1 else ""
 
 
-def _find_limit_excess(value: int, most: int | None, noun: str) -> str:
-    return f"it is {most:,}, and the plan has {value:,} {noun}" if most is not None and value > most else ""
+def _find_limit_excess(value: int, limit: int | None, noun: str) -> str:
+    return f"it is {limit:,}, and the plan has {value:,} {noun}" if limit is not None and value > limit else ""
 
 
-def _find_unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
+def _find_unlisted_names_fault(names: Iterable[str], allowed: tuple[str, ...] | None, problem: str) -> str:
     extra = [] if allowed is None else [name for name in names if name not in allowed]
-    return f"{what} {quote_names(extra)}" if extra else ""
+    return f"{problem} {quote_names(extra)}" if extra else ""
 
 
 def _iterate_nested_integers(tree: Any) -> Iterator[int]:
@@ -321,13 +340,15 @@ def _iterate_nested_integers(tree: Any) -> Iterator[int]:
 
 
 def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
-    """Yield the name of each rule for replies, with the reason why this reply breaks it; empty if it does not."""
-    evaluation, level = work.plan.evaluation, work.plan.privacy.level
+    """Yield each rule for replies: its name, and the reason why this reply breaks it, or an empty text."""
+    evaluation = work.plan.evaluation
+    level = work.plan.privacy.level
     match reply:
         case RollCallAnswer():
             if reply.positives:
-                uncalled = f"{work.method.name} does not ask how many images show a class"
-                yield "policy.label_counts", "" if work.method.declared_payload.label_counts else uncalled
+                is_asked = work.method.declared_payload.label_counts
+                reason = f"{work.method.name} does not ask how many images show a class"
+                yield "policy.label_counts", "" if is_asked else reason
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
             if reply.fingerprint:
                 yield "plan.planning", "" if work.plan.planning is not None else "it does not ask for sums over volumes"
@@ -336,29 +357,32 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
                 withheld = policy.withholds_unnoised_figures(level)
                 yield "policy.metrics_outside_privacy", "it is false, and the run has noise" if withheld else ""
             yield "policy.smallest_count", _find_small_count_fault(policy, reply)
+
         case TrainReply():
             name = work.method.name
-            groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
+            groups = tuple(group for group in MODEL_GROUPS if getattr(reply.update, group) is not None)
             needed = work.required_update_groups if work.round else ()  # round 0 ranks the sites by their statistics
             unneeded = f"round {work.round} of {name} does not need the change of"
             yield "method.groups", _find_unlisted_names_fault(groups, needed, unneeded)
             yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")
-            sent, declared = tuple(reply.statistics), work.method.declared_payload.names
+            sent = tuple(reply.statistics)
+            declared = work.method.declared_payload.names
             yield "method.statistics", _find_unlisted_names_fault(sent, declared, f"{name} does not declare")
             yield "policy.statistics", _find_unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm
             if bound is not None and work.plan.privacy.level != "update":  # noise is added after clipping
                 length = compute_whole_update_norm(reply.update)
                 reason = f"it is {bound:g}, and the update has length {length:g}"
-                yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
+                yield "policy.maximum_update_norm", reason if length > bound * (1 + CLIPPING_TOLERANCE) else ""
             yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
             yield from _check_metric_rules(policy, level, figures, tested=reply.test_images is not None)
+
         case EvaluateReply():
-            spread = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
-            if spread and not (work.test and evaluation.pooled):
+            has_histograms = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
+            if has_histograms and not (work.test and evaluation.pooled):
                 yield "policy.score_histograms", "nobody asked how scores are spread"
-            yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
+            yield "policy.score_histograms", "it is false" if has_histograms and not policy.score_histograms else ""
             yield "policy.smallest_count", _find_small_count_fault(policy, reply)
             yield "policy.test_metrics", _find_test_metrics_fault(policy, work, reply)
             metrics = _find_unlisted_names_fault(
@@ -370,6 +394,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             figures = (*counted, reply.validation_loss, reply.validation_auroc)
             tested = reply.test_images is not None or bool(reply.auroc)
             yield from _check_metric_rules(policy, level, figures, tested=tested)
+
         case BenefitReply() if reply.class_names:
             if not evaluation.compare_local:
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"
@@ -378,17 +403,17 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
 
 
 def _find_small_count_fault(policy: SitePolicy, reply: RollCallAnswer | EvaluateReply) -> str:
-    least = policy.smallest_count
-    if any(UNKNOWN_COUNT < count < least for count in (*reply.positives, *reply.negatives)):
-        return f"it is {least}, and a label count is less"
+    smallest = policy.smallest_count
+    if any(UNKNOWN_COUNT < count < smallest for count in (*reply.positives, *reply.negatives)):
+        return f"it is {smallest}, and a label count is less"
     if isinstance(reply, RollCallAnswer):
-        if least and NOT_SHOWN_SIGN in reply.shown:
-            return f"it is {least}, and a class without a positive image would leave"
-        small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
-        return f"it is {least}, and there are fewer images or patients" if small else ""
-    spread = (*reply.histograms.values(), *reply.validation_histograms.values())
-    fewest = min((min(h.positives.sum(), h.negatives.sum()) for h in spread), default=least)
-    return f"it is {least}, and scores of fewer images would leave" if fewest < least else ""
+        if smallest and NOT_SHOWN_SIGN in reply.shown:
+            return f"it is {smallest}, and a class without a positive image would leave"
+        is_small = min(reply.train_samples, reply.patients) < smallest or 0 < reply.validation_samples < smallest
+        return f"it is {smallest}, and there are fewer images or patients" if is_small else ""
+    histograms = (*reply.histograms.values(), *reply.validation_histograms.values())
+    fewest = min((min(each.positives.sum(), each.negatives.sum()) for each in histograms), default=smallest)
+    return f"it is {smallest}, and scores of fewer images would leave" if fewest < smallest else ""
 
 
 def _find_test_metrics_fault(policy: SitePolicy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
@@ -407,14 +432,14 @@ def _find_test_metrics_fault(policy: SitePolicy, work: RequestedWork, reply: Tra
 def _check_metric_rules(
     policy: SitePolicy, privacy_level: str, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rules for the metrics in a reply: name and reason, empty if not broken.
+    """Yield the rules for the metrics in a reply.
 
     Args:
         privacy_level: The run's ``privacy.level``.
         figures: Metrics of training and validation in the reply; None for one that is not sent.
         tested: True if the reply has figures of the test part.
     """
-    trained = any(figure is not None for figure in figures)
-    yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
-    outside = policy.withholds_unnoised_figures(privacy_level) and (trained or tested)
-    yield "policy.metrics_outside_privacy", "it is false" if outside else ""
+    has_training_figures = any(figure is not None for figure in figures)
+    yield "policy.training_figures", "it is false" if has_training_figures and not policy.training_figures else ""
+    is_withheld = policy.withholds_unnoised_figures(privacy_level) and (has_training_figures or tested)
+    yield "policy.metrics_outside_privacy", "it is false" if is_withheld else ""

@@ -1,7 +1,6 @@
-"""The rules of a site's policy for questions: requests that train nothing, and have no plan.
+"""The rules of a site's policy for questions, which are requests that train nothing and have no plan.
 
-A question is a record of its own. Its entry in :data:`QUESTIONS` says by which rules a hospital takes it, and by which
-its answer may leave. The gate reads nothing else about it.
+Each kind of question has an entry in :data:`QUESTIONS`, with the rules for the request and for the answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +26,8 @@ from polyclinic.common.wire.records import RefusalNoted
 if TYPE_CHECKING:
     from polyclinic.common.evaluation.question import EvaluationQuestion
 
-Rules = Iterator[tuple[str, str]]
-"""The name of each rule, with the reason why a record breaks it; empty if it does not."""
+RuleResults = Iterator[tuple[str, str]]
+"""Rules: the name of each, and the reason why a record breaks it, which is empty if the record does not."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class QuestionKind:
 
     request: type[Any]
     answer: type[Any]
-    check_request: Callable[[SitePolicy, Any], Rules]
-    check_answer: Callable[[SitePolicy, Any, Any], Rules]
+    check_request: Callable[[SitePolicy, Any], RuleResults]
+    check_answer: Callable[[SitePolicy, Any, Any], RuleResults]
 
 
-def check_count_request(policy: SitePolicy, request: CountRequest) -> Rules:
+def check_count_request(policy: SitePolicy, request: CountRequest) -> RuleResults:
     """Yield the rules for a request to count."""
     try:
         question = parse_count_question(request.question)
@@ -55,15 +54,15 @@ def check_count_request(policy: SitePolicy, request: CountRequest) -> Rules:
         yield "question.form", str(error)
         return
     allowed = [table for table in question.asked_tables if table in policy.counts]
-    none = "it has none of the tables that the question asks for"
+    reason = "it has none of the tables that the question asks for"
     if not policy.counts:
-        none = "it is empty"
+        reason = "it is empty"
         if policy.level == "private":
-            none += ' (level = "private" sets it): a count costs counts_epsilon, and this hospital has not listed any'
-    yield "policy.counts", "" if allowed else none
+            reason += ' (level = "private" sets it): a count costs counts_epsilon, and this hospital has not listed any'
+    yield "policy.counts", "" if allowed else reason
 
 
-def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountReply) -> Rules:
+def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountReply) -> RuleResults:
     """Yield the rules for the answer to a request to count."""
     asked = parse_count_question(request.question).asked_tables
     foreign = sorted(set(reply.allowed) - set(policy.counts))
@@ -71,30 +70,32 @@ def check_count_answer(policy: SitePolicy, request: CountRequest, reply: CountRe
     unasked = sorted(set(reply.tables) - set(asked))
     yield "question.tables", f"it does not ask for {', '.join(unasked)}" if unasked else ""
     is_noisy = reply.noise > 0
-    bare = policy.epsilon is not None and bool(reply.tables) and not is_noisy
-    yield "policy.epsilon", "the counts would leave without noise" if bare else ""
-    beside = is_noisy and bool(reply.images)
-    yield "policy.epsilon", "numbers of images would leave beside noisy numbers of patients" if beside else ""
-    open_counts = policy.masked_only and bool(reply.tables) and not is_noisy
-    yield "policy.masked_only", "the counts would leave without masks" if open_counts else ""
+    lacks_noise = policy.epsilon is not None and bool(reply.tables) and not is_noisy
+    yield "policy.epsilon", "the counts would leave without noise" if lacks_noise else ""
+    has_exact_images = is_noisy and bool(reply.images)
+    yield "policy.epsilon", "numbers of images would leave beside noisy numbers of patients" if has_exact_images else ""
+    lacks_masks = policy.masked_only and bool(reply.tables) and not is_noisy
+    yield "policy.masked_only", "the counts would leave without masks" if lacks_masks else ""
     if is_noisy:
         return
-    least, base = policy.smallest_count, policy.round_counts_to
-    # A missing label says nothing about a patient, nor does it that an attribute is stated everywhere.
-    few = any(
-        patients < least
+    smallest = policy.smallest_count
+    multiple = policy.round_counts_to
+    # Two kinds of counts may be small, because they disclose nothing about a patient: those of unknown labels, and a 0
+    # for "not stated", which says that the attribute is stated everywhere.
+    is_small = any(
+        patients < smallest
         for state, value, patients in zip(reply.states, reply.values, reply.patients, strict=True)
         if state != UNKNOWN and (value != NOT_STATED or patients)
     )
-    yield "policy.smallest_count", f"it is {least}, and a count is of fewer patients" if few else ""
-    exact = any(number % base for number in (*reply.patients, *reply.images))
-    yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
+    yield "policy.smallest_count", f"it is {smallest}, and a count is of fewer patients" if is_small else ""
+    is_exact = any(number % multiple for number in (*reply.patients, *reply.images))
+    yield "policy.round_counts_to", f"it is {multiple}, and a count is not rounded" if is_exact else ""
 
 
 EVALUATE_REMEDY = "evaluate the model at the hospital in place of it: flwr-client evaluate"
 
 
-def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
+def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> RuleResults:
     """Yield the rules for a request to score models."""
     from polyclinic.common.evaluation.question import parse_evaluation_question
 
@@ -120,7 +121,7 @@ def check_scoring_request(policy: SitePolicy, request: ScoringRequest) -> Rules:
 
 
 def _find_unlisted_model(policy: SitePolicy, question: "EvaluationQuestion") -> str:
-    """Return the reason against a model that the policy does not list, with the line that lists it."""
+    """Return the reason against a model that the policy does not list, with a line for the policy that allows it."""
     if policy.evaluate is True:
         return ""
     listed = policy.evaluate or ()
@@ -132,34 +133,35 @@ def _find_unlisted_model(policy: SitePolicy, question: "EvaluationQuestion") -> 
     return f"{state}; the hospital allows it with this line in [policy] of site.toml: evaluate = [{needed}]"
 
 
-def check_scoring_answer(policy: SitePolicy, request: ScoringRequest, reply: ScoringReply) -> Rules:
-    """Yield the rules for the figures of models."""
+def check_scoring_answer(policy: SitePolicy, request: ScoringRequest, reply: ScoringReply) -> RuleResults:
+    """Yield the rules for the answer with figures of models."""
     from polyclinic.common.evaluation.question import parse_evaluation_question
 
     question = parse_evaluation_question(request.question)
     yield "policy.evaluate", _find_unlisted_model(policy, question)
     unasked = {*reply.models, *reply.pair_firsts, *reply.pair_seconds} - {model.name for model in question.models}
     yield "question.models", "a figure is of a model that nobody asked for" if unasked else ""
-    of_groups = set(reply.columns) - {""}
-    yield "question.groups", "nobody asked for these subgroups" if of_groups - set(question.groups) else ""
-    forbidden = sorted(column for column in of_groups if f"class_by_{column}" not in policy.counts)
+    group_columns = set(reply.columns) - {""}
+    yield "question.groups", "nobody asked for these subgroups" if group_columns - set(question.groups) else ""
+    forbidden = sorted(column for column in group_columns if f"class_by_{column}" not in policy.counts)
     yield "policy.counts", f"it does not have class_by_{forbidden[0]}" if forbidden else ""
-    spread = reply.has_histograms or bool(reply.point_rows or reply.score_sums)
-    yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
-    least, base = policy.smallest_count, policy.round_counts_to
+    has_scores = reply.has_histograms or bool(reply.point_rows or reply.score_sums)
+    yield "policy.score_histograms", "it is false" if has_scores and not policy.score_histograms else ""
+    smallest = policy.smallest_count
+    multiple = policy.round_counts_to
     counts = (*reply.positives, *reply.negatives, *reply.positive_patients, *reply.negative_patients)
-    few = any(count < least for count in counts) or (reply.models and reply.patients < least)
-    yield "policy.smallest_count", f"it is {least}, and a figure is of fewer images or patients" if few else ""
-    exact = any(number % base for number in (reply.images, reply.patients, *counts))
-    yield "policy.round_counts_to", f"it is {base}, and a count is not rounded" if exact else ""
+    is_small = any(count < smallest for count in counts) or (reply.models and reply.patients < smallest)
+    yield "policy.smallest_count", f"it is {smallest}, and a figure is of fewer images or patients" if is_small else ""
+    is_exact = any(number % multiple for number in (reply.images, reply.patients, *counts))
+    yield "policy.round_counts_to", f"it is {multiple}, and a count is not rounded" if is_exact else ""
 
 
-def check_delivery_request(policy: SitePolicy, request: DeliveryRequest) -> Rules:
-    """Yield no rule: a package is verified before it is stored, and nothing is trained on it or sent for it."""
+def check_delivery_request(policy: SitePolicy, request: DeliveryRequest) -> RuleResults:
+    """Yield no rule: a package is verified before it is stored, and causes no training and no reply with figures."""
     yield from ()
 
 
-def check_delivery_answer(policy: SitePolicy, request: DeliveryRequest, reply: RefusalNoted) -> Rules:
+def check_delivery_answer(policy: SitePolicy, request: DeliveryRequest, reply: RefusalNoted) -> RuleResults:
     """Yield the rules for the acknowledgement of a package."""
     yield "question.run", "" if reply.run == request.run else "the acknowledgement is of another question"
 
@@ -169,7 +171,7 @@ QUESTIONS: Mapping[str, QuestionKind] = {
     "ScoringRequest": QuestionKind(ScoringRequest, ScoringReply, check_scoring_request, check_scoring_answer),
     "DeliveryRequest": QuestionKind(DeliveryRequest, RefusalNoted, check_delivery_request, check_delivery_answer),
 }
-"""Record class of the request -> its kind."""
+"""Record class of the request -> kind of the question."""
 
 
 def decide_on_question(policy: SitePolicy, record_name: str, content: RecordDict) -> PolicyVerdict:
@@ -192,6 +194,6 @@ def decide_if_answer_may_leave(policy: SitePolicy, record_name: str, content: Re
     return _find_broken_rule(kind.check_answer(policy, decode_record(content, kind.request), answer))
 
 
-def _find_broken_rule(rules: Rules) -> PolicyVerdict:
+def _find_broken_rule(rules: RuleResults) -> PolicyVerdict:
     broken = (PolicyVerdict(rule, reason) for rule, reason in rules if reason)
     return next(broken, PolicyVerdict("policy"))

@@ -2,7 +2,7 @@
 
 Platt scaling (Platt, Advances in Large Margin Classifiers, 1999) replaces a probability p of a class by
 ``sigmoid(slope * logit(p) + offset)``; temperature scaling (Guo et al., ICML 2017) has no offset. Both are fitted on
-the site's validation part alone, by the logistic loss. The test part says what came of it.
+the site's validation part alone, by the logistic loss. The calibration errors on the test part show the effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.calibration import compute_calibration
 from polyclinic.common.system.files import write_atomically
 
-CALIBRATION = "calibration.json"
-FEWEST_IMAGES = 20
-"""Fewest validation images that show a class, and fewest that do not: with fewer, two parameters fit chance."""
-_CLOSEST = 1e-6
-"""Probabilities are kept this far from 0 and 1, whose logits are infinite."""
+CALIBRATION_FILE = "calibration.json"
+MIN_CLASS_IMAGES = 20
+"""Minimum number of validation images that show a class, and of those that do not, for a fit of two parameters."""
+_MIN_PROBABILITY = 1e-6
+"""Probabilities are clipped to at least this, and at most 1 minus this, because the logits of 0 and 1 are infinite."""
 ScalingMethod = Literal["platt", "temperature"]
 Floats = NDArray[np.floating]
 
@@ -31,9 +31,9 @@ class ClassCalibration(BaseModel):
     """The calibration of one class: ``sigmoid(slope * logit + offset)``, with its errors before and after.
 
     Attributes:
-        slope, offset: The parameters; 1 and 0 leave a probability as it is.
+        slope, offset: The parameters; 1 and 0 do not change a probability.
         positives, negatives: Validation images that show the class, and that do not.
-        reason: Why the class is left as it is; empty for a fit.
+        reason: The reason why the class has no fit; empty if it has one.
         error_before, error_after: Expected calibration error on the test part; None without test images.
         test_positives, test_negatives: Test images that show the class, and that do not.
     """
@@ -59,8 +59,8 @@ class SiteCalibration(BaseModel):
     """The content of ``calibration.json``.
 
     Attributes:
-        model_sha256: The model that it belongs to.
-        time: UTC time (ISO 8601).
+        model_sha256: SHA-256 of the model to which the calibration belongs.
+        time: UTC time (ISO 8601) of the fit.
         classes: Class that the model has learned -> its fit.
     """
 
@@ -74,16 +74,17 @@ class SiteCalibration(BaseModel):
 
 
 def fit_scaling(scores: Floats, labels: Floats, method: ScalingMethod) -> tuple[float, float]:
-    """Return slope and offset that minimise the logistic loss.
+    """Return the slope and offset that minimise the logistic loss; temperature scaling has offset 0.
 
     Args:
         scores: Probabilities ``(n,)``.
-        labels: 1 or 0, ``(n,)``; both occur.
+        labels: 1 or 0, ``(n,)``; both values must occur.
     """
     logits = compute_logits(scores)
 
     def compute_loss(parameters: Floats) -> tuple[float, Floats]:
-        slope, offset = parameters[0], parameters[1] if method == "platt" else 0.0
+        slope = parameters[0]
+        offset = parameters[1] if method == "platt" else 0.0
         scaled = slope * logits + offset
         loss = np.mean(np.logaddexp(0.0, scaled) - labels * scaled)
         residual = _sigmoid(scaled) - labels
@@ -99,7 +100,7 @@ def fit_scaling(scores: Floats, labels: Floats, method: ScalingMethod) -> tuple[
 def calibrate_class(
     validation: tuple[Floats, Floats], test: tuple[Floats, Floats], method: ScalingMethod
 ) -> ClassCalibration:
-    """Fit one class on validation images, and measure it on test images.
+    """Fit one class on validation images, and measure its calibration error on test images before and after the fit.
 
     Args:
         validation, test: Probabilities and labels ``(n,)``, NaN for an unknown label.
@@ -112,18 +113,24 @@ def calibrate_class(
         "test_positives": int(np.sum(test_labels == 1)),
         "test_negatives": int(np.sum(test_labels == 0)),
     }
+
     before = compute_calibration(test_scores, test_labels)
     error_before = None if before is None else before.expected_error
+
     fewest = min(counts["positives"], counts["negatives"])
-    reason, slope, offset = "", 1.0, 0.0
-    if fewest < FEWEST_IMAGES:
+    reason = ""
+    slope = 1.0
+    offset = 0.0
+    if fewest < MIN_CLASS_IMAGES:
         kind = "show" if counts["positives"] == fewest else "do not show"
-        reason = f"{fewest} validation images {kind} it, and a fit needs {FEWEST_IMAGES}"
+        reason = f"{fewest} validation images {kind} it, and a fit needs {MIN_CLASS_IMAGES}"
     else:
         slope, offset = fit_scaling(scores, labels, method)
         if slope <= 0:
             reason = "the fit would turn the order of the images round: here the model does not tell this class"
-            slope, offset = 1.0, 0.0
+            slope = 1.0
+            offset = 0.0
+
     after = compute_calibration(scale_probabilities(test_scores, slope, offset), test_labels)
     return ClassCalibration(
         slope=slope,
@@ -136,7 +143,7 @@ def calibrate_class(
 
 
 def scale_probabilities(scores: Floats, slope: float, offset: float) -> NDArray[np.float64]:
-    """Return the probabilities after scaling; slope 1 and offset 0 leave them as they are."""
+    """Return the probabilities ``(n,)`` after scaling; slope 1 and offset 0 return them unchanged."""
     if (slope, offset) == (1.0, 0.0):
         return np.asarray(scores, np.float64)
     return _sigmoid(slope * compute_logits(scores) + offset)
@@ -155,29 +162,29 @@ def calibrate_probabilities(
 
 
 def compute_logits(scores: Floats) -> NDArray[np.float64]:
-    """Return the logits of probabilities, of 0 and 1 as well."""
-    inside = np.clip(np.asarray(scores, np.float64), _CLOSEST, 1 - _CLOSEST)
+    """Return the logits of probabilities; 0 and 1 are clipped first."""
+    inside = np.clip(np.asarray(scores, np.float64), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
     return np.asarray(np.log(inside) - np.log1p(-inside), np.float64)
 
 
 def write_calibration(model: UsableModel, calibration: SiteCalibration) -> None:
     """Write the calibration beside the model."""
     content = calibration.model_dump_json(indent=1) + "\n"
-    write_atomically(model.folder / CALIBRATION, content.encode(), private=True)
+    write_atomically(model.folder / CALIBRATION_FILE, content.encode(), private=True)
 
 
 def read_calibration(model: UsableModel) -> SiteCalibration:
     """Read the calibration of a model.
 
     Raises:
-        BadInput: If there is none, or it is of another model.
+        BadInput: If there is no calibration, or it belongs to another model.
     """
-    path = model.folder / CALIBRATION
+    path = model.folder / CALIBRATION_FILE
     remedy = "Make it with flwr-client recalibrate, or leave --calibrated out."
     try:
         calibration = SiteCalibration.model_validate_json(path.read_bytes())
     except OSError:
-        raise BadInput([Fault("--calibrated", f"there is no {CALIBRATION} in {model.folder}.", remedy)]) from None
+        raise BadInput([Fault("--calibrated", f"there is no {CALIBRATION_FILE} in {model.folder}.", remedy)]) from None
     except ValidationError:
         raise BadInput([Fault(str(path), "is not what flwr-client recalibrate wrote.", remedy)]) from None
     is_whole = set(calibration.classes) == set(model.learned_classes)

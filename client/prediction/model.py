@@ -1,4 +1,4 @@
-"""A model that a hospital uses by itself: of a received package, or of another folder with ``model.json``."""
+"""A model for use at the hospital: from a received package, or from any folder with ``model.json``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from polyclinic.common.prediction.files import select_learned_classes
 
 @dataclass(frozen=True)
 class UsableModel:
-    """A model with the facts that its user needs.
+    """A saved model with its description and title.
 
     Attributes:
         folder: Folder with ``model.json`` and ``model.safetensors``.
@@ -29,17 +29,20 @@ class UsableModel:
 
     @property
     def unlearned(self) -> Mapping[str, str]:
-        """Class -> why the model has not learned it."""
+        """Class -> reason why the model has not learned it."""
         return self.description.unlearned or {}
 
     @property
     def learned_classes(self) -> list[str]:
-        """The classes that the model has learned; probabilities of others mean nothing."""
+        """The classes that the model has learned; probabilities of other classes have no meaning."""
         return select_learned_classes(self.description.class_names, self.unlearned)
 
 
 def find_model(settings: SiteSettings, name: str) -> UsableModel:
-    """Return the model of a received run, by its identifier or the first digits of it, or that of a folder.
+    """Return the model of a received run or of a folder.
+
+    Args:
+        name: The run's identifier, its first digits, or the path of a folder with ``model.json``.
 
     Raises:
         BadInput: If there is no such model, or the package was changed.

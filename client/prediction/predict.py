@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.client.prediction.calibration import CALIBRATION, calibrate_probabilities, read_calibration
+from polyclinic.client.prediction.calibration import CALIBRATION_FILE, calibrate_probabilities, read_calibration
 from polyclinic.client.prediction.model import UsableModel
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import raise_faults
@@ -24,7 +24,8 @@ from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.data.base.spec import PictureRenderingOptions
 from polyclinic.data.images.reading import DecodedImageFormat
 
-CSV, JSON = "predictions.csv", "predictions.json"
+PREDICTIONS_CSV_FILE = "predictions.csv"
+PREDICTIONS_JSON_FILE = "predictions.json"
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class SitePredictions:
         source: The file or folder of the images.
         class_names: The classes that the model has learned, one for each column.
         names: Name of each image, relative to ``source`` if that is a folder.
-        probabilities: ``(n, classes)``; of a segmentation, whose masks are files, ``(n, 0)``.
+        probabilities: ``(n, classes)``; ``(n, 0)`` for a segmentation, whose masks are files.
         unreadable: Name of each unreadable image -> reason.
-        others: Names of files in the folder that are no pictures.
+        others: Names of files in the folder that are not pictures.
         calibrated: Classes whose probabilities were recalibrated at this site.
     """
 
@@ -59,21 +60,22 @@ class SitePredictions:
 def predict_at_site(
     model: UsableModel, images: Path, out: Path, *, calibrated: bool, device: str, masks: MaskOptions | None = None
 ) -> SitePredictions:
-    """Compute the probabilities of all images, and write them as csv and JSON into a new folder; or masks as PNG.
+    """Write a model's predictions for images into a new folder: probabilities as csv and JSON, or masks as PNG.
 
     Args:
         images: A picture, a DICOM file, a folder of them, or an npz file.
-        out: A new folder, which only this account can open: names of files often hold names or numbers of patients.
-        calibrated: Recalibrate by ``calibration.json`` beside the model.
+        out: A new folder that only this account can open, because names of files often contain names of patients.
+        calibrated: Apply the recalibration in ``calibration.json`` beside the model.
         device: ``cpu`` or ``cuda``.
-        masks: How the masks of a segmentation are written.
+        masks: Options for the files of masks; None for the defaults.
 
     Raises:
         BadInput: If no image can be read, the folder exists, or there is no calibration of this model.
     """
     raise_faults(find_output_folder_faults(out))
     calibration = read_calibration(model) if calibrated else None
-    network, classes = load_model(model.folder), tuple(model.learned_classes)
+    network = load_model(model.folder)
+    classes = tuple(model.learned_classes)
     if is_segmentation(network.spec.task):
         options = replace(masks or MaskOptions(), device=device)
         masked = predict_masks(network, classes, images, choose_image_format(model), out, options)
@@ -89,18 +91,18 @@ def predict_at_site(
         model, images, classes, pictures.names, probabilities, pictures.unreadable, pictures.others, fitted
     )
     make_private_folder(out)
-    write_atomically(out / CSV, _format_csv(predictions), private=True)
-    write_atomically(out / JSON, _format_json(predictions).encode(), private=True)
+    write_atomically(out / PREDICTIONS_CSV_FILE, _format_csv(predictions), private=True)
+    write_atomically(out / PREDICTIONS_JSON_FILE, _format_json(predictions).encode(), private=True)
     return predictions
 
 
 def make_mask_options(
     settings: SiteSettings, model: UsableModel, codes: Sequence[str], *, segments: bool
 ) -> MaskOptions:
-    """Return how the masks of a segmentation are written at a site.
+    """Return the options for files of masks at a site.
 
     Args:
-        codes: Codes of classes as :mod:`polyclinic.common.prediction.dicom_segmentation` takes them.
+        codes: DICOM codes of classes, in the syntax of :mod:`polyclinic.common.prediction.dicom_segmentation`.
         segments: Also write DICOM segmentations.
 
     Raises:
@@ -111,14 +113,16 @@ def make_mask_options(
     refuse_codes_without_segmentations(codes, segments=segments)
     if not segments:
         return MaskOptions(values)
-    description, form = model.description, choose_image_format(model)
-    classes, largest_mb = model.learned_classes, form.rendering.largest_mb
+    description = model.description
+    form = choose_image_format(model)
+    classes = model.learned_classes
+    largest_mb = form.rendering.largest_mb
     writer = make_segmentation_writer(model.title, description.model_sha256, classes, codes, largest_mb)
     return MaskOptions(values, writer)
 
 
 def choose_image_format(model: UsableModel) -> DecodedImageFormat:
-    """Return the format to which files are decoded: that of the training images, if the model states it."""
+    """Return the format for decoded files: that of the training images if the model states it, else a default."""
     if (form := model.description.pixels) is not None:
         return make_trained_image_format(form)
     spec = model.description.model
@@ -128,10 +132,10 @@ def choose_image_format(model: UsableModel) -> DecodedImageFormat:
 def _format_csv(predictions: SitePredictions) -> bytes:
     header = ["image", *predictions.class_names, "unreadable"]
     rows = zip(predictions.names, predictions.probabilities, strict=True)
-    read = [[name, *row.tolist(), None] for name, row in rows]
+    readable_rows = [[name, *row.tolist(), None] for name, row in rows]
     empty = [None] * len(predictions.class_names)
-    unread = [[name, *empty, why] for name, why in predictions.unreadable.items()]
-    return format_rows_as_csv([header, *read, *unread])
+    unreadable_rows = [[name, *empty, reason] for name, reason in predictions.unreadable.items()]
+    return format_rows_as_csv([header, *readable_rows, *unreadable_rows])
 
 
 def _format_json(predictions: SitePredictions) -> str:
@@ -141,7 +145,7 @@ def _format_json(predictions: SitePredictions) -> str:
         "title": model.title,
         "model_sha256": model.description.model_sha256,
         "calibrated": list(predictions.calibrated),
-        "calibration": CALIBRATION if predictions.calibrated else "",
+        "calibration": CALIBRATION_FILE if predictions.calibrated else "",
         "unlearned": dict(model.unlearned),
         "images": {
             name: dict(zip(predictions.class_names, row.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Fit a model's probabilities on the hospital's own validation images. Nothing leaves, and the model stays as it is."""
+"""Fit a model's probabilities on the hospital's validation images. Nothing leaves, and the model is not changed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,9 +31,9 @@ from polyclinic.data.base.pixel_form import read_as_trained
 def recalibrate_at_site(
     settings: SiteSettings, model: UsableModel, method: ScalingMethod, tell: Callable[[str], None]
 ) -> SiteCalibration:
-    """Fit each class that model and site have in common, and write ``calibration.json`` beside the model.
+    """Fit each learned class of a model on this site's images, and write ``calibration.json`` beside the model.
 
-    Patients who opted out are left out.
+    Images of patients who opted out are not used.
 
     Raises:
         BadInput: If the data cannot be read, or model and site have no class in common.
@@ -42,7 +42,8 @@ def recalibrate_at_site(
     own = replace(settings, file=settings.file.model_copy(update={"data": data}))
     site, _, _ = load_site_data(own, tell).make_present_site()
     site = site.name_classes_by(model.description.vocabulary)
-    network, device = load_model(model.folder), choose_training_device(settings)
+    network = load_model(model.folder)
+    device = choose_training_device(settings)
     refuse_segmentation(network, "recalibrate")
     if not set(model.learned_classes) & set(site.validation.class_names):
         named = quote_names(site.validation.class_names)

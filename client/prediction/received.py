@@ -26,9 +26,11 @@ from polyclinic.common.system.plain_text import format_bytes, format_count_with_
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.wire.delivery import MAX_PACKAGE_BYTES
 
-SHOWN_DIGITS = 8
-"""First digits of a run's identifier that a table shows; :func:`find_delivery` takes them."""
-_AGAIN = "Have the coordinator make it again, with flwr-server deliver, and send it over a way that changes nothing."
+PRINTED_RUN_DIGITS = 8
+"""Number of a run identifier's digits in a table; :func:`find_delivery` accepts so few digits."""
+_RESEND_REMEDY = (
+    "Have the coordinator make it again, with flwr-server deliver, and send it over a way that changes nothing."
+)
 
 
 def receive_delivery_file(settings: SiteSettings, path: Path) -> StoredDelivery:
@@ -36,9 +38,9 @@ def receive_delivery_file(settings: SiteSettings, path: Path) -> StoredDelivery:
 
     Raises:
         BadInput: If the file cannot be read, was changed, is another site's, or another authority signed it.
-        ConnectionNotAccepted: If the kit is of another authority than the one that this site knows.
+        ConnectionNotAccepted: If the kit's authority is not the recorded one.
     """
-    authority = read_authority(settings)
+    authority = read_authority_certificate(settings)
     try:
         with open_input_file(path) as file:
             content = file.read(MAX_PACKAGE_BYTES + 1)
@@ -47,16 +49,16 @@ def receive_delivery_file(settings: SiteSettings, path: Path) -> StoredDelivery:
     try:
         delivery = verify_delivery(unpack_delivery(content), authority, settings.file.name)
     except OtherSiteDelivery as fault:
-        # Nothing is wrong with the package: to make it again would not help.
+        # The package has no fault, so the remedy is not to make it again.
         remedy = f"Ask the coordinator for {settings.file.name}.delivery of the same run."
         raise BadInput([Fault(str(path), f"is not stored: {fault}.", remedy)]) from None
     except DeliveryFault as fault:
-        raise BadInput([Fault(str(path), f"is not stored: {fault}.", _AGAIN)]) from None
+        raise BadInput([Fault(str(path), f"is not stored: {fault}.", _RESEND_REMEDY)]) from None
     return store_delivery(settings.state_folder, delivery)
 
 
 def list_deliveries(settings: SiteSettings) -> list[StoredDelivery]:
-    """Return the stored packages, verified again, the oldest signature first.
+    """Verify the stored packages, and return them in the order of their signatures' times.
 
     Raises:
         BadInput: If the kit cannot be read.
@@ -64,37 +66,42 @@ def list_deliveries(settings: SiteSettings) -> list[StoredDelivery]:
     folder = get_delivered_folder(settings.state_folder)
     if not folder.is_dir():
         return []
-    authority = read_authority(settings)
-    stored = [verify_stored_delivery(place, authority, settings.file.name) for place in list_run_folders(folder)]
-    return sorted(stored, key=lambda one: (one.manifest.time if one.manifest else "", one.folder.name))
+    authority = read_authority_certificate(settings)
+    stored = [verify_stored_delivery(path, authority, settings.file.name) for path in list_run_folders(folder)]
+    return sorted(stored, key=lambda each: (each.manifest.time if each.manifest else "", each.folder.name))
 
 
 def find_delivery(settings: SiteSettings, name: str) -> StoredDelivery | None:
-    """Return the stored package of the run with this identifier, or whose identifier begins so; None if there is none.
+    """Return the stored package of a run; None if there is none.
+
+    Args:
+        name: The run's identifier, or its first digits.
 
     Raises:
-        BadInput: If several begin so, the package was changed, or the kit cannot be read.
+        BadInput: If several identifiers begin with these digits, the package was changed, or the kit cannot be read.
     """
     folder = get_delivered_folder(settings.state_folder)
-    places = list_run_folders(folder) if folder.is_dir() else []
-    named = [place for place in places if place.name == name] or [p for p in places if name and p.name.startswith(name)]
+    run_folders = list_run_folders(folder) if folder.is_dir() else []
+    named = [path for path in run_folders if path.name == name]
+    if not named and name:
+        named = [path for path in run_folders if path.name.startswith(name)]
     if not named:
         return None
     if len(named) > 1:
         problem = f"is the beginning of {format_count_with_noun(len(named), 'run')}."
         raise BadInput([Fault(name, problem, "Name more digits: flwr-client delivered lists them.")])
-    stored = verify_stored_delivery(named[0], read_authority(settings), settings.file.name)
+    stored = verify_stored_delivery(named[0], read_authority_certificate(settings), settings.file.name)
     if stored.manifest is None:
-        raise BadInput([Fault(str(named[0]), f"is not as the coordinator signed it: {stored.fault}.", _AGAIN)])
+        raise BadInput([Fault(str(named[0]), f"is not as the coordinator signed it: {stored.fault}.", _RESEND_REMEDY)])
     return stored
 
 
-def read_authority(settings: SiteSettings) -> x509.Certificate:
+def read_authority_certificate(settings: SiteSettings) -> x509.Certificate:
     """Return the certificate of the coordinator's authority, from the site's kit.
 
     Raises:
         BadInput: If the kit cannot be read.
-        ConnectionNotAccepted: If it is of another authority than the one that this site knows.
+        ConnectionNotAccepted: If the kit's authority is not the recorded one.
     """
     kit = read_and_check_connection_kit(settings)
     refuse_other_authority(settings, kit)
@@ -105,7 +112,7 @@ def read_authority(settings: SiteSettings) -> x509.Certificate:
 
 
 def describe_delivery(stored: StoredDelivery) -> list[str]:
-    """Return lines on a package that was stored: from whom, of which run, and what to open."""
+    """Return lines about a package that was just stored: coordinator, run, folder and report."""
     manifest = stored.manifest
     assert manifest is not None, "it was verified just now"
     return [
@@ -121,10 +128,13 @@ def format_deliveries(deliveries: Sequence[StoredDelivery]) -> Group:
     table = fold_long_words(Table("run", "study", "from", "signed", "size", "state", width=80))
     faults = list[Text]()
     for stored in deliveries:
-        manifest, run = stored.manifest, stored.folder.name[:SHOWN_DIGITS]
+        manifest = stored.manifest
+        run = stored.folder.name[:PRINTED_RUN_DIGITS]
         if manifest is None:
             table.add_row(Text(run), "", "", "", "", "CHANGED")
-            faults.append(Text(f"{stored.folder} is not as the coordinator signed it: {stored.fault}. {_AGAIN}"))
+            faults.append(
+                Text(f"{stored.folder} is not as the coordinator signed it: {stored.fault}. {_RESEND_REMEDY}")
+            )
             continue
         size = format_bytes(sum(file.bytes for file in manifest.files.values()))
         words = (run, manifest.title, manifest.coordinator, manifest.time[:10], size, "whole")
@@ -133,7 +143,7 @@ def format_deliveries(deliveries: Sequence[StoredDelivery]) -> Group:
 
 
 def make_deliveries_json(deliveries: Sequence[StoredDelivery]) -> list[dict[str, object]]:
-    """Return the stored packages as JSON."""
+    """Return a dictionary for each stored package, for ``--json``."""
     return [
         {
             "run": stored.folder.name,

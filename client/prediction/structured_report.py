@@ -30,10 +30,10 @@ SERIES_NUMBER = 9900
 
 
 def refuse_missing_highdicom() -> None:
-    """Raise the fault with the command that installs highdicom, if it is missing.
+    """Check that highdicom is installed.
 
     Raises:
-        BadInput: If it is not installed.
+        BadInput: If it is missing; the text has the command that installs it.
     """
     refuse_missing_packages("--dicom-sr", "highdicom", otherwise="Leave --dicom-sr out")
 
@@ -42,11 +42,12 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
     """Write a report for each DICOM image to ``out/sr``.
 
     Returns:
-        The files, and image -> why it has no report.
+        The written files, and a dictionary: image -> reason why it has no report.
     """
     from io import BytesIO
 
-    written, without = list[Path](), dict[str, str]()
+    written = list[Path]()
+    without = dict[str, str]()
     folder = out / REPORTS_FOLDER
     make_private_folder(folder)
     for row, name in enumerate(predictions.names):
@@ -72,7 +73,7 @@ def write_structured_reports(predictions: SitePredictions, out: Path) -> tuple[l
 
 
 def make_structured_report(predictions: SitePredictions, row: int, image: pydicom.Dataset) -> Any:
-    """Return the report of one image.
+    """Return the DICOM structured report of one image, a highdicom ``ComprehensiveSR``.
 
     Args:
         row: Row of the image in ``predictions``.
@@ -92,12 +93,14 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
             model_name=shorten_to_dicom_text(model.title),
         ),
     )
+
     parameters = [f"model SHA-256 {model.description.model_sha256}"]
     if predictions.calibrated:
         parameters.append(f"recalibrated at this hospital: {', '.join(predictions.calibrated)}")
     algorithm = sr.AlgorithmIdentification(
         name=shorten_to_dicom_text(model.title), version=__version__, parameters=parameters
     )
+
     measurements = [
         sr.Measurement(name=make_class_code(name), value=round(float(value), 6), unit=codes.UCUM.NoUnits)
         for name, value in zip(predictions.class_names, predictions.probabilities[row], strict=True)
@@ -108,12 +111,14 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
         measurements=measurements,
         source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
     )
+
     content = sr.MeasurementReport(
         observation_context=sr.ObservationContext(observer_device_context=device),
         procedure_reported=sr.CodedConcept("363679005", "SCT", "Imaging"),
         imaging_measurements=[group],
         title=codes.DCM.ImagingMeasurementReport,
     )
+
     report = sr.ComprehensiveSR(
         evidence=[image],
         content=content[0],
@@ -133,7 +138,7 @@ def make_structured_report(predictions: SitePredictions, row: int, image: pydico
 
 
 def make_class_code(name: str) -> Any:
-    """Return the code of a class's probability; the same class has the same code in every report."""
+    """Return the DICOM code for the probability of a class, which is the same in every report."""
     from highdicom import sr
 
     value = f"P{hashlib.sha256(name.encode()).hexdigest()[:12].upper()}"

@@ -14,7 +14,7 @@ from polyclinic.common.wire.records import BenefitReply, EvaluateReply, Record, 
 from polyclinic.common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from polyclinic.strategies.registry import list_statistic_meanings
 
-SENT = (
+SENT_RECORD_CLASSES = (
     RollCallAnswer,
     TrainReply,
     EvaluateReply,
@@ -27,37 +27,41 @@ SENT = (
     MaskedAnswer,
     RevealAnswer,
 )
-"""The record classes that a site sends; it also sends errors, each a reason in words."""
+"""The record classes that a site sends; it also sends errors, each with a reason in words."""
 
-COMMON_FIELDS = {
+COMMON_FIELD_MEANINGS = {
     "run": "the run's identifier, as the coordinator gave it",
     "round": "the round's number, as the coordinator gave it",
     "site": "this site's name",
 }
-"""Fields that every record has, which the page explains once."""
+"""Field that every record has -> meaning; the page explains these fields once."""
 
 
 def read_field_meanings(record: type[Record]) -> dict[str, str]:
-    """Return field -> meaning from a record class's docstring.
+    """Return the meaning of each field of a record class, from its docstring.
 
     Each meaning begins with a small letter and has no full stop.
     """
     texts = {name: text.removesuffix(".") for name, text in read_attribute_texts(record).items()}
-    own = {name: text[0].lower() + text[1:] for name, text in texts.items()}
-    return {name: COMMON_FIELDS.get(name) or own[name] for name in list_record_field_names(record)}
+    meanings = {name: text[0].lower() + text[1:] for name, text in texts.items()}
+    return {name: COMMON_FIELD_MEANINGS.get(name) or meanings[name] for name in list_record_field_names(record)}
 
 
-MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: read_field_meanings(record) for record in SENT}
-STATISTICS: Mapping[str, str] = list_statistic_meanings()
+FIELD_MEANINGS: Mapping[str, Mapping[str, str]] = {
+    record.__name__: read_field_meanings(record) for record in SENT_RECORD_CLASSES
+}
+"""Record class -> field -> meaning."""
+STATISTIC_MEANINGS: Mapping[str, str] = list_statistic_meanings()
+"""Statistic of a method -> meaning."""
 
 
 def find_field_meaning(record: str, field: str) -> str:
-    """Return the meaning of a record's field; a field that only serves to pack the record has a general text.
+    """Return the meaning of a record's field; a field that only encodes the record has a general text.
 
-    An array has the meaning of its group of arrays, such as the update. A statistic has the meaning that its method
+    An array has the meaning of its group of arrays, such as ``update``. A statistic has the meaning that its method
     declares.
     """
     name, _, rest = field.partition("/")
-    if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
-        return STATISTICS[rest.removesuffix("/shape")]
-    return MEANING[record].get(name.partition(".")[0], "how the program packs its records")
+    if name == "statistics" and rest.removesuffix("/shape") in STATISTIC_MEANINGS:
+        return STATISTIC_MEANINGS[rest.removesuffix("/shape")]
+    return FIELD_MEANINGS[record].get(name.partition(".")[0], "how the program packs its records")

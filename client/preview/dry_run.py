@@ -1,7 +1,8 @@
-"""The dry run of ``flwr-client preview``: the records that would leave in a first round, made with this site's images.
+"""The dry run of ``flwr-client preview``: it makes the records that would leave in a first round, and sends none.
 
-A coordinator in this process sends requests to the site's own program with its gate, its policy and one local epoch of
-training. Its files lie in a folder that is removed afterwards. Only the initial model differs from that of a real run.
+A coordinator in this process sends requests to the site's own program with its images, its gate and its policy, for one
+local epoch of training. The files are in a folder that is removed afterwards. Only the initial model differs from that
+of a real run.
 """
 
 import tempfile
@@ -21,7 +22,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from polyclinic.client.app import make_client_app
-from polyclinic.client.preview.data_dictionary import MEANING, find_field_meaning
+from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS, find_field_meaning
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import Experiment, ParticipationSection, make_hospital_plan
 from polyclinic.common.counts import CountQuestion
@@ -57,17 +58,17 @@ from polyclinic.strategies.registry import build_experiment_strategy
 from polyclinic.strategies.run_length import complete_round_settings
 
 SITE_NODE_ID = 2
-DEADLINE_S = 86_400.0
-"""Deadline of the exchange with this process, which answers at once."""
+ROUND_DEADLINE_S = 86_400.0
+"""Deadline of a round in the dry run, which is never reached because the site answers at once."""
 
 
 @dataclass(frozen=True)
 class RecordFieldRow:
-    """One field of a record, to show to a person.
+    """One field of a record, as a row of the printed table.
 
     Attributes:
         size: Size in bytes.
-        values: The field's value as text; of an array, the range of its numbers.
+        values: The field's value as text; for an array, the range of its numbers.
         meaning: The field's meaning (:func:`polyclinic.client.preview.data_dictionary.find_field_meaning`).
     """
 
@@ -137,14 +138,14 @@ def choose_preview_experiment(planned: Experiment | None, site: Site) -> Experim
             model = {"architecture": "tiny_cnn_3d", "channels": 1, "image_size": size}
         experiment = Experiment.model_validate({"run": {"method": "surgical"}, "model": model})
     else:
-        experiment = complete_round_settings(experiment)  # as the coordinator will
+        experiment = complete_round_settings(experiment)  # as the coordinator does in a run
     training = experiment.training.model_copy(update={"epochs": 1})
     privacy = experiment.privacy.model_copy(update={"secure_aggregation": False})
     return experiment.model_copy(update={"training": training, "privacy": privacy})
 
 
 def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
-    """Run roll call, round 1 and test of a run in which this site is alone.
+    """Run the roll call, round 1 and the test of a run with this site only.
 
     Returns:
         The records that leave the site, and the reasons why other records are withheld.
@@ -157,7 +158,7 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
     plan = plan.model_copy(update={"model": add_frozen_hash_to_spec(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, approvals=None, durable=False))
-        participation = ParticipationSection(round_deadline_s=DEADLINE_S)
+        participation = ParticipationSection(round_deadline_s=ROUND_DEADLINE_S)
         coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
         with suppress(TooFewSites):  # the site declined, with a reason
             contract = coordinator.sites.call_roll(grid, 1)
@@ -170,10 +171,10 @@ def make_first_round_records(site: Site, experiment: Experiment) -> tuple[list[R
 
 
 def answer_question_for_all_counts(site: Site) -> tuple[list[RecordDict], list[str]]:
-    """Answer a question for all tables of counts, from a count sheet that is made for this answer alone.
+    """Answer a question for all tables of counts, from a temporary count sheet.
 
     Returns:
-        The record that leaves the site, or the reason why none does. Nothing is charged: noise is drawn anew later.
+        The records that would leave, and the reasons why others would not. The privacy budget is not charged.
     """
     with tempfile.TemporaryDirectory() as folder:
         grid = SingleSiteGrid(replace(site, folder=Path(folder), ledger=None, durable=False))
@@ -216,14 +217,14 @@ def _describe_number_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> 
 
 
 def format_record_for_terminal(content: RecordDict) -> Group:
-    """Format a record for the terminal, with fields of the same meaning in one group."""
-    every = list_record_field_rows(content)
-    title = f"{every[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
-    empty = [row.field for row in every if row.values in ("", "[]")]
-    sent = [row for row in every if row.field not in empty]
+    """Format a record for the terminal; fields with the same meaning form one group."""
+    field_rows = list_record_field_rows(content)
+    title = f"{field_rows[0].record}: {count_payload_bytes(content):,} bytes, SHA-256 {hash_record(content)[:16]}..."
+    empty = [row.field for row in field_rows if row.values in ("", "[]")]
+    sent = [row for row in field_rows if row.field not in empty]
     pieces: list[Text | Padding] = [Text(f"\n{title}", style="bold")]
     width = max(len(row.field) for row in sent)
-    explained = list(dict.fromkeys(MEANING[every[0].record].values()))
+    explained = list(dict.fromkeys(FIELD_MEANINGS[field_rows[0].record].values()))
     sent.sort(key=lambda row: explained.index(row.meaning) if row.meaning in explained else len(explained))
     for words, group in groupby(sent, lambda row: row.meaning):
         for row in group:
@@ -238,7 +239,7 @@ def format_record_for_terminal(content: RecordDict) -> Group:
 def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
     """Write each record's bytes to one file, and its fields and SHA-256 to a JSON file.
 
-    Only this account can read them, because an update reveals images as well as a picture of them does.
+    Only this account can read the files, because images can be computed from an update.
 
     Raises:
         BadInput: If the folder exists and is not empty.
@@ -248,12 +249,12 @@ def write_record_files(records: Sequence[RecordDict], out: Path) -> list[Path]:
     with remove_outputs_on_failure(out):
         make_private_folder(out)
         for number, content in enumerate(records, 1):
-            every = list_record_field_rows(content)
-            fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
+            field_rows = list_record_field_rows(content)
+            fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in field_rows}
             text = (
                 format_as_json_text({"sha256": hash_record(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
             )
-            name = f"{number}-{every[0].record}"
+            name = f"{number}-{field_rows[0].record}"
             paths += [out / f"{name}.record", out / f"{name}.json"]
             write_atomically(paths[-2], b"".join(iterate_canonical_bytes(content)), durable=False, private=True)
             write_atomically(paths[-1], text.encode(), durable=False, private=True)

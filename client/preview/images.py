@@ -28,10 +28,10 @@ from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.data.images.reading import encode_png_thumbnail
 
 THUMBNAIL_SIDE = 160
-VIEWS = 2
-"""Number of augmented views of each image."""
+AUGMENTED_VIEWS = 2
+"""Number of augmented views of each image on the page."""
 IMAGES_PER_CLASS = 4
-NO_CLASS = "none of these classes"
+NO_CLASS_HEADING = "none of these classes"
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,19 @@ class LabelCountsRow:
 
 
 def write_class_samples_page(
-    folder: Path, out: Path, experiment: Experiment | None, each: int = IMAGES_PER_CLASS
+    folder: Path, out: Path, experiment: Experiment | None, per_class: int = IMAGES_PER_CLASS
 ) -> Path:
     """Write the page with at most ``each`` images of each class; only its owner may read the file.
 
     Raises:
-        BadInput: With every fault of site.toml and the data.
+        BadInput: If site.toml or the data has faults; it lists all.
     """
     settings = read_site_toml_without_data(folder)
     raise_faults(find_hospital_data_faults(settings))
     source = open_site_image_source(settings)
     make_label_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
+
     names = list_annotated_columns(source.class_names, settings.labels, settings.synonyms)
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
     rows = []
@@ -84,6 +85,7 @@ def write_class_samples_page(
             (int((values == 1).sum()), int((values == 0).sum()), int(np.isnan(values).sum())) for values in of_parts
         )
         rows.append(LabelCountsRow(name, settings.synonyms.get(name, name), counts))
+
     text = (
         make_jinja_environment(Path(__file__).parent)
         .get_template("images.html.j2")
@@ -96,7 +98,7 @@ def write_class_samples_page(
                 for name, value in planned.plan.augmentation
                 if value
             ],
-            groups=tuple(_choose_images_by_class(source, names, labels, planned.plan, each)),
+            groups=tuple(_choose_images_by_class(source, names, labels, planned.plan, per_class)),
             rows=rows,
             parts=PARTS,
             totals=[int((source.parts == part).sum()) for part in PARTS],
@@ -107,22 +109,22 @@ def write_class_samples_page(
 
 
 def _choose_images_by_class(
-    source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, each: int
+    source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, per_class: int
 ) -> Iterator[ClassImageTiles]:
-    """Yield evenly spaced training images of each class, at most ``each``, and then images that show no class."""
+    """Yield at most ``each`` training images of each class, evenly spaced, and then images that show no class."""
     training = source.parts == "train"
-    members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
-    members[NO_CLASS] = training & (labels == 0).all(axis=1)
+    members = {name: training & (labels[:, column] == 1) for column, name in enumerate(names)}
+    members[NO_CLASS_HEADING] = training & (labels == 0).all(axis=1)
     generator = torch.Generator().manual_seed(0)
     for name, chosen in members.items():
         rows = np.flatnonzero(chosen)
-        if name == NO_CLASS and not len(rows):
+        if name == NO_CLASS_HEADING and not len(rows):
             continue
         tiles = []
-        for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), each)]):
+        for facts in read_picture_facts(source, rows[choose_evenly_spaced_rows(len(rows), per_class)]):
             if facts.pixels is not None:
                 pixels = convert_to_channels_first(facts.pixels[None]).float()
-                count = VIEWS if plan.augmentation != AugmentationSpec() else 0
+                count = AUGMENTED_VIEWS if plan.augmentation != AugmentationSpec() else 0
                 views = [augment_images_weakly(pixels, plan.augmentation, generator) for _ in range(count)]
                 shown = [_encode_pixels_as_png(facts.pixels)]
                 for view in (pixels, *views):

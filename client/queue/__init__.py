@@ -1,1 +1,1 @@
-"""A hospital whose GPU is behind a queue: the batch script, and the program that submits it when work waits."""
+"""Training in jobs of a queue: the batch script, and the program that submits it when a request waits."""

@@ -1,4 +1,4 @@
-"""Slurm's side: the batch script in which ``flwr-client start`` runs, and the commands ``sbatch`` and ``squeue``."""
+"""The Slurm batch script that runs ``flwr-client start``, and calls of the commands ``sbatch`` and ``squeue``."""
 
 import hashlib
 import math
@@ -12,24 +12,25 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from polyclinic.client.service import CLIENT
+from polyclinic.client.service import CLIENT_SERVICE
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.security.call_signatures import PROCESS_VARIABLE
 from polyclinic.common.system.service import find_unit_path_faults
 from polyclinic.common.system.service_files import find_program_command
 
-WARNING_S = 60
-"""Time before the time limit at which Slurm asks the program to stop, which takes 7 s at most."""
+STOP_NOTICE_S = 60
+"""Slurm asks the program to stop this long before the job's time limit; the program needs at most 7 s."""
 LOG_FILE = "slurm.log"
-_SUBMIT, _LIST = "sbatch", "squeue"
-_COMMAND_S = 60.0
+_SUBMIT_COMMAND = "sbatch"
+_LIST_COMMAND = "squeue"
+_COMMAND_TIMEOUT_S = 60.0
 _PATH_HASH_CHARACTERS = 8
-_NAME_PART = re.compile(r"[^A-Za-z0-9_.-]+")
-_QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_INVALID_NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
+_QUEUED_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
 
 class JobState(Enum):
-    """The state of a job, as far as the watching program needs it."""
+    """The state of a job in the queue."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -38,19 +39,19 @@ class JobState(Enum):
 
 
 def make_job_name(folder: Path) -> str:
-    """Return the name of a folder's jobs, with a hash of the path: Slurm runs one job of a name at a time.
+    """Return the name of a folder's jobs; it has a hash of the path, because Slurm runs one job of each name at a time.
 
     Args:
         folder: The resolved path of the site's folder.
     """
     path_hash = hashlib.sha256(os.fsencode(folder)).hexdigest()[:_PATH_HASH_CHARACTERS]
-    return f"{CLIENT.unit_prefix}{_NAME_PART.sub('-', folder.name)}-{path_hash}"
+    return f"{CLIENT_SERVICE.unit_prefix}{_INVALID_NAME_CHARACTERS.sub('-', folder.name)}-{path_hash}"
 
 
 def find_missing_command_faults() -> list[Fault]:
     """Return a fault for each of Slurm's commands that cannot be started here."""
     remedy = "Run this where jobs are submitted, with Slurm's commands on PATH."
-    missing = [command for command in (_SUBMIT, _LIST) if shutil.which(command) is None]
+    missing = [command for command in (_SUBMIT_COMMAND, _LIST_COMMAND) if shutil.which(command) is None]
     return [Fault(command, "is not on PATH.", remedy) for command in missing]
 
 
@@ -59,11 +60,11 @@ def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: flo
 
     Args:
         options: Options of ``sbatch``, such as ``--gres=gpu:1``, one line each.
-        idle_minutes: The job ends after so many minutes without a request; None for a job that stays, and that is
+        idle_minutes: The job ends after so many minutes without a request. None for a job without such an end, which is
             queued again at its time limit.
 
     Raises:
-        BadInput: If no line of a script can name the folder or hold an option, or if the minutes are not a number.
+        BadInput: If a script cannot contain the folder's path or an option, or if the minutes are not a number.
     """
     folder = folder.resolve()
     faults = find_unit_path_faults("slurm", folder)
@@ -77,33 +78,39 @@ def make_batch_script(folder: Path, options: Sequence[str], *, idle_minutes: flo
         if not option.startswith("-") or not option.isprintable():
             faults.append(Fault(repr(option), "is no option of sbatch.", "Write it as --name=value."))
     raise_faults(faults)
+
     log = str(folder / LOG_FILE).replace("%", "%%")  # Slurm replaces %j and others
     stays = idle_minutes is None
-    head = [
+    options_of_script = [
         f"--job-name={make_job_name(folder)}",
         "--dependency=singleton",  # of this name and account, one job runs at a time
-        f"--signal=B:{'USR1' if stays else 'TERM'}@{WARNING_S}",
+        f"--signal=B:{'USR1' if stays else 'TERM'}@{STOP_NOTICE_S}",
         "--requeue" if stays else "--no-requeue",
         "--open-mode=append",
         f'--output="{log}"',
         *options,
     ]
-    start = [*find_program_command(CLIENT), "start", str(folder)]
+
+    start = [*find_program_command(CLIENT_SERVICE), "start", str(folder)]
     if state_home := os.environ.get("XDG_STATE_HOME"):
         start = ["env", f"XDG_STATE_HOME={state_home}", *start]
-    body = _KEEPING if stays else _WHEN_NEEDED
+    body = _PERMANENT_SCRIPT if stays else _ON_DEMAND_SCRIPT
     command = shlex.join(start if stays else [*start, "--until-idle", f"{idle_minutes:g}"])
-    lines = ["#!/bin/bash", "# Written by flwr-client slurm script.", *(f"#SBATCH {each}" for each in head)]
+    lines = [
+        "#!/bin/bash",
+        "# Written by flwr-client slurm script.",
+        *(f"#SBATCH {each}" for each in options_of_script),
+    ]
     return "\n".join(lines) + "\n" + body.replace("@COMMAND@", command).replace("@VARIABLE@", PROCESS_VARIABLE)
 
 
-_WHEN_NEEDED = """
+_ON_DEMAND_SCRIPT = """
 # The program is the job's main process, so that Slurm's SIGTERM before the time limit reaches it. The first argument
 # comes from flwr-client slurm watch, which keeps the site connected meanwhile and submits this script again.
 export @VARIABLE@="${1:-}"
 exec @COMMAND@
 """
-_KEEPING = """
+_PERMANENT_SCRIPT = """
 program=
 again=
 stopped=
@@ -132,39 +139,39 @@ exit "$code"
 
 @dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this account, and the script that is submitted to it."""
+    """The Slurm queue of this account, with the script to submit."""
 
     script: Path
 
     def submit_job(self, process: str) -> str:
-        """Submit the script with one argument; return the job's number.
+        """Submit the script with a process id as its argument; return the job's number.
 
         Raises:
-            BadInput: If Slurm refuses it.
+            BadInput: If Slurm refuses the job.
         """
-        done = _run([_SUBMIT, "--parsable", str(self.script), process])
-        job = done.stdout.strip().split(";")[0]
-        if done.returncode != 0 or not re.fullmatch(r"\d+", job):
-            reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-            command = shlex.join([_SUBMIT, str(self.script)])
+        result = _run([_SUBMIT_COMMAND, "--parsable", str(self.script), process])
+        job = result.stdout.strip().split(";")[0]
+        if result.returncode != 0 or not re.fullmatch(r"\d+", job):
+            reason = result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
+            command = shlex.join([_SUBMIT_COMMAND, str(self.script)])
             raise BadInput([Fault(command, f"Slurm refused it: {reason}", "Change the options in the script.")])
         return job
 
     def read_job_state(self, job: str) -> JobState:
         """Return the state of a job; UNKNOWN while Slurm does not answer."""
-        done = _run([_LIST, "--noheader", "--jobs", job, "--format=%T"])
-        if done.returncode != 0:
-            return JobState.OVER if "Invalid job id" in done.stderr else JobState.UNKNOWN
-        state = done.stdout.strip()
+        result = _run([_LIST_COMMAND, "--noheader", "--jobs", job, "--format=%T"])
+        if result.returncode != 0:
+            return JobState.OVER if "Invalid job id" in result.stderr else JobState.UNKNOWN
+        state = result.stdout.strip()
         if not state:
             return JobState.OVER
-        return JobState.QUEUED if state in _QUEUED else JobState.RUNNING
+        return JobState.QUEUED if state in _QUEUED_STATES else JobState.RUNNING
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
     except FileNotFoundError:
         raise BadInput([Fault(command[0], "is not installed here.", "Run this where jobs are submitted.")]) from None
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer in {_COMMAND_S:.0f} s")
+        return subprocess.CompletedProcess(command, 1, "", f"no answer in {_COMMAND_TIMEOUT_S:.0f} s")

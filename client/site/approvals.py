@@ -1,14 +1,14 @@
 """The approval that each request needs at a site whose policy says ``approval = "required"``.
 
-A person whose public key stands in ``[approvers]`` of ``site.toml`` approves the text of a run, by its hash, until a
-date. The newest decision on a text counts. It is verified again at every request, with the keys that the file has
-then. So a request is refused after a byte of the text or of the decision has changed, after the date, after a denial,
-and after the approver was removed.
+A person whose public key is in ``[approvers]`` of ``site.toml`` approves the text of a run, by its hash, until a date.
+The newest decision on a text counts. It is verified again at every request, with the keys that the file has then. So a
+request is refused if a byte of the text or of the decision has changed, if the date is over, if the text was denied, or
+if the approver was removed.
 
 The last time in the audit log is a lower bound of the present time: an approval that has expired stays expired if the
 clock is set back.
 
-An account that can write to the site's folder can add an approver of its own. Nothing here protects against it.
+An account that can write to the site's folder can add another approver. This module does not protect against that.
 """
 
 import datetime as dt
@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from polyclinic.client.site.plans import (
-    MOST_TEXT_BYTES,
+    MAX_TEXT_BYTES,
     PlanStore,
-    read_authority,
+    read_coordinator_identity,
     read_request_text,
     store_request_text,
 )
@@ -44,15 +44,19 @@ if TYPE_CHECKING:
     from polyclinic.client.site.site import Site
     from polyclinic.client.site.site_file import SiteSettings
 
-MISSING, DENIED = "approval.missing", "approval.denied"
-"""Rules of a text on which nobody has decided, and of one that a person has denied."""
-ASKS_NOTHING = frozenset({"Refusal", "Question", "DeliveryRequest"})
-"""Records for a site's staff, which ask for no work on its images; a delivery is a finished run's package."""
-PARTS_OF_ROUND = frozenset({"KeysRequest", "SharesRequest", "MaskedRequest", "RevealRequest"})
-"""Records without a text of their own: stages of secure aggregation, in a run whose text came before."""
-RUNS, EARLIER_RUNS = "approved-runs", "approved-runs.json"
-"""Folder with a small file for each run that was approved: by which text. No release had all of them in one file."""
-LONGEST_NAME = 100
+MISSING_RULE = "approval.missing"
+"""Rule for a text on which nobody has decided."""
+DENIED_RULE = "approval.denied"
+"""Rule for a text that a person has denied."""
+RECORDS_WITHOUT_WORK = frozenset({"Refusal", "Question", "DeliveryRequest"})
+"""Classes of records that ask for no work on images; a delivery is the package of a finished run."""
+SECURE_AGGREGATION_RECORDS = frozenset({"KeysRequest", "SharesRequest", "MaskedRequest", "RevealRequest"})
+"""Classes of secure aggregation's records: they have no text, and belong to a run whose text came before."""
+APPROVED_RUNS_FOLDER = "approved-runs"
+"""Folder with a small file for each approved run, which names the text by which it was approved."""
+OLD_APPROVED_RUNS_FILE = "approved-runs.json"
+"""File that no release wrote; :class:`RunEntryFolder` wants the name of a file of an earlier release."""
+MAX_NAME_CHARACTERS = 100
 DISCLOSURE_KEYS = (
     *("level", "parts", "statistics", "maximum_update_norm", "training_figures", "test_metrics", "test_each_round"),
     *("label_counts", "score_histograms", "smallest_count", "round_counts_to", "train_hidden_classes"),
@@ -60,7 +64,7 @@ DISCLOSURE_KEYS = (
     *("epsilon", "delta", "privacy_unit", "metrics_outside_privacy", "counts", "counts_epsilon"),
     "evaluate",
 )
-"""Keys of the policy that decide what leaves. An approval holds while they have the values that the approver saw."""
+"""Keys of the policy that decide what leaves. An approval ends if one of their values changes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class ApprovalVerdict:
 
     Attributes:
         sha256: Hash of the text; empty if the request has none.
-        facts: Of an approved request, for the audit: who approved it with which key, until when, by which file.
+        facts: Facts of an approval for the audit log: approver, key, last day, and hash of the decision's file.
     """
 
     rule: str
@@ -82,11 +86,13 @@ def check_approvers(table: Mapping[str, str]) -> None:
     """Check the table ``[approvers]`` of ``site.toml``.
 
     Raises:
-        ValueError: If a name or a key has another form.
+        ValueError: If a name or a key has the wrong form.
     """
     for name, line in table.items():
-        if not name.strip() or len(name) > LONGEST_NAME or not is_plain_text(name):
-            raise ValueError(f"the name of a person is one line of 1 to {LONGEST_NAME} characters, not {name[:80]!r}")
+        if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not is_plain_text(name):
+            raise ValueError(
+                f"the name of a person is one line of 1 to {MAX_NAME_CHARACTERS} characters, not {name[:80]!r}"
+            )
         try:
             check_approver_public_key(line)
         except ValueError as error:
@@ -99,26 +105,28 @@ def select_disclosure_policy(policy: "SitePolicy") -> dict[str, Any]:
 
 
 class SiteApprovals:
-    """Decides whether people at the hospital have approved what a request asks for.
+    """Decides if people at the hospital have approved a request.
 
     Args:
         folder: The site's folder, with ``site.toml``.
         state: The site's state folder.
         site: The site's name.
-        policy: The policy with which the program runs.
+        policy: The policy that the running program uses.
     """
 
     def __init__(self, folder: Path, state: Path, site: str, policy: "SitePolicy") -> None:
-        self._folder, self._state, self._site = folder, state, site
+        self._folder = folder
+        self._state = state
+        self._site = site
         self._disclosure = select_disclosure_policy(policy)
         # Hash -> kind and deciding rule of the texts that were refused since the program started; the latest is last.
         self._refused_texts: dict[str, tuple[str, str]] = {}
-        self._runs = RunEntryFolder(state / RUNS, state / EARLIER_RUNS)
+        self._runs = RunEntryFolder(state / APPROVED_RUNS_FOLDER, state / OLD_APPROVED_RUNS_FILE)
         self.store = PlanStore(state)
 
     @classmethod
     def from_settings(cls, settings: "SiteSettings") -> "SiteApprovals":
-        """Return the object that decides about requests at the site of this folder."""
+        """Make the object for a site with these settings."""
         return cls(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
 
     def decide_on_request(self, fields: Mapping[str, Any], site: "Site") -> ApprovalVerdict:
@@ -127,20 +135,21 @@ class SiteApprovals:
         Args:
             fields: The small fields of the request's record.
         """
-        record, run = str(fields.get("wire.record")), str(fields.get("run", ""))
-        if record in ASKS_NOTHING:
+        record = str(fields.get("wire.record"))
+        run = str(fields.get("run", ""))
+        if record in RECORDS_WITHOUT_WORK:
             return ApprovalVerdict("approval")
-        if record in PARTS_OF_ROUND:
+        if record in SECURE_AGGREGATION_RECORDS:
             approved = self._runs.read_entry(run)
             if approved is None:
-                return ApprovalVerdict(MISSING, "nothing of this run was approved")
+                return ApprovalVerdict(MISSING_RULE, "nothing of this run was approved")
             return self.find_verdict(str(approved.get("kind")), str(approved.get("text")))
         request = read_request_text(fields)
         if request is None:
             return ApprovalVerdict("approval.kind", f"nobody can approve a {record} in this release")
         verdict = self.find_verdict(request.kind, request.sha256)
         if request.is_too_large:
-            return ApprovalVerdict("approval.size", f"it has more than {MOST_TEXT_BYTES:,} bytes", request.sha256)
+            return ApprovalVerdict("approval.size", f"it has more than {MAX_TEXT_BYTES:,} bytes", request.sha256)
         store_request_text(site, request)
         if verdict.reason:
             self._refused_texts.pop(request.sha256, None)
@@ -150,34 +159,34 @@ class SiteApprovals:
         return verdict
 
     def _record_approved_run(self, run: str, approved: dict[str, str]) -> None:
-        """Store by which text a run was approved, for its requests that have no text of their own."""
-        # The handler of the request refuses a run with another name.
+        """Store the text by which a run was approved, for requests of the run that have no text."""
+        # The request's handler refuses a run with another kind of name.
         if RunName.pattern.fullmatch(run) and self._runs.read_entry(run) != approved:
             self._runs.write_entry(run, approved)
 
     @property
     def latest_refused_text(self) -> str:
-        """Hash of the text that was refused last since the program started; empty if there is none."""
+        """Hash of the last text that was refused since the program started; empty if there is none."""
         return next(reversed(self._refused_texts), "")
 
     def find_new_decisions(self) -> dict[str, ApprovalVerdict]:
         """Return the verdicts on refused texts that were approved or denied since their last request, each once."""
-        decided = dict[str, ApprovalVerdict]()
+        new_verdicts = dict[str, ApprovalVerdict]()
         for sha256, (kind, earlier_rule) in self._refused_texts.items():
             verdict = self.find_verdict(kind, sha256)
-            # A text that was denied already stays so: the coordinator knows it.
-            is_new_denial = verdict.rule == DENIED != earlier_rule
+            # An older denial is not new: the coordinator knows it already.
+            is_new_denial = verdict.rule == DENIED_RULE and earlier_rule != DENIED_RULE
             if is_new_denial or not verdict.reason:
-                decided[sha256] = verdict
-        for sha256 in decided:
+                new_verdicts[sha256] = verdict
+        for sha256 in new_verdicts:
             del self._refused_texts[sha256]
-        return decided
+        return new_verdicts
 
     def find_verdict(self, kind: str, sha256: str) -> ApprovalVerdict:
-        """Return the verdict on a text: that of the newest decision on it, verified now."""
+        """Verify the newest decision on a text, and return its verdict."""
         decisions = self.store.list_decisions(sha256)
         if not decisions:
-            return ApprovalVerdict(MISSING, "nobody here has approved it", sha256)
+            return ApprovalVerdict(MISSING_RULE, "nobody here has approved it", sha256)
         try:
             content = decisions[-1].read_bytes()
             approvers = self._read_approvers()
@@ -188,22 +197,22 @@ class SiteApprovals:
         try:
             decision = verify_decision(content, approvers)
         except DecisionFault as fault:
-            if _is_denial(content):  # of a person who is no approver any more: it stays one
-                return ApprovalVerdict(DENIED, "it was denied", sha256)
+            if _is_denial(content):  # a denial stays valid if the person is no approver any more
+                return ApprovalVerdict(DENIED_RULE, "it was denied", sha256)
             return ApprovalVerdict("approval.signature", str(fault), sha256)
         rule, reason = self._find_fault(decision, kind, sha256)
         facts = {"approver": decision.approver, "key": decision.key, "until": decision.until}
         return ApprovalVerdict(rule, reason, sha256, facts | {"decision": compute_decision_hash(content)})
 
     def _find_fault(self, decision: PlanDecision, kind: str, sha256: str) -> tuple[str, str]:
-        """Return the rule that a signed decision breaks, and the reason; the reason is empty if it is an approval."""
+        """Return the rule that a signed decision breaks, and the reason, which is empty for a valid approval."""
         if not decision.is_approval:
-            return DENIED, f"{decision.approver} denied it: {decision.reason or 'no reason given'}"
+            return DENIED_RULE, f"{decision.approver} denied it: {decision.reason or 'no reason given'}"
         if (decision.kind, decision.sha256) != (kind, sha256):
             return "approval.plan", "the approval is of another plan: its file was copied here"
         if decision.site != self._site:
             return "approval.site", f"the approval is of the site {decision.site}"
-        if decision.authority != read_authority(self._state)[1]:
+        if decision.authority != read_coordinator_identity(self._state)[1]:
             return "approval.coordinator", f"the approval is for another coordinator ({decision.coordinator})"
         if self._read_present_time() > decision.end:
             return "approval.expired", f"{decision.approver} approved it until {decision.until}"
@@ -213,10 +222,12 @@ class SiteApprovals:
         return "approval", ""
 
     def describe_start(self) -> str:
-        """Return a sentence for the log of a starting program: who can approve plans here."""
+        """Return a sentence that names the approvers, for the log at the program's start."""
         names = join_first_and_count(sorted(self._read_approvers()))
-        who = f"{names} can give it" if names else "NOBODY can: [approvers] of site.toml is empty, and nothing will run"
-        return f"each plan needs an approval; {who}"
+        sentence = (
+            f"{names} can give it" if names else "NOBODY can: [approvers] of site.toml is empty, and nothing will run"
+        )
+        return f"each plan needs an approval; {sentence}"
 
     def _read_approvers(self) -> dict[str, str]:
         from polyclinic.client.site.site_file import read_site_toml_without_data
@@ -229,7 +240,7 @@ class SiteApprovals:
         try:
             last = dt.datetime.fromisoformat(str((entry or {}).get("time")))
             return max(now, last)
-        except (ValueError, TypeError):  # no entry, or one of other hands
+        except (ValueError, TypeError):  # the log has no entry, or its last entry has no valid time
             return now
 
 

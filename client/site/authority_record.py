@@ -1,4 +1,4 @@
-"""The file ``state/authority.json``: which coordinator a site belongs to, by the key of its authority."""
+"""The file ``state/authority.json``, which records the certificate authority of the site's coordinator."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ AUTHORITY_FILE = "authority.json"
 
 
 class AuthorityRecord(BaseModel):
-    """The authority that a site connected to, or whose phrase a person has confirmed: ``state/authority.json``.
+    """The content of ``state/authority.json``: the authority to which a site connected, or which a person confirmed.
 
     Attributes:
         key_hash: SHA-256 of the authority's public key.
         phrase: The phrase of the same key, for people.
         coordinator: Name of the coordinator in the kit.
-        since: UTC time (ISO 8601) of the first connection, or of the confirmation if that was before.
-        confirmed: UTC time at which a person typed the phrase; empty if nobody has.
+        since: UTC time (ISO 8601) of the first connection, or of the confirmation if that came first.
+        confirmed: UTC time at which a person confirmed the phrase; empty if nobody has.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -28,7 +28,7 @@ class AuthorityRecord(BaseModel):
 
 
 def read_authority_record(state: Path) -> AuthorityRecord | None:
-    """Return the authority that this site knows from before; None if it knows none, or the file is damaged."""
+    """Return the recorded authority; None if the file is missing or damaged."""
     try:
         return AuthorityRecord.model_validate_json((state / AUTHORITY_FILE).read_bytes())
     except (OSError, ValidationError):

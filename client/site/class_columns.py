@@ -1,6 +1,6 @@
 """The declaration of a hospital's classes to the coordinator.
 
-Of several columns of one class (:mod:`polyclinic.common.class_columns`) it has the first column's name alone.
+If several columns are one class (:mod:`polyclinic.common.class_columns`), it names only the first column.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ def make_label_declaration(settings: SiteSettings, columns: Sequence[str]) -> La
         columns: The label columns of the site's data.
 
     Raises:
-        BadInput: With every fault.
+        BadInput: If class names have faults; it lists all.
     """
     annotated = list_annotated_columns(columns, settings.labels, settings.synonyms)
     raise_faults(find_foreign_column_faults(annotated, columns))
     merged = _list_merged_columns(group_columns_by_class(columns, settings.labels, settings.synonyms))
     names = tuple(column for column in annotated if column not in merged)
-    synonyms = {own: name for own, name in settings.synonyms.items() if own not in merged}
+    synonyms = {column: name for column, name in settings.synonyms.items() if column not in merged}
     declaration = LabelDeclaration(settings.file.name, names, synonyms)
     merge_label_declarations([declaration])  # raises the faults of a single declaration
     return declaration
@@ -40,6 +40,6 @@ def _list_merged_columns(of_class: Mapping[str, Sequence[str]]) -> frozenset[str
 
 
 def describe_merged_columns(of_class: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence for the hospital's staff on columns that are one class; empty if there are none."""
+    """Return a sentence for the hospital's staff about columns that are one class; empty if there are none."""
     merged = [f"{quote_names(members)} as {quote_names([name])}" for name, members in of_class.items() if members[1:]]
     return f"one class each, present where one of its columns says so: {'; '.join(merged)}" if merged else ""

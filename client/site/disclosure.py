@@ -8,7 +8,7 @@ images that show no class or several, fewer than the threshold, do not change th
 
 The choice of the second class must not depend on its count, because an attacker who knows the rule would learn from the
 choice. The first class by name is hidden, and further classes by name until the hidden images together reach the
-threshold. From sums, an attacker then only learns that a hidden count lies in a range that includes 0 to the threshold.
+threshold. From sums, an attacker then only learns that a hidden count is in a range that includes 0 to the threshold.
 For an attacker who also knows this rule, at least (threshold - 1) values of the count remain possible.
 
 Hidden classes are determined from the site's whole table, before the classes of a run are selected. So a class is
@@ -28,7 +28,8 @@ from polyclinic.common.wire.records import Arrays
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.local.site_method import Statistic
 
-Few = NDArray[np.bool_]
+BoolMask = NDArray[np.bool_]
+"""Mask of classes, head rows or images; the functions state its shape."""
 
 
 def count_patients(images: ImageSet) -> int:
@@ -36,13 +37,13 @@ def count_patients(images: ImageSet) -> int:
     return len(np.unique(images.patients))
 
 
-def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> Few:
+def mark_classes_of_few_patients(images: ImageSet, smallest: int) -> BoolMask:
     """Mark the classes that fewer than ``smallest`` patients lack (column 0) or show (column 1), ``(classes, 2)``.
 
     For a class with masks, such as an organ, no figure describes the patients who lack it, so few may lack it.
     """
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
-    few: Few = np.array(kinds, np.int64).reshape(-1, 2) < smallest
+    few: BoolMask = np.array(kinds, np.int64).reshape(-1, 2) < smallest
     if images.masks is not None:
         few[:, 0] = False
     return few
@@ -71,8 +72,8 @@ def find_classes_hidden_by_policy(images: ImageSet, smallest: int) -> frozenset[
     return frozenset(hidden)
 
 
-def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
-    """Mark images ``(n,)`` that show no visible class, if nearly all images show some class; otherwise mark none.
+def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], smallest: int) -> BoolMask:
+    """Mark the images ``(n,)`` that show no visible class, if nearly all images show a class; otherwise mark none.
 
     If nearly all images show some class, an image that shows no visible class must show a hidden one, so its other
     labels would disclose that. "Nearly all" means that the images without any class are from fewer than ``smallest``
@@ -82,26 +83,29 @@ def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], sma
     Args:
         hidden: The hidden classes; all others are visible.
     """
-    shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
+    shown = images.labels == 1
+    labelled = ~np.isnan(images.labels).all(axis=1)
     nothing = labelled & ~shown.any(axis=1)
     if not hidden or len(np.unique(images.patients[nothing])) >= smallest:
         return np.zeros(len(images), np.bool_)
     others = [column for column, name in enumerate(images.class_names) if name not in hidden]
-    alone: Few = labelled & ~shown[:, others].any(axis=1)
+    alone: BoolMask = labelled & ~shown[:, others].any(axis=1)
     return alone
 
 
-def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
+def remove_hidden_labels(
+    images: ImageSet, hidden: Collection[str], undisclosable_images: BoolMask, task: Task
+) -> ImageSet:
     """Return the images with the labels of hidden classes set to unknown.
 
     Args:
-        unsaid: Mask ``(n,)`` of images that lose all labels; see :func:`mark_images_of_hidden_classes`.
+        undisclosable_images: Mask ``(n,)`` of images that lose all labels; see :func:`mark_images_of_hidden_classes`.
         task: In a multi-class task, an image that shows no visible class loses all labels too.
     """
     columns = [column for column, name in enumerate(images.class_names) if name in hidden]
     labels = images.labels.copy()
     labels[:, columns] = np.nan
-    labels[unsaid] = np.nan
+    labels[undisclosable_images] = np.nan
     if task == "multi_class":
         labels[~(labels == 1).any(axis=1)] = np.nan
     return replace(images, labels=labels)
@@ -112,7 +116,7 @@ def round_count_down(count: int, policy: SitePolicy) -> int:
     return count - count % policy.round_counts_to
 
 
-def mark_head_rows_of_few_patients(images: ImageSet, class_names: Sequence[str], policy: SitePolicy) -> Few:
+def mark_head_rows_of_few_patients(images: ImageSet, class_names: Sequence[str], policy: SitePolicy) -> BoolMask:
     """Mark the head rows whose class too few patients lack (column 0) or show (column 1), ``(rows, 2)``.
 
     Args:
@@ -137,12 +141,12 @@ def suppress_class_metrics(metrics: ClassMetrics, policy: SitePolicy, *, hidden:
 
 
 def suppress_statistics_of_few_patients(
-    statistics: Arrays, declared: Collection[Statistic], few: Few, policy: SitePolicy
+    statistics: Arrays, declared: Collection[Statistic], few: BoolMask, policy: SitePolicy
 ) -> Arrays:
     """Set the entries of a method's statistics that depend on few patients to NaN, and round counts down.
 
     Args:
-        declared: The statistics that the method declares; each tells what its entries count or average.
+        declared: The statistics that the method declares, each with the meaning of its entries.
         few: ``(rows, 2)`` for the model's head rows, as :func:`mark_head_rows_of_few_patients` returns it.
     """
     granularity_of = {statistic.name: statistic.granularity for statistic in declared}
@@ -154,6 +158,6 @@ def suppress_statistics_of_few_patients(
             limited[name] = np.where(small, np.nan, array - array % policy.round_counts_to).astype(np.float32)
         elif granularity != "images":
             small = few if granularity == "signs" else few[:, 1]
-            place = small.reshape(small.shape + (1,) * (array.ndim - small.ndim))
-            limited[name] = np.where(place, np.nan, array).astype(np.float32)
+            mask = small.reshape(small.shape + (1,) * (array.ndim - small.ndim))  # broadcast over the other axes
+            limited[name] = np.where(mask, np.nan, array).astype(np.float32)
     return limited

@@ -1,7 +1,7 @@
 """``flwr-client init --renew-key``: a new key pair for a site's folder, for instance after its old key was revoked.
 
-Folder, settings, audit, state and privacy ledger stay. A new folder in place of the old one would begin without the
-record of what the site has sent, and would compute the masks of secure aggregation without that record too.
+The folder, settings, audit log, state and privacy ledger stay. A new folder would lack the record of the masked rounds,
+by which the site refuses to unmask two sums that differ by a few sites.
 """
 
 import contextlib
@@ -38,21 +38,23 @@ OLD_NODE_FILES = ("node-id", "in-hand")
 def renew_site_key(folder: Path, name: str = "") -> list[str]:
     """Replace the key pair of a site's folder, and write a new request for the coordinator.
 
-    The old private key is deleted: it was revoked or will be, and nothing needs it. Its public key is kept.
+    The old private key is deleted, because it is or will be revoked. Its public key is kept.
 
     Args:
-        name: The site's name, if the person gave it; it must be the folder's.
+        name: The site's name, which must be that of the folder; empty if the person gave none.
 
     Returns:
         Lines for the person who ran the command.
 
     Raises:
-        BadInput: If the folder is no site's, has another name, or its ``flwr-client`` runs.
+        BadInput: If the folder belongs to no site or to another one, or if its ``flwr-client`` runs.
     """
     settings = read_site_toml_without_data(folder)
-    site, state = settings.file.name, settings.state_folder
+    site = settings.file.name
+    state = settings.state_folder
     if name not in ("", site):
         raise BadInput([Fault("--name", f'is "{name}", but {folder} is the folder of "{site}".', "Leave it out.")])
+
     state.mkdir(mode=0o700, exist_ok=True)
     with open_own_file(state / "lock", "wb") as lock:
         problem = "flwr-client runs on this folder, with the old key."
@@ -69,6 +71,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
         new_path.replace(settings.key_path)
         flush_folder(settings.key_path.parent)
         removed = _remove_files_of_old_key(state)
+
     request = join_plain_name(folder, PlainName(site), ".request")
     write_commented_toml_file(
         request, SiteAdmissionRequest(site=site, public_key=line), "For the coordinator. Holds no secret."
@@ -90,7 +93,7 @@ def renew_site_key(folder: Path, name: str = "") -> list[str]:
 def read_own_public_keys(settings: SiteSettings) -> tuple[str, ...]:
     """Return the site's public keys as OpenSSH lines: the present one first, then earlier ones.
 
-    Receipts of runs before a renewal, or of one with a renewal in it, have signatures of the earlier keys.
+    Receipts of runs before a renewal, or during it, have signatures of earlier keys.
 
     Raises:
         BadInput: If the present key cannot be read.
@@ -100,7 +103,7 @@ def read_own_public_keys(settings: SiteSettings) -> tuple[str, ...]:
 
 
 def _read_present_public_key(settings: SiteSettings) -> str:
-    """Return the present public key, or that of the kit if the key's file is lost or damaged; empty without a kit."""
+    """Return the present public key; from the kit if the key's file is lost or damaged; empty without a kit."""
     with contextlib.suppress(BadInput):
         return format_public_key_line(read_private_key(settings.key_path), settings.file.name)
     with contextlib.suppress(BadInput):
@@ -114,15 +117,15 @@ def _store_old_public_key(state: Path, line: str) -> None:
 
 
 def _remove_files_of_old_key(state: Path) -> bool:
-    """Remove what only the old key can decrypt, and what belongs to its connection.
+    """Remove the files that only the old key can decrypt, and the files of its connection.
 
     Returns:
-        True if there were decoded images.
+        True if decoded images were removed.
     """
     for name in OLD_NODE_FILES:
         (state / name).unlink(missing_ok=True)
     shutil.rmtree(state / "features", ignore_errors=True)
     try:
         return remove_image_store(state / "images-encrypted")
-    except OSError:  # they are of no use, and do no harm
+    except OSError:  # without the old key, nobody can decrypt these files, so they may stay
         return False

@@ -1,7 +1,7 @@
 """Files on a site's disk: its state between rounds ("memory"), which is never sent, and frozen parts of models.
 
 There is one state file for each round. A state is final only after its round has counted at the coordinator. The next
-request names the last round that counted: the site continues from the file of that round, and removes later files,
+request names the last round that counted. The site continues from the file of that round, and removes later files,
 whose replies never arrived or came too late. The file of the round before is kept, because the coordinator may go back
 one round.
 """
@@ -32,6 +32,7 @@ from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.common.wire.records import Arrays, ModelGroups, make_empty_arrays
 
 NO_GROUPS = ModelGroups()
+"""Model groups with no array at all."""
 
 
 @dataclass(frozen=True)
@@ -67,55 +68,64 @@ class LostRoundState(WireError):
     """Raised if a site's stored state after the last round that counted at the coordinator is missing or damaged."""
 
 
-KEPT_ROUNDS = 2
-KEPT_DAYS = 60
-KEPT_BYTES = 4 * 10**9
-KEPT_RUNS = 100
+STORED_ROUNDS = 2
+"""Number of rounds of a run with a stored state."""
+MAX_STATE_AGE_DAYS = 60
+"""The states of a run are removed if the run was not written to for this time."""
+MAX_STATE_BYTES = 4 * 10**9
+"""Maximum size of the states of all runs except the current one."""
+MAX_STORED_RUNS = 100
+"""Maximum number of runs with stored states, except the current one."""
 
 
-def remove_old_run_states(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
+def remove_old_run_states(
+    memory: Path, run: str, *, days: float = MAX_STATE_AGE_DAYS, max_bytes: int = MAX_STATE_BYTES
+) -> None:
     """Remove the stored states of runs that are not likely to be resumed.
 
-    Runs that were not written to for ``days`` are removed. Of the others the latest stay, at most :data:`KEPT_RUNS`
-    runs of at most ``most_bytes`` together, because a coordinator may begin any number of runs. The latest of them
-    stays even if it is larger.
+    Runs that were not written to for ``days`` are removed. Of the other runs, the latest stay: at most
+    :data:`MAX_STORED_RUNS` runs with together at most ``max_bytes``, because a coordinator may begin any number of
+    runs. The latest run stays even if it is larger.
 
     Args:
         memory: Folder with a folder for each run.
         run: The current run, which is always kept and not counted.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
-    newest, room, before = True, most_bytes, time.time() - days * 86400
-    for place, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
-        room -= sum(path.stat().st_size for path in folder.iterdir())
-        if folder.stat().st_mtime < before or (room < 0 and not newest) or place >= KEPT_RUNS:
+    bytes_left = max_bytes
+    oldest_time = time.time() - days * 86400
+    for index, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
+        bytes_left -= sum(path.stat().st_size for path in folder.iterdir())
+        is_too_old = folder.stat().st_mtime < oldest_time
+        is_too_large = bytes_left < 0 and index > 0
+        if is_too_old or is_too_large or index >= MAX_STORED_RUNS:
             shutil.rmtree(folder)
-        newest = False
 
 
 class SiteRoundStateFolder:
     """The folder with a site's stored states of one run, one file for each round.
 
     Args:
-        folder: The folder, whose name is that of the run.
+        folder: The folder; its name is the run's name.
         site: The site's name, which each file states; empty to read the files of any site.
         durable: Flush files to disk.
     """
 
     def __init__(self, folder: Path, site: str = "", *, durable: bool = True) -> None:
-        self.folder, self.durable = folder, durable
+        self.folder = folder
+        self.durable = durable
         self._origin: dict[str, str | int] = {"run": folder.name, "site": site}
 
     def read_last_counted_state(
         self, counted: int, *, forget: bool = True, settled: bool = False, expected: bool = False
     ) -> SiteRoundState:
-        """Return the site's state after the last round that counted; an empty one if none is stored.
+        """Return the site's state after the last round that counted; an empty state if none is stored.
 
         Args:
             counted: Number of the last round that counted.
-            forget: Remove all other states except the one before it; False for an evaluation, because it may not be
+            forget: Remove all other states except the one before; False for an evaluation, because it may not be
                 decided yet which round counts.
-            settled: Accept only a state that :meth:`mark_round_settled` has marked; otherwise return an empty one.
+            settled: Accept only a state that :meth:`mark_round_settled` has marked; otherwise return an empty state.
             expected: True if the run stores a state after every round that counted, so that a missing one is an error.
 
         Raises:
@@ -127,7 +137,7 @@ class SiteRoundStateFolder:
             current = self._state_file_path(counted)
             paths = sorted(self.folder.glob("round-*.safetensors"))
             last = bisect.bisect_right(paths, current)
-            for path in [*paths[: max(last - KEPT_ROUNDS, 0)], *paths[last:]]:
+            for path in [*paths[: max(last - STORED_ROUNDS, 0)], *paths[last:]]:
                 path.unlink()
         path = self._state_file_path(counted)
         name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
@@ -153,17 +163,17 @@ class SiteRoundStateFolder:
         """Store an empty state in place of a lost one, so that the site continues from the coordinator's model."""
         self.store_state_of_round(SiteRoundState(), counted)
 
-    def mark_round_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Mark that later rounds may start from a round's state: its sum is unmasked, or its privacy cost is charged.
+    def mark_round_settled(self, server_round: int, state_hash: bytes, agreed: str = "") -> None:
+        """Mark a round's state as settled (its sum is unmasked or its cost is charged), for use by later rounds.
 
         Args:
-            left: Result of :meth:`read_round_state_hash` after this training, to detect later changes of the state.
+            state_hash: Result of :meth:`read_round_state_hash` after this training, to detect later changes.
             agreed: Hash of the statements and the sum that the sites of a masked round agreed on; empty without masks.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        noted = left + agreed.encode()
-        write_atomically(self._settled_mark_path(server_round), noted, durable=self.durable, private=True)
-        for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
+        content = state_hash + agreed.encode()
+        write_atomically(self._settled_mark_path(server_round), content, durable=self.durable, private=True)
+        for path in sorted(self.folder.glob("opened-*"))[:-STORED_ROUNDS]:
             path.unlink()
 
     def may_continue_from_round(self, server_round: int) -> bool:
@@ -175,17 +185,19 @@ class SiteRoundStateFolder:
 
     def read_settled_request_hash(self, server_round: int) -> str | None:
         """Return the hash ``agreed`` of a round's mark (:meth:`mark_round_settled`); None if there is no valid mark."""
-        opened, written = self._settled_mark_path(server_round), self.read_round_state_hash(server_round)
-        noted = opened.read_bytes() if written and opened.exists() else b""
-        return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
+        path = self._settled_mark_path(server_round)
+        state_hash = self.read_round_state_hash(server_round)
+        content = path.read_bytes() if state_hash and path.exists() else b""
+        is_valid = bool(state_hash) and content.startswith(state_hash)
+        return content.removeprefix(state_hash).decode() if is_valid else None
 
     def read_round_state_hash(self, server_round: int) -> bytes:
-        """Return the SHA-256 of a round's state, with which its file begins; empty if there is no file."""
+        """Return the SHA-256 at the beginning of a round's state file; empty without a file."""
         path = self._state_file_path(server_round)
         if not path.exists():
             return b""
         with path.open("rb") as file:
-            return file.read(_DIGEST)
+            return file.read(_DIGEST_BYTES)
 
     def _settled_mark_path(self, server_round: int) -> Path:
         return self.folder / f"opened-{server_round:06d}"
@@ -196,25 +208,26 @@ class SiteRoundStateFolder:
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
-    def store_state_of_round(self, memory: SiteRoundState, server_round: int | None = None) -> None:
+    def store_state_of_round(self, state: SiteRoundState, server_round: int | None = None) -> None:
         """Write a site's state to the file of a round.
 
-        The file begins with a SHA-256. Then follow, as safetensors, the state and the names of run, site and round.
+        The file has the SHA-256 of the rest, and then in safetensors format the state with run, site and round.
 
         Args:
             server_round: Round of the file; None for the state's own ``round``.
         """
-        number = memory.round if server_round is None else server_round
-        named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
-        for part in (*_GROUPS, *_ARRAYS):
-            value = getattr(memory, part)
+        number = state.round if server_round is None else server_round
+        named = dict[str, NDArray[Any]]()
+        classes = dict[str, list[str]]()
+        for part in (*_MODEL_GROUP_FIELDS, *_ARRAY_FIELDS):
+            value = getattr(state, part)
             if isinstance(value, ModelGroups) and value.head is not None:
                 classes[part] = list(value.head.class_names)
             for name, array in (value.to_named_arrays() if isinstance(value, ModelGroups) else value).items():
                 named[f"{part}/{name}"] = np.asarray(array, order="C")
-        facts: dict[str, Any] = dict(zip(_FACTS, operator.attrgetter(*_FACTS)(memory), strict=True))
+        facts: dict[str, Any] = dict(zip(_NUMBER_FIELDS, operator.attrgetter(*_NUMBER_FIELDS)(state), strict=True))
         facts |= {"classes": classes, "origin": {**self._origin, "round": number}}
-        named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        named[_FACTS_ARRAY] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         content = save(named)
         digest = hashlib.sha256(content).digest()
         write_atomically(self._state_file_path(number), digest + content, durable=self.durable, private=True)
@@ -223,11 +236,11 @@ class SiteRoundStateFolder:
         return self.folder / f"round-{server_round:06d}.safetensors"
 
 
-_GROUPS = ("parts", "evaluated", "best", "unsent")
-_ARRAYS = ("optimizer", "method_state")
-_FACTS = ("round", "evaluated_round", "best_round", "best_loss")
-_FACTS_NAME = "facts"
-_DIGEST = hashlib.sha256().digest_size
+_MODEL_GROUP_FIELDS = ("parts", "evaluated", "best", "unsent")
+_ARRAY_FIELDS = ("optimizer", "method_state")
+_NUMBER_FIELDS = ("round", "evaluated_round", "best_round", "best_loss")
+_FACTS_ARRAY = "facts"
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
@@ -236,20 +249,22 @@ def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
     Raises:
         ValueError: If the content is damaged.
     """
-    digest, content = written[:_DIGEST], written[_DIGEST:]
+    digest = written[:_DIGEST_BYTES]
+    content = written[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
         raise ValueError("its SHA-256 is not the one that it was written with")
     try:
         arrays = load(content)
-        facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
-        classes, origin = facts.pop("classes"), dict(facts.pop("origin", {}))
+        facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_ARRAY).tobytes())
+        classes = facts.pop("classes")
+        origin = dict(facts.pop("origin", {}))
         parts: dict[str, Any] = {}
-        for name in (*_GROUPS, *_ARRAYS):
+        for name in (*_MODEL_GROUP_FIELDS, *_ARRAY_FIELDS):
             parts[name] = {}
         for path, array in arrays.items():
             part, _, name = path.partition("/")
             parts[part][name] = array
-        for group in _GROUPS:
+        for group in _MODEL_GROUP_FIELDS:
             parts[group] = (
                 ModelGroups.from_named_arrays(parts[group], classes.get(group, [])) if parts[group] else NO_GROUPS
             )
@@ -260,10 +275,10 @@ def parse_round_state(written: bytes) -> tuple[SiteRoundState, dict[str, Any]]:
 
 # ---------------------------------------------------------------------- frozen parts of models
 
-LARGEST_REST = 100_000_000
-"""Most bytes of a weights file beyond the backbone: the head of another task, and names."""
-MOST_FROZEN_PARTS = 3
-"""Number of frozen parts kept; a run that needs an older one receives it again."""
+MAX_OTHER_WEIGHTS_BYTES = 100_000_000
+"""Maximum bytes of a weights file in addition to the backbone, for the head of another task and for names."""
+MAX_FROZEN_PARTS = 3
+"""Maximum number of stored frozen parts; a run that needs an older one receives it again."""
 
 
 class FrozenPartFiles:
@@ -271,19 +286,21 @@ class FrozenPartFiles:
 
     Args:
         folder: Folder with one file ``SHA256.f32`` for each part: little-endian float32 numbers and nothing else.
-        weights: Folder of the hospital's own weights files, from which a part can also be made; None for no such
+        weights: Folder of the hospital's weights files, from which a frozen part can also be made; None for no such
             folder.
         durable: Flush files to disk.
     """
 
     def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
-        self._folder, self._weights, self._durable = folder, weights, durable
+        self._folder = folder
+        self._weights = weights
+        self._durable = durable
 
     def ensure_frozen_part_stored(self, spec: ModelSpec) -> bool:
-        """Make sure that a network's frozen part is stored here, if needed by making it from a weights file here.
+        """Store a network's frozen part from a weights file of the hospital, unless it is stored already.
 
         Returns:
-            True if the part is stored here now; False if it is not, or if the plan names none.
+            True if the part is stored now; False if no file fits, or if the plan names no frozen part.
         """
         if spec.frozen_sha256 is None:
             return False
@@ -292,11 +309,11 @@ class FrozenPartFiles:
             return True
         for path in self._list_candidate_weights_files(spec):
             try:
-                made = build_initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
+                part = build_initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
             except BadInput:
                 continue  # of another architecture, or damaged
-            if made is not None and made.sha256 == spec.frozen_sha256:
-                self._write_frozen_part(made)
+            if part is not None and part.sha256 == spec.frozen_sha256:
+                self._write_frozen_part(part)
                 return True
         return False
 
@@ -309,11 +326,11 @@ class FrozenPartFiles:
         return None
 
     def _list_candidate_weights_files(self, spec: ModelSpec) -> list[Path]:
-        """Return the hospital's weights files that may fit this network, without files that are far too large."""
-        plain = build_meta_backbone(spec).module
-        most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
+        """Return the hospital's weights files, except those that are far too large for this network."""
+        backbone = build_meta_backbone(spec).module
+        max_bytes = 2 * sum(4 * tensor.numel() for tensor in backbone.state_dict().values()) + MAX_OTHER_WEIGHTS_BYTES
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
-        return [path for path in files if path.is_file() and path.stat().st_size <= most]
+        return [path for path in files if path.is_file() and path.stat().st_size <= max_bytes]
 
     def store_received_frozen_part(self, part: FrozenPart, sha256: str) -> None:
         """Store a frozen part that the coordinator sent.
@@ -342,7 +359,7 @@ class FrozenPartFiles:
         if part.sha256 != sha256 or len(content) % 4:
             path.unlink(missing_ok=True)
             raise WireError(f"{FROZEN_PART_MISSING}: its file was damaged.")
-        os.utime(path)  # the newest are kept
+        os.utime(path)  # marks the file as used, because the oldest files are removed
         return part
 
     def _write_frozen_part(self, part: FrozenPart) -> None:
@@ -350,7 +367,7 @@ class FrozenPartFiles:
         content = part.values.astype("<f4", copy=False).tobytes()
         write_atomically(self._frozen_part_path(part.sha256), content, durable=self._durable)
         parts = sorted(self._folder.glob("*.f32"), key=lambda path: path.stat().st_mtime)
-        for old in parts[:-MOST_FROZEN_PARTS]:
+        for old in parts[:-MAX_FROZEN_PARTS]:
             old.unlink(missing_ok=True)
 
     def _frozen_part_path(self, sha256: str) -> Path:

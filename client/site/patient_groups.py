@@ -1,9 +1,10 @@
-"""The groups of patients that the costs of a site's folder were charged to, beside these costs in the folder.
+"""Files with the groups of patients to which the privacy costs of a site's folder were charged.
 
-A ledger that was lost, put back from an older copy, or named anew gets the costs of each folder again. They belong to
-the patients of that time, whom the folder's table may no longer name. So each group is kept with the key by which its
-fingerprints were computed. A file tells who has a name or a picture whether it was trained on, as the ledger does; it
-lies beside the images' key and the stored states, is of mode 600, and holds no name.
+If the patients' ledger is lost, restored from an older copy or moved, it receives the costs of each folder again. They
+belong to the patients of that time, whom the folder's table may no longer contain. So the folder stores each group of
+patients, with the key of its fingerprints. A reader of such a file who has a patient's name or picture can find out if
+the patient was trained on. The file therefore has mode 600, like the images' key and the stored states; it contains no
+name.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from blake3 import blake3
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 
-KEY_BYTES = 32
+LEDGER_KEY_BYTES = 32
 _COUNT_BYTES = 8
 
 
@@ -40,22 +41,22 @@ class ChargedGroup:
 
     @cached_property
     def name(self) -> str:
-        """Hash of the content, by which costs name the group."""
+        """Hash of the content, which identifies the group in the list of costs."""
         return blake3(self.content).hexdigest()
 
 
 @dataclass(frozen=True)
 class ChargedGroupFiles:
-    """The files of a site's charged groups; each has the group's name.
+    """The folder with a file for each charged group of a site; the file's name is the group's name.
 
     Attributes:
-        folder: Their folder, which need not exist.
+        folder: The folder, which need not exist.
     """
 
     folder: Path
 
     def store_group(self, group: ChargedGroup) -> None:
-        """Write a group to the disk, if it is not there."""
+        """Write a group to disk, unless it is stored already."""
         if self.read_group(group.name) is None:
             write_atomically(join_plain_name(self.folder, HashName(group.name)), group.content, private=True)
 
@@ -65,13 +66,13 @@ class ChargedGroupFiles:
             content = join_plain_name(self.folder, HashName(name)).read_bytes()
         except (OSError, ValueError):
             return None
-        counted = KEY_BYTES + _COUNT_BYTES
-        patients = int.from_bytes(content[KEY_BYTES:counted])
-        group = ChargedGroup(content[:KEY_BYTES], patients, content[counted:])
+        counted = LEDGER_KEY_BYTES + _COUNT_BYTES
+        patients = int.from_bytes(content[LEDGER_KEY_BYTES:counted])
+        group = ChargedGroup(content[:LEDGER_KEY_BYTES], patients, content[counted:])
         return group if group.name == name else None
 
     def find_latest_key(self) -> bytes:
-        """Return the key of the ledger that this folder's costs were charged in last; empty if there is none."""
+        """Return the key of the ledger that charged this folder's last cost; empty if there is none."""
         if not self.folder.is_dir():
             return b""
         for path in sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True):

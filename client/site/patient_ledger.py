@@ -1,18 +1,18 @@
 """The privacy ledger of patients: the costs of all noisy replies that were computed with a patient's images.
 
-A privacy budget belongs to the patients, so the ledger lies outside the folders of sites, one for each account of a
-machine (or where ``policy.ledger`` says). Folders that read the same patients share it, under any site's name, key
+A privacy budget belongs to the patients, so the ledger is outside the folders of sites: one for each account of a
+machine, or the folder in ``policy.ledger``. Folders that read the same patients share it, under any site's name, key
 or federation. Each cost is charged to a group of patients, the training and validation patients of a folder at that
-time; a patient's total is the sum over the groups that the patient is in (:mod:`polyclinic.client.site.patients`).
+time. A patient's total is the sum over the groups that contain the patient (:mod:`polyclinic.client.site.patients`).
 
 A cost is *reserved* in one locked transaction, together with the decision if the budget suffices, before the first
-noise is drawn. It is *spent* before the reply leaves. If the process is killed in between, nothing has left: the same
-request of the same folder uses the reservation again, and any other request pays anew.
+noise is drawn. It is *spent* before the reply leaves. If the process is killed in between, nothing has left. The same
+request to the same folder then uses the reservation again, and any other request costs again.
 
-The file is SQLite's (mode 600, in a folder of mode 700). It holds the key of the fingerprints, so that no copy can have
-the one without the other, and no patient's name. Each folder has the groups of its own costs beside them
-(:mod:`polyclinic.client.site.patient_groups`): a new ledger takes the key of these, and groups of another ledger's key
-are stored with that key.
+The file is an SQLite database (mode 600, in a folder of mode 700). It contains the key of the fingerprints, so that a
+copy always has both, and no patient's name. Each site's folder also stores the groups of its own costs
+(:mod:`polyclinic.client.site.patient_groups`). A new ledger uses the key of these groups; a group with another ledger's
+key is stored with that key.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.client.site.patient_groups import KEY_BYTES, ChargedGroup, ChargedGroupFiles
+from polyclinic.client.site.patient_groups import LEDGER_KEY_BYTES, ChargedGroup, ChargedGroupFiles
 from polyclinic.client.site.patients import PatientFingerprinter, PatientFingerprints
-from polyclinic.client.site.site_file import FILE as SITE_FILE
 from polyclinic.client.site.site_file import SiteSettings
 from polyclinic.common.errors import BadInput, Fault
+from polyclinic.common.patients.opt_out import SITE_FILE
 from polyclinic.common.security.identity import read_connection_kit
 from polyclinic.common.system.files import OWNER_ONLY_MODE, flush_folder, is_disk_full
 from polyclinic.data.base.image_set import ImageSet
@@ -41,9 +41,10 @@ from polyclinic.strategies.privacy.mechanism import NoisySteps
 
 LEDGER_FILE = "ledger.sqlite"
 FORMAT_VERSION = 1
-LOCK_PATIENCE_S = 120.0
-"""Longest wait for another folder's process that decides about a cost."""
-RESERVED, SPENT = "reserved", "spent"
+LOCK_TIMEOUT_S = 120.0
+"""Maximum wait for another folder's process that has locked the ledger."""
+RESERVED_STATE = "reserved"
+SPENT_STATE = "spent"
 _PAGE_BYTES = 4096
 _TABLES = """
 CREATE TABLE about (format INTEGER NOT NULL, key BLOB NOT NULL);
@@ -66,8 +67,8 @@ class PrivacyCostEntry:
     Attributes:
         request: SHA-256 of the request's content.
         count: Number of noisy steps.
-        id: Random name of the reply; empty in the files of releases before the ledger of patients.
-        patients: Name of the group of patients that it is charged to (:class:`ChargedGroup`); empty in those files.
+        id: Random name of the reply; empty in files of releases that had no ledger of patients.
+        patients: Name of the charged group of patients (:class:`ChargedGroup`); empty in files of these releases.
     """
 
     run: str
@@ -98,7 +99,10 @@ class ChargedCost:
     """A cost in the ledger.
 
     Attributes:
-        federation, site, folder: The coordinator, the site's name there, and the folder, for people.
+        federation: Name of the coordinator.
+        site: The site's name in that federation.
+        folder: Identity of the site's folder.
+        state: ``reserved`` or ``spent``.
     """
 
     cost: PrivacyCostEntry
@@ -109,19 +113,19 @@ class ChargedCost:
 
     @property
     def group(self) -> str:
-        """Name of the group of patients that it was charged to."""
+        """Name of the charged group of patients."""
         return self.cost.patients
 
 
 @dataclass(frozen=True)
 class PatientCosts:
-    """The costs that concern some present patients.
+    """The privacy costs of the present patients of a folder.
 
     Attributes:
         charged: Each cost that was charged to at least one of the patients, in the order in which they were reserved.
-        members: Group of patients -> mask ``(patients,)`` of the present patients that are in it.
-        by_name: Group of patients -> mask ``(patients,)`` of the present patients whose name is in it. Of the other
-            members a picture is.
+        members: Group of patients -> mask ``(patients,)`` of the present patients in the group.
+        by_name: Group of patients -> mask ``(patients,)`` of the members who were recognised by their name; the other
+            members were recognised by a picture.
         patients: Number of the present patients.
     """
 
@@ -131,30 +135,30 @@ class PatientCosts:
     patients: int
 
     def list_costs_of_patients(self) -> list[list[ChargedCost]]:
-        """Return the costs of single patients, without lists that are part of another patient's list.
+        """Return the costs of single patients, without lists that are contained in another patient's list.
 
-        Patients with equal costs have one list. Of all patients one with the largest total is among them. Without any
-        costs there is one empty list.
+        Patients with equal costs share one list. A patient with the largest total always has a list. Without any costs
+        the result is one empty list.
         """
         groups = sorted({charged.group for charged in self.charged})
         if not groups:
             return [[]]
         membership = np.stack([self.members[group] for group in groups], axis=1)  # (patients, groups)
         distinct = np.unique(membership, axis=0)  # (lists, groups)
-        groups_of_lists = [frozenset(np.array(groups)[row].tolist()) for row in distinct]
-        largest = [names for names in groups_of_lists if not any(names < others for others in groups_of_lists)]
-        return [[charged for charged in self.charged if charged.group in names] for names in largest]
+        group_sets = [frozenset(np.array(groups)[row].tolist()) for row in distinct]
+        largest_sets = [names for names in group_sets if not any(names < others for others in group_sets)]
+        return [[charged for charged in self.charged if charged.group in names] for names in largest_sets]
 
     def select_costs(self, condition: Callable[[ChargedCost], bool]) -> "PatientCosts":
         """Return the costs that meet a condition, for the same patients."""
         return replace(self, charged=[charged for charged in self.charged if condition(charged)])
 
     def mark_charged_patients(self) -> NDArray[np.bool_]:
-        """Return a mask of the present patients to whom at least one of the costs was charged."""
+        """Return a mask ``(patients,)`` of the present patients to whom at least one of the costs was charged."""
         return self._mark_patients_in(self.members)
 
     def mark_patients_known_by_picture(self) -> NDArray[np.bool_]:
-        """Return a mask of the charged patients that were recognised by a picture alone, and not by the name."""
+        """Return a mask ``(patients,)`` of charged patients who were recognised by a picture, not by their name."""
         return self.mark_charged_patients() & ~self._mark_patients_in(self.by_name)
 
     def _mark_patients_in(self, masks: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.bool_]:
@@ -169,18 +173,22 @@ class PatientLedger:
 
     Args:
         folder: Folder of the ledger.
-        state: The site's state folder; its identity on the disk tells whose reservations are whose.
+        state: The site's state folder; its identity on the disk marks the site's reservations.
         site: The site's name.
         federation: The coordinator's name, for people.
-        shared: True if other folders of this account use the same ledger; False if it lies in the site's own folder.
+        shared: True if other folders of this account use the same ledger; False if it is in the site's own folder.
         named: True if ``policy.ledger`` names the folder.
     """
 
     def __init__(
         self, folder: Path, state: Path, *, site: str, federation: str, shared: bool = True, named: bool = False
     ) -> None:
-        self.folder, self.shared, self.named = folder, shared, named
-        self._state, self._site, self._federation = state, site, federation
+        self.folder = folder
+        self.shared = shared
+        self.named = named
+        self._state = state
+        self._site = site
+        self._federation = federation
         self._files = ChargedGroupFiles(state / "privacy" / "patients")
         self._parts: Sequence[ImageSet] = ()
         self._key = b""
@@ -195,16 +203,16 @@ class PatientLedger:
 
     @property
     def is_writable(self) -> bool:
-        """True if this account can write to the ledger's folder, or make it."""
+        """True if this account can write to the ledger's folder, or can make the folder."""
         return _can_write_below(self.folder)
 
     # ------------------------------------------------------------------ patients
 
     def identify_patients(self, *parts: ImageSet) -> None:
-        """Compute the fingerprints of the folder's patients, once in a process; the ledger's file is made if needed.
+        """Compute the fingerprints of the folder's patients, once in a process, and make the ledger's file if needed.
 
         Args:
-            parts: The parts of the data whose images a reply depends on.
+            parts: The parts of the data on which a reply depends.
 
         Raises:
             LedgerUnusable: If the ledger cannot be opened.
@@ -213,15 +221,19 @@ class PatientLedger:
             (key,) = database.execute("SELECT key FROM about").fetchone()
             keys_of_groups = [group_key for (group_key,) in database.execute("SELECT DISTINCT key FROM groups")]
         if key != self._key:
-            self._parts, self._key = parts, key
-            self._present, self._members, self._by_name = {}, {}, {}
+            self._parts = parts
+            self._key = key
+            self._present = {}
+            self._members = {}
+            self._by_name = {}
             present = self._get_fingerprints(key)
             self._group = ChargedGroup(key, present.patients, np.unique(present.values).astype("<u8").tobytes())
         for group_key in keys_of_groups:
-            self._get_fingerprints(group_key)  # now, because it may take seconds, and nothing is locked
+            # Computed now and cached, because it may take seconds, and the ledger is not locked here.
+            self._get_fingerprints(group_key)
 
     def _get_fingerprints(self, key: bytes) -> PatientFingerprints:
-        """Return the present patients' fingerprints by the key of this ledger, or by one that it has groups of."""
+        """Return the present patients' fingerprints with this ledger's key, or with the key of some group."""
         if key not in self._present:
             fingerprinter = PatientFingerprinter(key, self._state / "privacy" / "pictures.safetensors")
             if key != self._key:
@@ -237,9 +249,9 @@ class PatientLedger:
         No other process can reserve or spend between the decision and the reservation.
 
         Args:
-            decide: Called with the costs so far, without that of the new reply. It is called twice: first while other
-                folders can use the ledger, because computing an epsilon may take seconds; then under the lock, where it
-                meets new costs only if another folder reserved some in between. So it should remember what it computed.
+            decide: Called with the costs so far, without that of the new reply. It is called twice. The first call is
+                without a lock, because computing an epsilon may take seconds. The second call is under the lock; the
+                costs differ only if another folder reserved one in between. So ``decide`` should cache its results.
 
         Returns:
             The reserved cost; an earlier one if a killed process of this folder reserved it for the same request, the
@@ -258,43 +270,43 @@ class PatientLedger:
             if reserved is not None:
                 return reserved
             decide(self._list_costs(database))
-            self._insert(database, cost, RESERVED, self._present_group)
+            self._insert(database, cost, RESERVED_STATE, self._present_group)
         return cost
 
     def _find_reservation(self, database: sqlite3.Connection, cost: PrivacyCostEntry) -> PrivacyCostEntry | None:
         """Return the cost that a killed process of this folder reserved for the same request; None if there is none."""
-        wanted = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
-        wanted |= {"folder": self._holder, "state": RESERVED}
-        conditions = " AND ".join(f"{name} = :{name}" for name in wanted)
-        row = database.execute(f"SELECT {_COST_COLUMNS} FROM costs WHERE {conditions}", wanted).fetchone()
+        expected_values = {name: value for name, value in asdict(cost).items() if name not in ("run", "round", "id")}
+        expected_values |= {"folder": self._holder, "state": RESERVED_STATE}
+        conditions = " AND ".join(f"{name} = :{name}" for name in expected_values)
+        row = database.execute(f"SELECT {_COST_COLUMNS} FROM costs WHERE {conditions}", expected_values).fetchone()
         return None if row is None else PrivacyCostEntry(*row)
 
     def release_cost(self, cost: PrivacyCostEntry) -> None:
         """Remove a reservation, because nothing that depends on the images has left or will leave."""
         with self._open(write=True) as database:
-            database.execute("DELETE FROM costs WHERE id = ? AND state = ?", (cost.id, RESERVED))
+            database.execute("DELETE FROM costs WHERE id = ? AND state = ?", (cost.id, RESERVED_STATE))
 
     def spend_cost(self, cost: PrivacyCostEntry) -> None:
-        """Mark one cost as spent; see :meth:`spend_costs`."""
+        """Mark one cost as spent, like :meth:`spend_costs`."""
         self.spend_costs([cost])
 
     def spend_costs(self, costs: Sequence[PrivacyCostEntry]) -> None:
-        """Mark costs as spent, before the reply leaves; insert those that the ledger does not have.
+        """Mark costs as spent, before the reply leaves; insert costs that the ledger lacks.
 
-        The ledger lacks a cost of this folder if it is not the ledger in which the cost was reserved, or was restored
-        from an older copy. Such a cost is charged to the patients that the folder had when it replied. A folder of a
-        release before the ledger of patients does not know them; then the present patients are charged.
+        The ledger lacks a cost of this folder if the cost was reserved in another ledger, or if the ledger was restored
+        from an older copy. Such a cost is charged to the patients that the folder had when it replied. Old releases did
+        not store these patients; then the present patients are charged.
         """
         with self._open() as database:
-            spent = {name for (name,) in database.execute("SELECT id FROM costs WHERE state = ?", (SPENT,))}
+            spent = {name for (name,) in database.execute("SELECT id FROM costs WHERE state = ?", (SPENT_STATE,))}
         missing = [cost for cost in costs if cost.id not in spent]
         if not missing:
             return
         groups = {name: self._files.read_group(name) for name in {cost.patients for cost in missing}}
         with self._open(write=True) as database:
             for cost in missing:
-                if not database.execute("UPDATE costs SET state = ? WHERE id = ?", (SPENT, cost.id)).rowcount:
-                    self._insert(database, cost, SPENT, groups[cost.patients] or self._present_group)
+                if not database.execute("UPDATE costs SET state = ? WHERE id = ?", (SPENT_STATE, cost.id)).rowcount:
+                    self._insert(database, cost, SPENT_STATE, groups[cost.patients] or self._present_group)
         for group in filter(None, groups.values()):
             self._get_fingerprints(group.key)
 
@@ -302,13 +314,13 @@ class PatientLedger:
         """Return the costs of the present patients.
 
         Args:
-            run: Leave out this folder's reservations for this run that a request uses again; an empty text leaves out
-                none.
-            steps: The noisy steps of such a request.
+            run: Leave out this folder's reservations for this run with the noisy steps ``steps``, because the repeated
+                request uses them again. An empty text leaves out none.
+            steps: Noisy steps of the repeated request.
         """
         with self._open() as database:
             costs = self._list_costs(database)
-        reservation_of_request = (run, self._holder, RESERVED, self._present_group.name, steps)
+        reservation_of_request = (run, self._holder, RESERVED_STATE, self._present_group.name, steps)
 
         def is_used_again(charged: ChargedCost) -> bool:
             cost = charged.cost
@@ -324,7 +336,7 @@ class PatientLedger:
 
     @property
     def _holder(self) -> str:
-        """Identity of the site's folder, which a copy or a restored folder does not have."""
+        """Identity of the site's folder on this disk; a copy or a restored folder has another one."""
         status = self._state.stat()
         return f"{self._state.absolute().parent}\0{status.st_dev}:{status.st_ino}"
 
@@ -369,7 +381,7 @@ class PatientLedger:
 
         Args:
             write: Lock the ledger against other processes.
-            identified: Check that it is still the ledger by whose key the present patients were identified.
+            identified: Check that the ledger still has the key with which the present patients were identified.
 
         Raises:
             LedgerUnusable: If the ledger cannot be opened, read or written.
@@ -377,7 +389,7 @@ class PatientLedger:
         """
         try:
             self._make_file()
-            with contextlib.closing(sqlite3.connect(self.path, LOCK_PATIENCE_S, isolation_level=None)) as database:
+            with contextlib.closing(sqlite3.connect(self.path, LOCK_TIMEOUT_S, isolation_level=None)) as database:
                 database.execute("PRAGMA synchronous = FULL")
                 database.execute("BEGIN IMMEDIATE" if write or not self._has_tables(database) else "BEGIN")
                 try:
@@ -397,7 +409,7 @@ class PatientLedger:
     def _raise_if_disk_full(self, error: sqlite3.Error) -> None:
         """Raise an ``OSError`` if SQLite failed because the disk is full.
 
-        SQLite calls a used-up quota or a limit on the file's size an error of the disk, so a page more is tried.
+        SQLite reports a used-up quota or a limit on the file's size as a disk error, so this writes a page as a test.
         """
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_FULL":
@@ -421,7 +433,7 @@ class PatientLedger:
         )
 
     def _make_file(self) -> None:
-        """Make the folder and an empty file, which no other account may read; both stay as they are if they exist."""
+        """Make the folder and an empty file that only this account can read; existing ones are not changed."""
         try:
             self.folder.mkdir(OWNER_ONLY_MODE, parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -439,14 +451,14 @@ class PatientLedger:
         for statement in _TABLES.split(";"):
             database.execute(statement)
         # A lost ledger gets its key back with the costs of its folders.
-        key = self._files.find_latest_key() or secrets.token_bytes(KEY_BYTES)
+        key = self._files.find_latest_key() or secrets.token_bytes(LEDGER_KEY_BYTES)
         database.execute("INSERT INTO about VALUES (?, ?)", (FORMAT_VERSION, key))
 
     def _check_identity(self, database: sqlite3.Connection, *, identified: bool) -> None:
-        form, key = database.execute("SELECT format, key FROM about").fetchone()
-        if form != FORMAT_VERSION:
+        version, key = database.execute("SELECT format, key FROM about").fetchone()
+        if version != FORMAT_VERSION:
             raise LedgerUnusable(
-                f"{self.path} has format {form}; this release reads {FORMAT_VERSION}: install a newer one."
+                f"{self.path} has format {version}; this release reads {FORMAT_VERSION}: install a newer one."
             )
         if identified and key != self._key:
             raise LedgerUnusable(f"{self.path} is another ledger than a moment ago: was it put back from a backup?")
@@ -456,21 +468,21 @@ class LedgerUnusable(Exception):
     """Raised if a ledger cannot be opened, read or written; the message is for the hospital's staff only."""
 
 
-# ---------------------------------------------------------------------- where a site's ledger lies
+# ---------------------------------------------------------------------- the place of a site's ledger
 
 
 def open_site_ledger(settings: SiteSettings) -> PatientLedger:
-    """Return the ledger of a site's patients; no file is made before the first entry.
+    """Return the ledger of a site's patients; its file is made at the first entry.
 
-    It lies where ``policy.ledger`` says; else in ``$XDG_STATE_HOME/polyclinic/ledger`` of this account
-    (``~/.local/state``); if this account has no such place to write, in the site's own state folder.
+    Its folder is ``policy.ledger``; without that key, ``$XDG_STATE_HOME/polyclinic/ledger`` of this account (by default
+    in ``~/.local/state``); if the account cannot write there, a folder in the site's state folder.
 
     Raises:
         BadInput: If ``policy.ledger`` begins with the home of an account that has none.
     """
-    place = settings.file.policy.ledger
-    if place:
-        folder = settings.folder / _expand_home(place)
+    ledger_path = settings.file.policy.ledger
+    if ledger_path:
+        folder = settings.folder / _expand_home(ledger_path)
     else:
         folder = find_account_ledger_folder() or settings.state_folder / "privacy"
     federation = ""
@@ -483,23 +495,23 @@ def open_site_ledger(settings: SiteSettings) -> PatientLedger:
         site=settings.file.name,
         federation=federation,
         shared=not is_inside_site_folder,
-        named=bool(place),
+        named=bool(ledger_path),
     )
 
 
-def _expand_home(place: str) -> Path:
-    """Return the path that ``policy.ledger`` names, with an account's home in the place of ``~``."""
+def _expand_home(ledger_path: str) -> Path:
+    """Return the path in ``policy.ledger``, with the home folder in place of ``~``."""
     try:
-        return Path(place).expanduser()
+        return Path(ledger_path).expanduser()
     except RuntimeError:
-        problem = f'is "{place}", but this account has no home that ~ could stand for.'
+        problem = f'is "{ledger_path}", but this account has no home that ~ could stand for.'
         raise BadInput([Fault(f"{SITE_FILE}: policy.ledger", problem, "Write the whole path.")]) from None
 
 
 def find_account_ledger_folder() -> Path | None:
     """Return the folder of this account's ledger, which need not exist; None if the account cannot write there."""
     home = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not home.is_absolute():  # as the XDG specification asks: it would be another ledger in each working folder
+    if not home.is_absolute():  # the XDG specification ignores relative paths
         try:
             home = Path.home() / ".local" / "state"
         except RuntimeError:  # an account without a home
@@ -511,7 +523,7 @@ def find_account_ledger_folder() -> Path | None:
 
 
 def _can_write_below(folder: Path) -> bool:
-    """Return True if this account can write to a folder, or make it."""
-    # os.path, because this account may not be allowed to look into a folder on the way.
-    present = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
-    return present.is_dir() and os.access(present, os.W_OK | os.X_OK)
+    """Return True if this account can write to a folder, or can make the folder."""
+    # os.path, because Path.exists raises an error if this account may not look into a parent folder.
+    existing_folder = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    return existing_folder.is_dir() and os.access(existing_folder, os.W_OK | os.X_OK)

@@ -1,12 +1,12 @@
-"""Keyed fingerprints of a site's patients, by which the privacy ledger finds them again under other circumstances.
+"""Keyed fingerprints of a site's patients, by which the privacy ledger recognises them in other folders and tables.
 
-A patient is found again by the patient's name in the label table, and by each of the patient's pictures. So another
-folder, another table, another split, other file names, or a table without patients do not make another patient. A name
-counts in the form of :func:`make_name_similarity_key`: ``P-007`` and ``p7`` are one patient here. Where that is wrong,
-two patients share a budget; the opposite mistake would give one patient two.
+A patient is recognised by the name in the label table, and by each of the patient's pictures. So another folder, table,
+split, or other file names do not make a new patient, nor does a table without patients. Names are compared in the form
+of :func:`make_name_similarity_key`, so ``P-007`` and ``p7`` are one patient here. If that is wrong, two patients share
+one budget; the opposite mistake would give one patient two budgets.
 
-Not found again is a patient whose name *and* pictures are others: a table that was pseudonymised anew and images that
-were exported, scaled or cropped anew; another machine or account, which has a ledger and a key of its own.
+A patient is not recognised if name *and* pictures have changed, for instance by a new pseudonym and a new export. A
+patient is also not recognised on another machine or account, which has another ledger with another key.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from polyclinic.data.base.image_set import (
 )
 from polyclinic.data.images.pixel_cache import EncryptedPictures
 
-DECRYPTED_AT_A_TIME = 256
+PICTURES_PER_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class PatientFingerprints:
 
     Attributes:
         values: uint64 ``(n,)``; a patient has one for the name, if it is known, and one for each picture.
-        owners: ``(n,)``, the number of each fingerprint's patient, from 0.
+        owners: ``(n,)``, the index of each fingerprint's patient, from 0.
         patients: Number of patients; an image without a patient's name counts as one.
-        names: Number of the fingerprints of names, which come before those of pictures.
+        names: Number of the fingerprints of names, which come before the fingerprints of pictures.
     """
 
     values: NDArray[np.uint64]
@@ -51,9 +51,9 @@ class PatientFingerprints:
     names: int
 
     def match_fingerprints(self, others: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return masks ``(patients,)`` of the patients of whom ``others`` has a fingerprint, and that of the name.
+        """Return two masks ``(patients,)``: the patients with a fingerprint in ``others``, and those matched by name.
 
-        A patient without a name is in both masks, or in none.
+        For a patient without a name, both masks have the same value.
         """
         is_matched = np.isin(self.values, others)
         matched, by_name = np.zeros((2, self.patients), np.bool_)
@@ -70,8 +70,8 @@ class PatientFingerprinter:
 
     Attributes:
         key: 32 secret bytes.
-        cache: File with the fingerprints of encrypted pictures, so that each is decrypted once and not at every start.
-        durable: Flush that file to the disk.
+        cache: File with the fingerprints of encrypted pictures, so that each picture is decrypted only once.
+        durable: Flush the cache file to the disk.
     """
 
     key: bytes
@@ -79,57 +79,59 @@ class PatientFingerprinter:
     durable: bool = True
 
     def fingerprint_patients(self, *parts: ImageSet) -> PatientFingerprints:
-        """Return the fingerprints of the patients in these parts of one data set."""
+        """Return the fingerprints of all patients in these parts of one data set."""
         distinct, patient_of_image = np.unique(
             np.concatenate([images.patients for images in parts]), return_inverse=True
         )
         named_rows = np.flatnonzero(~find_placeholder_patients(distinct))
-        of_names = fingerprint_patient_names((distinct[row] for row in named_rows), self.key)
-        # Any hospital may have a picture that is one grey all over, so such a picture identifies nobody.
-        telling = np.concatenate([images.picture_digests for images in parts]) >= GREY_DIGESTS
-        of_pictures = np.concatenate([self._fingerprint_pictures(images) for images in parts])
+        name_fingerprints = fingerprint_patient_names((distinct[row] for row in named_rows), self.key)
+        # A picture of one uniform grey identifies nobody, because any hospital may have it.
+        is_identifying = np.concatenate([images.picture_digests for images in parts]) >= GREY_DIGESTS
+        picture_fingerprints = np.concatenate([self._fingerprint_pictures(images) for images in parts])
         return PatientFingerprints(
-            values=np.concatenate([of_names, of_pictures[telling]]),
-            owners=np.concatenate([named_rows, patient_of_image[telling]]),
+            values=np.concatenate([name_fingerprints, picture_fingerprints[is_identifying]]),
+            owners=np.concatenate([named_rows, patient_of_image[is_identifying]]),
             patients=len(distinct),
             names=len(named_rows),
         )
 
     def _fingerprint_pictures(self, images: ImageSet) -> NDArray[np.uint64]:
-        """Return the fingerprint of each picture, ``(n,)``, which depends on its pixels and the ledger's key alone."""
+        """Return the fingerprint of each picture, ``(n,)``, which depends only on its pixels and the ledger's key."""
         digests, first, inverse = np.unique(images.picture_digests, return_index=True, return_inverse=True)
         if not isinstance(images.stored, EncryptedPictures):
             contents = (digest.to_bytes(8) for digest in digests.tolist())
             return compute_fingerprints("picture", contents, self.key)[inverse]
-        # These digests are keyed by the site's own key, and so differ between folders: hash the decrypted pictures.
-        stored, rows = images.stored, first if images.places is None else images.places[first]
+        # Digests of encrypted pictures depend on the site's key, so the decrypted pictures are hashed instead.
+        stored = images.stored
+        rows = first if images.places is None else images.places[first]
         fingerprints_by_digest = self._read_cached_fingerprints()
         new = np.array(
-            [place for place, digest in enumerate(digests.tolist()) if digest not in fingerprints_by_digest], np.intp
+            [index for index, digest in enumerate(digests.tolist()) if digest not in fingerprints_by_digest], np.intp
         )
 
-        def decrypt_and_fingerprint(places: NDArray[np.intp]) -> list[int]:
-            plain = (compute_picture_digest(picture) for picture in stored.read_pictures(rows[places]))
-            contents = (digest.to_bytes(8) for digest in plain)
+        def decrypt_and_fingerprint(indices: NDArray[np.intp]) -> list[int]:
+            picture_digests = (compute_picture_digest(picture) for picture in stored.read_pictures(rows[indices]))
+            contents = (digest.to_bytes(8) for digest in picture_digests)
             fingerprints: list[int] = compute_fingerprints("picture", contents, self.key).tolist()
             return fingerprints
 
-        blocks = np.array_split(new, range(DECRYPTED_AT_A_TIME, len(new), DECRYPTED_AT_A_TIME))
+        blocks = np.array_split(new, range(PICTURES_PER_BLOCK, len(new), PICTURES_PER_BLOCK))
         with ThreadPoolExecutor() as pool:
-            for places, fingerprints in zip(blocks, pool.map(decrypt_and_fingerprint, blocks), strict=True):
-                fingerprints_by_digest.update(zip(digests[places].tolist(), fingerprints, strict=True))
+            for indices, fingerprints in zip(blocks, pool.map(decrypt_and_fingerprint, blocks), strict=True):
+                fingerprints_by_digest.update(zip(digests[indices].tolist(), fingerprints, strict=True))
         if len(new):
             self._write_cached_fingerprints(fingerprints_by_digest)
         return np.array([fingerprints_by_digest[digest] for digest in digests.tolist()], np.uint64)[inverse]
 
     def _read_cached_fingerprints(self) -> dict[int, int]:
-        """Return the fingerprints of pictures by their digests in the encrypted store; empty for another ledger's."""
+        """Return the cached fingerprints by digest in the encrypted store; empty if the cache is another ledger's."""
         try:
             with safe_open(self.cache, framework="numpy") as file:
                 if file.metadata() != {"ledger": self._ledger_name}:
                     return {}
-                digests, fingerprints = file.get_tensor("digests"), file.get_tensor("fingerprints")
-        except (OSError, SafetensorError):  # none yet, or damaged: computed again
+                digests = file.get_tensor("digests")
+                fingerprints = file.get_tensor("fingerprints")
+        except (OSError, SafetensorError):  # no file yet, or a damaged one: the fingerprints are computed again
             return {}
         return dict(zip(digests.tolist(), fingerprints.tolist(), strict=True))
 
@@ -143,7 +145,7 @@ class PatientFingerprinter:
 
     @property
     def cache_of_another_ledger(self) -> Path:
-        """File of the cache beside that of the site's present ledger, for the key of an earlier one."""
+        """Cache file for the key of an earlier ledger, in the same folder as the present ledger's cache."""
         return join_plain_name(self.cache.parent, HashName(self._ledger_name), self.cache.suffix)
 
     @property

@@ -3,7 +3,7 @@
 Only data that a method declares (:mod:`polyclinic.strategies.local.site_method`) leaves. The policy's keys narrow this
 down, or allow metrics that need the hospital's consent. :mod:`polyclinic.client.gate.policy_rules` applies the rules.
 
-Each limit has a default that ordinary experiments do not reach. The value None removes a limit; only code can set it,
+Each limit has a default that ordinary experiments do not reach. The value None removes a limit. Only code can set it,
 because TOML has no such value.
 """
 
@@ -20,43 +20,43 @@ from polyclinic.common.system.toml import TomlSection
 from polyclinic.strategies.method_list import METHOD_CLASS_PATHS
 
 Group = Literal["trunk", "norm", "head"]
-GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
+MODEL_GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
 
-LIMITS = (
+LIMIT_NAMES = (
     *("rounds", "epochs", "total_epochs", "batch_size", "image_size", "parameters", "classes"),
     *("memory_gb", "disk_gb", "threads", "hours", "run_hours", "plan_kb", "method_number"),
 )
-WITHOUT_LIMITS: dict[str, Any] = {
-    **dict.fromkeys((f"maximum_{name}" for name in LIMITS), None),
+UNLIMITED_KEYS: dict[str, Any] = {
+    **dict.fromkeys((f"maximum_{name}" for name in LIMIT_NAMES), None),
     "methods": ("*", "plugin:*"),
     **dict.fromkeys(("networks", "losses", "metrics", "transforms", "optimizers", "schedules"), ("*",)),
     "smallest_cohort": 1,
     "honest_sites": None,
     "train_hidden_classes": True,
 }
-"""Keys without limits, for a simulation, where the author of the plan owns the machine."""
+"""Keys of a policy without limits, for a simulation, in which the author of the plan owns the machine."""
 
 
 Level = Literal["trusted", "masked", "private"]
-TRUST: Mapping[Level, str] = {
+LEVEL_SENTENCES: Mapping[Level, str] = {
     "trusted": "The coordinator is trusted with this hospital's updates as with a copy of its images.",
     "masked": "The coordinator runs the published program; it sees sums only.",
     "private": "Nobody is trusted. Epsilon counts for each patient in one ledger; a second ledger would begin at 0.",
 }
-"""Sentence for each level about who is trusted, for all pages and messages."""
-_FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
-LEVELS: Mapping[Level, Mapping[str, Any]] = {
+"""Level -> sentence about the trust in the coordinator, for all pages and messages."""
+_NO_FIGURES_LEAVE = {"training_figures": False, "test_metrics": False, "test_each_round": False}
+LEVEL_DEFAULTS: Mapping[Level, Mapping[str, Any]] = {
     "trusted": {"label_counts": True, "score_histograms": True, "train_hidden_classes": True, "counts": COUNT_TABLES},
     "masked": {
-        **_FIGURES_STAY,
+        **_NO_FIGURES_LEAVE,
         "masked_only": True,
         "score_histograms": True,
         "smallest_cohort": 3,
         "counts": COUNT_TABLES,
     },
-    "private": {**_FIGURES_STAY, "epsilon": 8.0, "privacy_unit": "patient", "round_counts_to": 10},
+    "private": {**_NO_FIGURES_LEAVE, "epsilon": 8.0, "privacy_unit": "patient", "round_counts_to": 10},
 }
-"""Defaults of keys that each level changes; a key in the file takes precedence."""
+"""Level -> defaults that differ from those of :class:`SitePolicy`; a key in the file takes precedence."""
 CONFLICTING_KEYS = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
 """Key -> other key: a level does not set the key if the file sets the other one, because they might conflict."""
 
@@ -64,7 +64,7 @@ CONFLICTING_KEYS = {"round_counts_to": "smallest_count", "score_histograms": "ro
 class SitePolicy(TomlSection):
     """The keys of a hospital's policy.
 
-    docs/what-leaves.md prints these texts. ``level`` sets the defaults of other keys (:data:`LEVELS`).
+    docs/what-leaves.md prints these texts. ``level`` sets the defaults of other keys (:data:`LEVEL_DEFAULTS`).
 
     Attributes:
         level: Who is trusted; it sets the defaults of other keys.
@@ -89,7 +89,7 @@ class SitePolicy(TomlSection):
         maximum_classes: Classes of a model.
         maximum_memory_gb: Memory for training, compared with a lower bound of what a run needs; `"machine"`: all that
             the machine or its GPU has. A message from the coordinator may take a third of it.
-        maximum_disk_gb: What one run may leave on the disk.
+        maximum_disk_gb: Size of the files that one run may store.
         maximum_threads: Threads of a training.
         maximum_hours: Working time for one request; the site itself stops a longer one.
         maximum_run_hours: Working time for one run, all its requests together.
@@ -108,23 +108,23 @@ class SitePolicy(TomlSection):
         test_metrics: False: no figure of the test images leaves.
         train_hidden_classes: False: train on labels of [hidden classes](privacy.md#small-counts) only where `epsilon`
             is set.
-        label_counts: Tell if any training image shows each class; how many do, where the method asks; and sums over
+        label_counts: Send if any training image shows each class; how many do, where the method asks; and sums over
             volumes, where the coordinator [plans the network](segmentation.md#let-the-volumes-choose-the-network).
         counts: Tables that may leave when the coordinator [counts patients](count.md).
-        counts_epsilon: What the noisy counts cost each patient of `epsilon`, once.
+        counts_epsilon: Part of `epsilon` that the noisy counts cost each patient, once.
         evaluate: True, or a list of SHA-256: models that the coordinator sends are scored on the test images, and
             [figures leave](evaluate.md#at-hospitals-over-the-network).
-        score_histograms: Tell how scores on test and validation images are spread, where the experiment asks.
+        score_histograms: Send histograms of scores on test and validation images, where the experiment asks.
         masked_only: True: decline runs without [secure aggregation](secure-aggregation.md).
         rows_alone: True: head rows of fewer sites than `smallest_cohort` may be seen.
-        smallest_cohort: Fewest sites in a sum that this site helps to open. 1: no rule.
+        smallest_cohort: Minimum number of sites in a sum that this site helps to unmask. 1: no rule.
         peers: Names and public keys of the other sites: agree on masks with these only.
         honest_sites: Sites of a sum, this one included, that are trusted to add their share of
             [distributed noise](privacy.md#distributed-noise).
         smallest_count: No count, score or mean leaves of a class that [fewer patients](privacy.md#small-counts) show,
             or fewer do not.
         round_counts_to: Round counts down to a multiple of this number.
-        epsilon: What all runs together may cost each patient, over all folders, keys and federations. Where set, only
+        epsilon: Privacy budget of each patient for all runs, over all folders, keys and federations. If set, only
             runs with [noise](privacy.md#differential-privacy).
         delta: The delta at which epsilon is counted.
         privacy_unit: `"patient"`: decline runs whose noise hides only single images.
@@ -160,7 +160,7 @@ class SitePolicy(TomlSection):
     keep_images: Literal["encrypted", "plain", "no"] = "encrypted"
     keep_images_gb: float = Field(100.0, gt=0, le=1_000_000)
     test_each_round: bool = True
-    parts: tuple[Group, ...] = GROUPS
+    parts: tuple[Group, ...] = MODEL_GROUPS
     statistics: tuple[str, ...] | None = None
     maximum_update_norm: float | None = Field(None, gt=0)
     training_figures: bool = True
@@ -187,19 +187,22 @@ class SitePolicy(TomlSection):
     @model_validator(mode="before")
     @classmethod
     def _fill_level_defaults(cls, tree: Any) -> Any:
-        if not isinstance(tree, dict) or (level := tree.get("level", "trusted")) not in list(LEVELS):
-            return tree  # pydantic says what is wrong; a list cannot be looked up in a mapping
-        unfit = {key for key, other in CONFLICTING_KEYS.items() if other in tree}
-        return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
+        if not isinstance(tree, dict) or (level := tree.get("level", "trusted")) not in list(LEVEL_DEFAULTS):
+            return tree  # pydantic reports the fault; "in list(...)" also accepts unhashable values
+        conflicting = {key for key, other in CONFLICTING_KEYS.items() if other in tree}
+        defaults = {key: value for key, value in LEVEL_DEFAULTS[level].items() if key not in conflicting}
+        return {**defaults, **tree}
 
     def withholds_unnoised_figures(self, privacy_level: str) -> bool:
-        """Return True if figures, which have no noise, stay at the hospital in a run of this ``privacy.level``."""
+        """Return True if figures without noise stay at the hospital in a run with this ``privacy.level``."""
         return privacy_level != "none" and not self.metrics_outside_privacy
 
     @property
     def keys_changed_from_level(self) -> dict[str, Any]:
         """Return the keys, with their values, that differ from the defaults of the policy's ``level``."""
-        return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
+        return {
+            key: getattr(self, key) for key, value in LEVEL_DEFAULTS[self.level].items() if getattr(self, key) != value
+        }
 
     @model_validator(mode="after")
     def _check_count_rounding(self) -> Self:
@@ -230,14 +233,14 @@ class SitePolicy(TomlSection):
 
 
 def _refuse_unknown_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
-    """Return the names in a key of the policy unchanged, after a check that each is one of ``options``.
+    """Check that each name in a key of the policy is one of ``options``; return the names.
 
     Args:
         names: The names; None for no limit.
         noun: Noun for the options, for the message.
 
     Raises:
-        ValueError: If a name is no option, because a misspelt name would allow nothing.
+        ValueError: If a name is not an option, because a misspelt name would allow nothing.
     """
     options = list(options)
     for name in names or ():
@@ -255,6 +258,6 @@ UNLIMITED = SitePolicy(
     evaluate=True,
     smallest_count=0,
     metrics_outside_privacy=True,
-    **WITHOUT_LIMITS,
+    **UNLIMITED_KEYS,
 )
 """The policy of a simulated site, unless a test or an experiment sets another one."""

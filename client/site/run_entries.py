@@ -1,9 +1,8 @@
-"""What a site keeps about each of its runs for ever: one small JSON file a run.
+"""Permanent entries about the runs of a site: one small JSON file for each run, which is never removed.
 
-A coordinator can begin any number of runs. If a site forgot older runs to make room, the coordinator could choose what
-the site forgets: another plan would then pass for an announced run, and a run's time or its replies would be counted
-from zero again. So no entry is ever removed. An entry takes one block of the disk, about as much as the lines that the
-run's roll call leaves in the audit log, which nobody removes either.
+A coordinator can begin any number of runs. If a site removed the entries of older runs, the coordinator could choose
+which ones: it could then send another plan for an announced run, and the site would count the run's time and replies
+from zero again. An entry takes one block of the disk, about as much as the run's lines in the audit log.
 """
 
 import json
@@ -19,17 +18,18 @@ class RunEntryFolder:
     """A folder with one JSON file for each run of a site.
 
     Args:
-        folder: The folder; it is made with its first entry.
-        earlier: File with the entries of all runs that an earlier release wrote. An entry there counts until the run
-            has a file of its own.
+        folder: The folder, which is made with its first entry.
+        earlier: File in which an earlier release stored the entries of all runs. It is read if a run has no file.
         durable: Flush files to disk.
     """
 
     def __init__(self, folder: Path, earlier: Path, *, durable: bool = True) -> None:
-        self._folder, self._earlier, self._durable = folder, earlier, durable
+        self._folder = folder
+        self._earlier = earlier
+        self._durable = durable
 
     def read_entry(self, run: str) -> dict[str, Any] | None:
-        """Return the entry of a run; None if it has none, or one that cannot be read."""
+        """Return the entry of a run; None if there is none, or it cannot be read."""
         if RunName.pattern.fullmatch(run) is None:
             return None
         entry = _read_json_object(join_plain_name(self._folder, RunName(run), ".json"))
@@ -38,10 +38,10 @@ class RunEntryFolder:
         return entry if isinstance(entry, dict) else None
 
     def write_entry(self, run: str, entry: Mapping[str, Any]) -> None:
-        """Write the entry of a run in place of an earlier one.
+        """Write the entry of a run; an earlier entry is replaced.
 
         Raises:
-            ValueError: If a run cannot have this name; it would be the path of another file.
+            ValueError: If the run's name is not allowed, because it could be the path of another file.
         """
         path = join_plain_name(self._folder, RunName(run), ".json")
         write_atomically(path, json.dumps(dict(entry)).encode(), durable=self._durable, private=True)

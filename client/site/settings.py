@@ -12,16 +12,17 @@ from polyclinic.client.site.class_columns import (
     describe_merged_columns,
     make_label_declaration,
 )
-from polyclinic.client.site.disclosure import find_classes_hidden_by_policy, mark_images_of_hidden_classes
+from polyclinic.client.site.disclosure import BoolMask, find_classes_hidden_by_policy, mark_images_of_hidden_classes
 from polyclinic.client.site.patient_ledger import open_site_ledger
 from polyclinic.client.site.site import Site
-from polyclinic.client.site.site_file import FILE, SiteSettings, SiteTomlContent, read_site_with_faults
+from polyclinic.client.site.site_file import SiteSettings, SiteTomlContent, read_site_with_faults
 from polyclinic.client.site.stated_counts import StatedImageCounts
 from polyclinic.common.class_columns import group_columns_by_class
 from polyclinic.common.contract import LabelDeclaration
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.models.gpu import count_visible_gpus, describe_gpu_count
 from polyclinic.common.patients.opt_out import (
+    SITE_FILE,
     Identifiers,
     LeftOutPatients,
     OptOutSource,
@@ -55,7 +56,7 @@ def read_site_settings(folder: Path) -> SiteSettings:
     settings, faults = read_site_with_faults(folder)
     faults += find_hospital_data_faults(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
-        faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
+        faults.append(Fault(f"{SITE_FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
     elif fault := find_gpu_count_fault(settings.file, count_visible_gpus()):
         faults.append(fault)
     raise_faults(faults)
@@ -67,20 +68,20 @@ def find_gpu_count_fault(file: SiteTomlContent, visible: int) -> Fault | None:
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
     if file.device == "cpu":
-        return Fault(f"{FILE}: gpus", f'is {file.gpus}, but device is "cpu".', "Leave one of the two out.")
+        return Fault(f"{SITE_FILE}: gpus", f'is {file.gpus}, but device is "cpu".', "Leave one of the two out.")
     problem = f"is {file.gpus}, but {describe_gpu_count(visible)}"
-    return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
+    return Fault(f"{SITE_FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
 def find_hospital_data_faults(settings: SiteSettings) -> list[Fault]:
     """Return the faults of a site's data set that can be found without decoding pictures."""
     with settings.permit_data_hosts():
         faults = find_dataset_faults(settings.file.data, settings.folder)
-    return [replace(fault, where=f"{FILE}: {fault.where}") for fault in faults]
+    return [replace(fault, where=f"{SITE_FILE}: {fault.where}") for fault in faults]
 
 
-RELEASES_WITHOUT_MEMORY = frozenset({"0.1.0"})
-"""Releases that drew the parts of all patients together, as the audit names them."""
+RELEASES_WITHOUT_STORED_PARTS = frozenset({"0.1.0"})
+"""Releases that drew the parts of all patients together and did not store them; names as in the audit log."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ class SiteData:
 
     Attributes:
         settings: The site's settings.
-        splits: All images that the data has, each patient in the part that the site remembers.
-        changes: How the patients differ from those of the last start.
+        splits: All images of the data, each patient in the stored part.
+        changes: Numbers of new and missing patients since the last start.
         tell: Prints lines for the hospital's staff.
-        remember: True for the program that takes part in runs, False for commands that only look.
+        remember: True for the program that takes part in runs; False for commands that only read the data.
     """
 
     settings: SiteSettings
@@ -106,7 +107,7 @@ class SiteData:
         return OptOutSource(self.settings.folder)
 
     def make_site(self, opted_out: Identifiers) -> tuple[Site, LeftOutPatients]:
-        """Return the site without the patients who opted out, and what is said of these.
+        """Return the site without the patients who opted out, and these patients.
 
         Args:
             opted_out: Result of :meth:`OptOutSource.read_identifiers`.
@@ -117,15 +118,15 @@ class SiteData:
         splits, left_out = leave_out_patients(self.splits, opted_out)
         site = _make_site_of_splits(self.settings, splits, self.tell)
         if self.remember:
-            # Also where nobody has opted out yet: the first one may do so during a run.
+            # Also if nobody has opted out yet, because a patient may opt out during a run.
             site = replace(site, stated_counts=StatedImageCounts(self.settings.state_folder))
         return site, left_out
 
     def make_present_site(self) -> tuple[Site, LeftOutPatients, Identifiers]:
-        """Return the site without the patients who have opted out by now, what is said of these, and who they are.
+        """Return the site without the patients who have opted out by now, these patients, and their identifiers.
 
         Raises:
-            BadInput: If nobody knows who opted out, a class is wrong, or no training image is left.
+            BadInput: If the list of opted-out patients cannot be read, a class is wrong, or no training image is left.
         """
         opted_out = self.opt_out.require_identifiers()
         return *self.make_site(opted_out), opted_out
@@ -134,11 +135,11 @@ class SiteData:
 def load_site(
     settings: SiteSettings, tell: Callable[[str], None] = lambda line: None, *, remember: bool = False
 ) -> Site:
-    """Read the site's images and labels, without those of patients who opted out.
+    """Read the site's images and labels; patients who opted out are left out.
 
     Args:
         tell: Prints lines for the hospital's staff, now and later.
-        remember: Store the part of each patient (:class:`PatientPartMemory`).
+        remember: Store each patient's part of the data (:class:`PatientPartMemory`).
 
     Raises:
         BadInput: With every fault, or with the unreadable files if there are too many.
@@ -148,7 +149,7 @@ def load_site(
 
 
 def read_site_as_trained(settings: SiteSettings, form: PixelForm, tell: Callable[[str], None]) -> Site:
-    """Read the site with its images as those were read that a model was trained on; the parts stay the same.
+    """Read the site's images with the pixel settings of a trained model; the parts of the data stay the same.
 
     Raises:
         BadInput: With every fault, or with the unreadable files if there are too many.
@@ -180,11 +181,11 @@ def load_site_data(
 
 
 def _name_site_file(fault: Fault) -> Fault:
-    return replace(fault, where=f"{FILE}: {fault.where}") if fault.where.startswith("data") else fault
+    return replace(fault, where=f"{SITE_FILE}: {fault.where}") if fault.where.startswith("data") else fault
 
 
 def _find_key_of_given_parts(settings: SiteSettings) -> str:
-    """Return the key by which the hospital itself says who is in the test part; empty if the program draws."""
+    """Return the key of site.toml by which the hospital divides the data into parts; empty if parts are drawn."""
     data = settings.file.data
     if data.kind == "npz":
         return "data.path"
@@ -194,9 +195,9 @@ def _find_key_of_given_parts(settings: SiteSettings) -> str:
 def _keep_parts_of_earlier_release(
     settings: SiteSettings, memory: PatientPartMemory, splits: DatasetSplits
 ) -> DatasetSplits:
-    """Return the data in the parts of release 0.1.0, for a site that took part in runs of it.
+    """Return the data in the parts of release 0.1.0, for a site that took part in runs with that release.
 
-    That release drew the parts from all patients together, and the site did not remember them.
+    That release drew the parts from all patients together in each run, and the site did not store them.
     """
     data = settings.file.data
     is_drawn = data.kind in ("folder", "dicomweb") and not _find_key_of_given_parts(settings)
@@ -204,7 +205,7 @@ def _keep_parts_of_earlier_release(
     if not is_drawn or not has_earlier_runs:
         return splits
     releases = {entry.get("version") for entry in AuditLog(settings.state_folder).read_entries()}
-    if not releases & RELEASES_WITHOUT_MEMORY:
+    if not releases & RELEASES_WITHOUT_STORED_PARTS:
         return splits
     everything = concatenate_image_sets(splits.parts)
     seed: int = getattr(data, "split_seed", SPLIT_SEED)
@@ -219,14 +220,19 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         tell(merged)
         splits = DatasetSplits(*(images.merge_label_columns(list(columns.values())) for images in splits.parts))
     if not len(splits.train):
-        raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
+        raise BadInput([Fault(f"{SITE_FILE}: data", "has no training image.")])
+
     canonical = dict(zip(declaration.names, declaration.canonical_names, strict=True))
-    hidden, unsaid, smallest = {}, {}, settings.file.policy.smallest_count  # from all columns of the data
+    # From all columns of the data, also those that the site does not annotate.
+    hidden = dict[str, frozenset[str]]()
+    undisclosable_images = dict[str, BoolMask]()
+    smallest = settings.file.policy.smallest_count
     for part in PARTS:
         images: ImageSet = getattr(splits, part)
         classes = find_classes_hidden_by_policy(images, smallest)
         hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
-        unsaid[part] = mark_images_of_hidden_classes(images, classes, smallest)
+        undisclosable_images[part] = mark_images_of_hidden_classes(images, classes, smallest)
+
     return Site(
         declaration=declaration,
         train=_select_declared_classes(splits.train, declaration),
@@ -236,7 +242,7 @@ def _make_site_of_splits(settings: SiteSettings, splits: DatasetSplits, tell: Ca
         device=choose_training_device(settings),
         gpus=settings.file.gpus,
         hidden=hidden,
-        unsaid=unsaid,
+        undisclosable_images=undisclosable_images,
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",
         tell=tell,
@@ -259,7 +265,8 @@ def _make_picture_file_finder(settings: SiteSettings) -> Callable[[], Mapping[in
         return None
 
     def find_picture_files() -> Mapping[int, Path]:
-        from polyclinic.data.tables.labels import find_files_by_line  # only counts of sizes and devices need it
+        # Imported late, because only counts of sizes and devices need it.
+        from polyclinic.data.tables.labels import find_files_by_line
 
         return find_files_by_line(data, settings.folder)
 
@@ -267,7 +274,7 @@ def _make_picture_file_finder(settings: SiteSettings) -> Callable[[], Mapping[in
 
 
 def _make_site_approvals(settings: SiteSettings) -> "SiteApprovals":
-    from polyclinic.client.site.approvals import SiteApprovals  # not loaded where nobody approves
+    from polyclinic.client.site.approvals import SiteApprovals  # imported late: few sites ask for approvals
 
     return SiteApprovals.from_settings(settings)
 
@@ -286,13 +293,14 @@ def prepare_image_store(settings: SiteSettings, tell: Callable[[str], None]) -> 
                 raise BadInput([Fault(str(folder), problem, remedy)]) from None
             if removed:
                 tell(f"removed the decoded images in {folder}: policy.keep_images is {policy.keep_images}")
-    limit, off = int(policy.keep_images_gb * 1e9), 'policy.keep_images = "no"'
+    limit = int(policy.keep_images_gb * 1e9)
+    off = 'policy.keep_images = "no"'
     store = DecodedImageStore(folders.get(policy.keep_images), limit, "policy.keep_images_gb", off, tell=tell)
     if policy.keep_images != "encrypted":
         return store
     try:
         key = read_private_key(settings.key_path)
-    except BadInput:  # the command needs no key, and has none to report
+    except BadInput:  # the command works without a key, and does not report its faults
         return replace(store, folder=None)
     return replace(store, secret=derive_storage_key(key, "images"))
 

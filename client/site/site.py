@@ -1,4 +1,4 @@
-"""A hospital as its own program knows it: name, labels, images, policy, disk and device."""
+"""The site object of the hospital's program: name, labels, images, policy, folders and device."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.site.disclosure import (
-    Few,
+    BoolMask,
     count_patients,
     find_classes_hidden_by_policy,
     mark_images_of_hidden_classes,
@@ -20,7 +20,7 @@ from polyclinic.client.site.disclosure import (
 )
 from polyclinic.client.site.memory import FrozenPartFiles, SiteRoundStateFolder
 from polyclinic.client.site.patient_ledger import PatientLedger
-from polyclinic.client.site.policy import UNLIMITED, WITHOUT_LIMITS, SitePolicy
+from polyclinic.client.site.policy import UNLIMITED, UNLIMITED_KEYS, SitePolicy
 from polyclinic.client.site.stated_counts import StatedImageCounts
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.contract import LabelDeclaration, find_label_declaration_faults
@@ -57,28 +57,28 @@ class Site:
         device: ``cpu`` or ``cuda``.
         gpus: Number of GPUs that share each batch, if the device is ``cuda``.
         policy: Rules for the runs that the site takes part in, and for the data that leaves it.
-        identity: The key that the coordinator has admitted; None in simulation.
+        identity: The site's signing key, which the coordinator has admitted; None in simulation.
         durable: Flush files to disk; False in simulation, where a crash ends all sites together.
         hidden: Part of the data -> hidden classes (:mod:`polyclinic.client.site.disclosure`), determined from all
-        classes of the
-            data, which may be more than the site annotates.
-        unsaid: Part of the data -> mask ``(n,)`` of the images whose labels must not influence anything that leaves.
+            classes of the data, which may be more than the site annotates.
+        undisclosable_images: Part of the data -> mask ``(n,)`` of the images whose labels must not influence anything
+            that leaves.
         simulated: True in a simulation. Then noise is drawn from the run's seed, which others know; failures are
             raised; and metrics of models with local parts may leave in spite of masks or noise.
         tell: Prints one line for the hospital's staff.
         frozen_folder: Folder of frozen parts of models, which simulated sites share; None for one in ``folder``.
         weights_folder: Folder of the hospital's weights files; None for no such folder.
         arithmetic: Number formats and kernels for plans that ask for the fastest; None to measure them here.
-        ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, whose
-            costs are counted in its own folder alone.
-        pixel_form: How the images become pixels; None if that is not known.
-        read_test_part: Reads the test part again, in another form; None for a simulated site, whose images have one.
-        stated_counts: The numbers of training images of each run's roll call; None for a command that only looks.
-        approvals: Decides whether people here have approved a request; None if the policy asks for no approval.
+        ledger: The ledger of the patients' privacy budget; None for a simulated site and for a copy of a site, which
+            count costs only in their own folder.
+        pixel_form: The site's pixel settings; None if unknown.
+        read_test_part: Reads the test part again with other pixel settings; None for a simulated site.
+        stated_counts: The numbers of training images stated at each run's roll call; None for commands without a run.
+        approvals: Decides if people here have approved a request; None if the policy asks for no approval.
         authority: Certificate of the coordinator's authority, from the kit; None in simulation.
         find_picture_files: Returns line of the label table -> picture file; None where pictures are no files.
-        original: The site with its own words, of which this is a copy with the study's classes, see
-            :meth:`name_classes_by`; None for that site itself. Both share the images in memory.
+        original: If this site is a copy with the study's class names (:meth:`name_classes_by`), the site with its own
+            class names; otherwise None. Both share the images in memory.
     """
 
     declaration: LabelDeclaration
@@ -92,7 +92,7 @@ class Site:
     durable: bool = True
     identity: SiteSigningIdentity | None = None
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
-    unsaid: Mapping[str, Few] = field(default_factory=lambda: MappingProxyType({}))
+    undisclosable_images: Mapping[str, BoolMask] = field(default_factory=lambda: MappingProxyType({}))
     simulated: bool = False
     tell: Callable[[str], None] = lambda text: None
     frozen_folder: Path | None = None
@@ -108,9 +108,10 @@ class Site:
     original: "Site | None" = None
 
     def name_classes_by(self, vocabulary: Vocabulary | None) -> "Site":
-        """Return this site with the study's class in place of each of its words that is a synonym.
+        """Return this site with the study's class name in place of each of its class names that is a synonym.
 
-        Several of its words that mean one class are one class, present in an image where one of the words is.
+        Several class names of the site that mean one class are merged: the class is present in an image if one of them
+        is.
         """
         if not vocabulary or not (classes := map_words_to_classes(self.declaration.canonical_names, vocabulary)):
             return self
@@ -120,12 +121,12 @@ class Site:
             declaration = name_declaration_by_vocabulary(self.declaration, vocabulary)
             raise_faults(find_label_declaration_faults(declaration))
             groups = group_words_by_class(self.declaration.canonical_names, vocabulary)
-            few_of_word = {part: self.hidden_classes(part) for part in PARTS}
+            hidden_by_part = {part: self.hidden_classes(part) for part in PARTS}
 
             def name_hidden_classes(part: str) -> frozenset[str]:
-                # A class is hidden if one of its words is: a run with another vocabulary may show the other words,
-                # and the difference would be the count of the hidden one.
-                return frozenset(name for name, words in groups.items() if few_of_word[part].intersection(words))
+                # A class is hidden if one of its merged names is. Otherwise a run with another vocabulary may report
+                # the other names, and the difference would be the count of the hidden name.
+                return frozenset(name for name, words in groups.items() if hidden_by_part[part].intersection(words))
 
             named[key] = replace(
                 self,
@@ -162,11 +163,10 @@ class Site:
 
     @cached_property
     def reported_training_images(self) -> ImageSet:
-        """The training images that the site's reported numbers count: those that it would train on without noise.
+        """The training images that the site would train on without noise; the site reports their number.
 
-        An update can disclose how many images it was trained on. Images that have labels of hidden classes only are
-        left out of training. If the site reported the number of all images, the difference would disclose the number of
-        those.
+        An update can disclose the number of images that it was trained on. Images with labels only of hidden classes
+        are not trained on. If the site reported the number of all images, the difference would disclose their number.
         """
         rows = self.find_rows_to_train_on(self._get_images_for_unnoised_training("train", "multi_label"))
         return self.train if rows is None else self.train.select_rows(rows)
@@ -180,20 +180,21 @@ class Site:
         """Return the hidden classes of one part of the data, whose counts and metrics are not reported."""
         if part not in self._hidden_classes_cache:
             images: ImageSet = getattr(self, part)
-            smallest, hidden = self.policy.smallest_count, self.hidden.get(part, frozenset[str]())
+            smallest = self.policy.smallest_count
+            hidden = self.hidden.get(part, frozenset[str]())
             if part not in self.hidden and smallest:
                 hidden = find_classes_hidden_by_policy(images, smallest)
             self._hidden_classes_cache[part] = hidden & frozenset(images.class_names)
         return self._hidden_classes_cache[part]
 
-    def mark_undisclosable_images(self, part: str) -> Few:
+    def mark_undisclosable_images(self, part: str) -> BoolMask:
         """Mark the images of one part, ``(n,)``, whose labels must not influence anything that the site sends.
 
         The known labels of such an image would disclose that it shows a hidden class; see
         :func:`mark_images_of_hidden_classes`.
         """
-        if part in self.unsaid:
-            return self.unsaid[part]
+        if part in self.undisclosable_images:
+            return self.undisclosable_images[part]
         return mark_images_of_hidden_classes(getattr(self, part), self.hidden_classes(part), self.policy.smallest_count)
 
     def get_images_to_train_on(self, part: str, plan: HospitalPlan) -> ImageSet:
@@ -245,19 +246,19 @@ class Site:
             BadInput: If there are too few; the message states the threshold, and not the number of patients.
         """
         if not self.may_report_metrics("train"):
-            least = self.policy.smallest_count
+            smallest = self.policy.smallest_count
             problem = (
-                f"there are training images of fewer than {least} patients, and the policy tells nothing of so few."
+                f"there are training images of fewer than {smallest} patients, and the policy tells nothing of so few."
             )
             remedy = "A smaller smallest_count in its [policy] lets it take part."
             raise BadInput([Fault("site.toml: policy.smallest_count", problem, remedy)])
 
     def may_report_metrics(self, part: str) -> bool:
-        """Return True if metrics of a whole part of the data may be reported: it has enough patients, or no image."""
+        """Return True if metrics of a whole part of the data may be reported: it has enough patients, or no images."""
         if part not in self._may_report_part_cache:
             images: ImageSet = getattr(self, part)
-            least = self.policy.smallest_count
-            self._may_report_part_cache[part] = not len(images) or not least or count_patients(images) >= least
+            smallest = self.policy.smallest_count
+            self._may_report_part_cache[part] = not len(images) or not smallest or count_patients(images) >= smallest
         return self._may_report_part_cache[part]
 
     @cached_property
@@ -269,7 +270,7 @@ class Site:
         return {}
 
     def copy_site_for_local_training(self, folder: Path, plan: HospitalPlan, *, figures_leave: bool) -> "Site":
-        """Return a copy of this site without limits, which trains alone on the same images as the run.
+        """Return a copy of this site that has no policy limits, and trains alone on the same images as the run.
 
         Args:
             folder: Folder for the states and models of training alone.
@@ -284,22 +285,22 @@ class Site:
             else self.get_images_to_train_on(part, plan)
             for part in ("train", "validation")
         )
-        inner = replace(
+        copy = replace(
             self,
             train=train,
             validation=validation,
             folder=folder,
-            policy=SitePolicy(**{**WITHOUT_LIMITS, "smallest_count": 0}),
+            policy=SitePolicy(**{**UNLIMITED_KEYS, "smallest_count": 0}),
             hidden={},
-            unsaid={},
+            undisclosable_images={},
             tell=lambda text: None,
             ledger=None,
             stated_counts=None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
         # The copy shares the images in memory.
-        vars(inner).update(pixels=self.pixels, computed_results_cache=self.computed_results_cache)
-        return inner
+        vars(copy).update(pixels=self.pixels, computed_results_cache=self.computed_results_cache)
+        return copy
 
     def open_run_state_folder(self, run: str) -> SiteRoundStateFolder:
         """Return the folder with the site's stored states of a run."""

@@ -1,4 +1,4 @@
-"""A site's folder and its ``site.toml``: made by ``flwr-client init``, and read without torch."""
+"""A site's folder and its ``site.toml``: reading without torch, and creation by ``flwr-client init``."""
 
 import contextlib
 import textwrap
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from polyclinic.client.site.policy import TRUST, SitePolicy
+from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
 from polyclinic.common.config import Experiment, HospitalPlan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
@@ -47,12 +47,14 @@ from polyclinic.data.tables.cells import count_rows_by_finding
 from polyclinic.data.tables.class_folders import list_class_folders
 from polyclinic.data.tables.csv import read_csv_table
 
-FILE, PLAN_FILE = SITE_FILE, "plan.json"
-MOST_CLASSES_NAMED = 5
-MOST_FINDINGS_NAMED, FEWEST_ROWS = 20, 10
-"""Findings of a column that a message names, and the smallest number of rows that it tells."""
+PLAN_FILE = "plan.json"
+MAX_NAMED_CLASSES = 5
+MAX_NAMED_FINDINGS = 20
+"""Maximum number of a column's findings that a message names."""
+MIN_PRINTED_ROWS = 10
+"""A message prints no number of rows below this."""
 OLD_KEYS_FILE = "old-keys"
-"""File in the state folder with the earlier public keys, one OpenSSH line each, by which old receipts are checked."""
+"""File in the state folder with earlier public keys, one OpenSSH line each, for the check of old receipts."""
 
 
 class SiteTomlContent(TomlSection):
@@ -84,7 +86,7 @@ class SiteTomlContent(TomlSection):
     @field_validator("approvers")
     @classmethod
     def _check_approvers(cls, table: dict[str, str]) -> dict[str, str]:
-        if table:  # else the keys' library is not imported
+        if table:  # without approvers, the library for keys is not imported
             from polyclinic.client.site.approvals import check_approvers
 
             check_approvers(table)
@@ -119,16 +121,16 @@ class SiteSettings:
 
     @property
     def secrets_path(self) -> Path:
-        """The hospital's file of secrets for hosts (:mod:`polyclinic.common.hosts`)."""
+        """Path of the file with passwords and tokens for hosts (:mod:`polyclinic.common.hosts`)."""
         return self.folder / SECRETS_FILE
 
     def permit_data_hosts(self) -> AbstractContextManager[None]:
-        """Let a ``with`` block talk to the hosts that the site's own file names for its data."""
+        """Return a context manager in which the program may connect to the hosts of the site's data."""
         return permit_hosts(list_dataset_uses(self.file.data, self.folder), self.secrets_path)
 
     @property
     def state_folder(self) -> Path:
-        """The folder of files that the program writes for itself."""
+        """Path of the folder with files that the program writes for itself."""
         return self.folder / "state"
 
 
@@ -144,77 +146,80 @@ def read_site_toml_without_data(folder: Path) -> SiteSettings:
 
 
 def read_site_with_faults(folder: Path) -> tuple[SiteSettings, list[Fault]]:
-    """Read ``site.toml``; return its settings, and faults that the caller reports together with those of the data.
+    """Read ``site.toml``; return its settings, and faults that the caller reports together with faults of the data.
 
     These are the faults of the keys ``annotates``, ``synonyms`` and ``opt_out``.
 
     Raises:
         BadInput: With every fault, if the file is missing or has any other fault.
     """
-    tree = read_toml(refuse_missing_site_file(folder) / FILE)
+    tree = read_toml(refuse_missing_site_file(folder) / SITE_FILE)
     data = tree.get("data")
     labels: Any = ()
     synonyms: Any = {}
-    wrong = list[Fault]()
+    key_faults = list[Fault]()
     if isinstance(data, dict):
-        labels, synonyms = data.pop("annotates", ()), data.pop("synonyms", {})
+        labels = data.pop("annotates", ())
+        synonyms = data.pop("synonyms", {})
         # Read from the file again before each round: OptOutSource.
-        _, wrong = read_opt_out_key(data)
+        _, key_faults = read_opt_out_key(data)
         data.pop("opt_out", None)
     if not isinstance(labels, list | tuple) or not all(isinstance(name, str) for name in labels):
-        wrong.append(Fault(f"{FILE}: data.annotates", "must be a list of class names."))
+        key_faults.append(Fault(f"{SITE_FILE}: data.annotates", "must be a list of class names."))
     if not isinstance(synonyms, dict) or not all(isinstance(name, str) for name in synonyms.values()):
-        wrong.append(Fault(f"{FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".'))
-    elif unstated := [own for own, name in synonyms.items() if name == CLASS_PLACEHOLDER]:
+        key_faults.append(
+            Fault(f"{SITE_FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".')
+        )
+    elif unstated := [site_name for site_name, name in synonyms.items() if name == CLASS_PLACEHOLDER]:
         problem = f"{quote_names(unstated)} would become the class {CLASS_PLACEHOLDER}."
         remedy = f"Write the class that it means in place of {CLASS_PLACEHOLDER}, or take the line out."
-        wrong.append(Fault(f"{FILE}: data.synonyms", problem, remedy))
+        key_faults.append(Fault(f"{SITE_FILE}: data.synonyms", problem, remedy))
     try:
-        file = validate_tables(SiteTomlContent, tree, FILE)
+        file = validate_tables(SiteTomlContent, tree, SITE_FILE)
     except BadInput as error:
         explained = _explain_class_folders(folder, data, error.faults)
-        raise BadInput([*_list_findings_of_column(folder, data, explained), *wrong]) from None
-    if not wrong:  # the names of the data's columns and classes are normalised as well
+        raise BadInput([*_list_findings_of_column(folder, data, explained), *key_faults]) from None
+    if not key_faults:  # the names of the data's columns and classes are normalised as well
         labels = map(normalize_name, labels)
-        synonyms = {normalize_name(own): normalize_name(name) for own, name in synonyms.items()}
-    return SiteSettings(folder, file, tuple(labels), synonyms), wrong
+        synonyms = {normalize_name(site_name): normalize_name(name) for site_name, name in synonyms.items()}
+    return SiteSettings(folder, file, tuple(labels), synonyms), key_faults
 
 
 def _explain_class_folders(folder: Path, data: Any, faults: Sequence[Fault]) -> list[Fault]:
-    """Return the faults; if the pictures are in class folders, a missing ``data.labels`` gets the way out."""
-    where = f"{FILE}: data.labels"
+    """Return the faults, with a remedy for a missing ``data.labels`` if the pictures are in class folders."""
+    where = f"{SITE_FILE}: data.labels"
     images = data.get("images") if isinstance(data, dict) else None
     if not isinstance(images, str) or where not in {fault.where for fault in faults}:
         return list(faults)
     classes = list_class_folders(folder / images)
     if not classes:
         return list(faults)
-    problem = f"is missing: {images} has a folder for each class ({quote_names(list(classes)[:MOST_CLASSES_NAMED])})."
+    problem = f"is missing: {images} has a folder for each class ({quote_names(list(classes)[:MAX_NAMED_CLASSES])})."
     command = f"flwr-sim init {quote_for_shell(folder / images)} --out {quote_for_shell(folder / 'data.toml')}"
     remedy = (
         f"This command writes a table of them, data.csv, and its [data] into data.toml: {command}\n"
-        f"Then copy [data] from there into {FILE}."
+        f"Then copy [data] from there into {SITE_FILE}."
     )
     return [Fault(where, problem, remedy) if fault.where == where else fault for fault in faults]
 
 
 def _list_findings_of_column(folder: Path, data: Any, faults: Sequence[Fault]) -> list[Fault]:
-    """Return the faults; where ``data.classes`` is missing, with the findings that the column of the table has."""
+    """Return the faults, with the findings of the table's column as a remedy for a missing ``data.classes``."""
     is_missing = [WITHOUT_CLASSES in fault.problem for fault in faults]
     if not any(is_missing):
         return list(faults)
     try:
-        columns = read_csv_table(folder / str(data.get("labels")), f"{FILE}: data.labels")
+        columns = read_csv_table(folder / str(data.get("labels")), f"{SITE_FILE}: data.labels")
         column = columns.get_column(normalize_name(str(data.get("finding_column"))), with_line_ends=True)
         rows = count_rows_by_finding(column, str(data.get("separator", SEPARATOR)))
         absent = {str(word).casefold() for word in data.get("no_finding", NO_FINDING)}
-    except (BadInput, KeyError, TypeError):  # a fault of its own, once classes are there
+    except (BadInput, KeyError, TypeError):  # another fault, which is reported once the key exists
         return list(faults)
     findings = {name: count for name, count in rows.items() if name.casefold() not in absent}
-    named = list(findings)[:MOST_FINDINGS_NAMED]
+    named = list(findings)[:MAX_NAMED_FINDINGS]
     if not named:
         return list(faults)
-    counts = (str(count) if count >= FEWEST_ROWS else f"under {FEWEST_ROWS}" for count in findings.values())
+    counts = (str(count) if count >= MIN_PRINTED_ROWS else f"under {MIN_PRINTED_ROWS}" for count in findings.values())
     listed = ", ".join(f"{quote_names([name])} ({count})" for name, count in zip(named, counts, strict=False))
     rarer = len(findings) - len(named)
     more = f" and {rarer:,} rarer ones" if rarer else ""
@@ -243,7 +248,7 @@ def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:
         if others := sorted(path.name for path in settings.folder.glob("*.kit")):
             problem += f" {quote_names(others)} is there: the kit of another site, or under another name."
         remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
-        raise_faults([*faults, Fault(f"{FILE}: kit", problem, remedy)])
+        raise_faults([*faults, Fault(f"{SITE_FILE}: kit", problem, remedy)])
     try:
         kit = read_connection_kit(settings.kit_path)
     except BadInput as error:
@@ -251,7 +256,7 @@ def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:
     raise_faults(faults)
     if kit.site != settings.file.name:
         problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
-        faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
+        faults.append(Fault(f"{SITE_FILE}: name", problem, "A site uses the name it is registered by."))
     if not is_same_public_key(kit.public_key, format_public_key_line(key, "")):
         problem = f"is not the key that {settings.kit_path.name} was written for."
         remedy = "Ask for a kit for this key, or put the old key back."
@@ -266,25 +271,27 @@ def read_and_check_connection_kit(settings: SiteSettings) -> SiteConnectionKit:
 
 
 def read_old_public_keys(state: Path) -> list[str]:
-    """Return the public keys that the site had before its key was renewed, as OpenSSH lines; the first one first."""
+    """Return the public keys that the site had before renewals, as OpenSSH lines, the oldest first."""
     with contextlib.suppress(FileNotFoundError):
         return (state / OLD_KEYS_FILE).read_text(encoding="utf-8").splitlines()
     return []
 
 
 def refuse_missing_site_file(folder: Path) -> Path:
-    """Return the folder; refuse one that holds no ``site.toml``.
+    """Check that a folder contains ``site.toml``; return the folder.
 
     Raises:
-        BadInput: If the folder holds none, or does not exist.
+        BadInput: If the file or the folder does not exist.
     """
-    if is_file(folder / FILE):
+    if is_file(folder / SITE_FILE):
         return folder
-    problem, remedy = f"is no site's folder: it holds no {FILE}.", "Make one with flwr-client init."
+    problem = f"is no site's folder: it holds no {SITE_FILE}."
+    remedy = "Make one with flwr-client init."
     if not folder.exists():
         problem = "there is no such folder."
     elif not folder.is_dir():
-        problem, remedy = "is a file; a site's folder is wanted.", f"Name the folder that holds {FILE}."
+        problem = "is a file; a site's folder is wanted."
+        remedy = f"Name the folder that holds {SITE_FILE}."
     raise BadInput([Fault(str(folder), problem, remedy)])
 
 
@@ -315,15 +322,14 @@ PIXEL_LINES = (
     ("spacing", (3, 1, 1), "of volumes: mm between voxels, along depth, height and width"),
     ("value_range", (0, 4095), "of PNG and JPEG files: black and white; 0 and 255 where left out"),
 )
-"""Keys of ``[data]`` that decide how images become pixels, as ``site.toml`` of a new site has them: key, value in the
-comment, explanation."""
+"""Keys of ``[data]`` for pixels in the ``site.toml`` of a new site: key, value in the comment, and explanation."""
 
 
 def make_site_toml(name: str, experiment: Experiment | None = None) -> str:
     """Return the ``site.toml`` of a new site, with a comment for every key.
 
     Args:
-        experiment: The coordinator's experiment, whose words on pixels are filled in, and whose vocabulary is added as
+        experiment: The coordinator's experiment, whose pixel settings are filled in and whose vocabulary is added as
             comments; None if it is not known yet.
     """
     text = (Path(__file__).parent / "site.toml.template").read_text(encoding="utf-8")
@@ -334,13 +340,13 @@ def make_site_toml(name: str, experiment: Experiment | None = None) -> str:
     pixels = "".join(
         f"{line:<31} # {comments[key]}\n" if key in comments else f"{line}\n" for key, line in lines.items()
     )
-    levels = {str(level): sentence for level, sentence in TRUST.items()}
+    levels = {str(level): sentence for level, sentence in LEVEL_SENTENCES.items()}
     classes = "" if experiment is None else _format_classes_as_comment(experiment.vocabulary or {})
     return Template(text).substitute(levels, name=name, pixels=pixels, classes=classes)
 
 
 def _format_classes_as_comment(vocabulary: Vocabulary) -> str:
-    """Return the study's classes, with definitions and synonyms, as comments of a TOML file."""
+    """Return the study's classes, with definitions and synonyms, as comment lines for a TOML file."""
     lines = ["# The study's classes:"] if vocabulary else []
     for name, entry in vocabulary.items():
         facts = [entry.definition] if entry.definition else []
@@ -351,8 +357,9 @@ def _format_classes_as_comment(vocabulary: Vocabulary) -> str:
 
 
 def list_stated_pixel_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the keys of ``[data]``, with their values, that an experiment asks of every hospital for equal pixels."""
-    model, table = experiment.model, experiment.pixels or {}
+    """Return the pixel settings in ``[data]`` that an experiment sets for every hospital, as key -> value."""
+    model = experiment.model
+    table = experiment.pixels or {}
     stated = {"color": model.channels == 3 and not model.takes_volumes, "image_size": model.image_size}
     return stated | {key: value for key, value in table.items() if key != OWN and value is not None}
 
@@ -361,7 +368,7 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
     """Make the missing files of a site's folder, and overwrite none.
 
     Args:
-        experiment: The coordinator's experiment, whose words on pixels ``site.toml`` gets; None if it is not known yet.
+        experiment: The coordinator's experiment, whose pixel settings ``site.toml`` gets; None if it is not known yet.
 
     Returns:
         Lines for the person who ran the command.
@@ -375,15 +382,15 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
         raise BadInput([Fault("--name", f"{error}.")]) from None
     if folder.exists() and not folder.is_dir():
         raise BadInput([Fault(str(folder), "is a file; a site's folder is made here.", "Name another folder.")])
-    with remove_outputs_on_failure(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
+    with remove_outputs_on_failure(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", SITE_FILE))):
         if not folder.exists():
             make_private_folder(folder)
         key_path = join_plain_name(folder, PlainName(name), ".key")
         request = join_plain_name(folder, PlainName(name), ".request")
-        made = []
+        lines = []
         if key_path.exists():
             key = read_private_key(key_path)
-            made.append(f"{key_path} is there already and stays.")
+            lines.append(f"{key_path} is there already and stays.")
         else:
             try:
                 key = create_private_key(key_path)
@@ -391,22 +398,29 @@ def make_site_folder(folder: Path, name: str, experiment: Experiment | None = No
                 if is_disk_full(error):
                     raise
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
-            made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
+            lines.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
+
         line = format_public_key_line(key, name)
         write_commented_toml_file(
             request, SiteAdmissionRequest(site=name, public_key=line), "For the coordinator. Holds no secret."
         )
-        made.append(f"{request}: send this file to the coordinator, who calls you and asks for this phrase:")
-        made.append(f"    {compute_public_key_phrase(line)}")
-        made.append("    or for the fingerprint, which says the same of the same key:")
-        made.append(f"    {compute_public_key_fingerprint(line)}")
-        made.append("    Write down the phrase that the coordinator reads out to you in the same call.")
-        if (folder / FILE).exists():
-            made.append(f"{folder / FILE} is there already and stays.")
+        lines.append(f"{request}: send this file to the coordinator, who calls you and asks for this phrase:")
+        lines.append(f"    {compute_public_key_phrase(line)}")
+        lines.append("    or for the fingerprint, which says the same of the same key:")
+        lines.append(f"    {compute_public_key_fingerprint(line)}")
+        lines.append("    Write down the phrase that the coordinator reads out to you in the same call.")
+
+        if (folder / SITE_FILE).exists():
+            lines.append(f"{folder / SITE_FILE} is there already and stays.")
         else:
-            write_atomically(folder / FILE, make_site_toml(name, experiment).encode())
-            made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
-        made.append(f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote")
-        word = quote_for_shell(folder)
-        made.append(f"down: flwr-client confirm {word} PHRASE, and at last: flwr-client start {word}")
-    return made
+            write_atomically(folder / SITE_FILE, make_site_toml(name, experiment).encode())
+            lines.append(f"{folder / SITE_FILE}: say there where this hospital's images and labels are.")
+
+        lines.append(
+            f"The coordinator sends {name}.kit back; put it into {folder}, then type the phrase that you wrote"
+        )
+        quoted_folder = quote_for_shell(folder)
+        lines.append(
+            f"down: flwr-client confirm {quoted_folder} PHRASE, and at last: flwr-client start {quoted_folder}"
+        )
+    return lines

@@ -28,9 +28,12 @@ from polyclinic.common.system.files import open_own_file
 from polyclinic.common.system.plain_names import HashName, RunName, join_plain_name
 from polyclinic.common.wire.canonical_bytes import hash_record
 
-REPLIES, REQUESTS = "replies", "requests"
+REPLIES_FOLDER = "replies"
+"""Folder in the state folder with the number of accepted replies of each run."""
+REQUESTS_FOLDER = "requests"
+"""Folder in the state folder with the nonces of each run's requests."""
 STATEMENTS_FILE = "statements.json"
-"""File in which an earlier release kept what is now in the folder :data:`REPLIES`."""
+"""File in which an earlier release stored the content of the folder :data:`REPLIES_FOLDER`."""
 
 
 class SiteNameMismatch(SignatureFault):
@@ -42,7 +45,7 @@ class AcceptedReplyCount:
     """The number of replies of this site that the coordinator accepted in a run.
 
     Attributes:
-        message: Id of the message that the last accepted reply answered; empty if none was accepted.
+        message: Id of the message that the last accepted reply answered; empty without an accepted reply.
     """
 
     count: int = 0
@@ -53,12 +56,15 @@ class SiteRecordSigner:
     """Signs a site's replies, and verifies the coordinator's signatures on requests.
 
     Args:
-        state: The site's folder of program files.
+        state: The site's state folder.
         authority: The coordinator's certificate in the site's kit.
     """
 
     def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
-        self._state, self._site, self._key, self._authority = state, site, key, authority
+        self._state = state
+        self._site = site
+        self._key = key
+        self._authority = authority
         self._fingerprint = compute_public_key_fingerprint(format_public_key_line(key, ""))
 
     def sign_reply(self, content: RecordDict, message: str) -> RecordDict:
@@ -82,7 +88,7 @@ class SiteRecordSigner:
         return sign_record(content, statement, self._key)
 
     def count_accepted_reply(self, content: RecordDict, message: str) -> None:
-        """Count a reply that the coordinator accepted, once, if its kind is in :data:`NUMBERED_RECORDS`.
+        """Count a reply that the coordinator accepted, once, if its class is numbered (:data:`NUMBERED_RECORDS`).
 
         Args:
             message: Id of the answered message.
@@ -94,7 +100,7 @@ class SiteRecordSigner:
         _open_accepted_counts(self._state).write_entry(run, vars(AcceptedReplyCount(last.count + 1, message)))
 
     def verify_request(self, content: RecordDict, message: str) -> None:
-        """Verify the coordinator's signature on a request, and store the request's nonce, to recognise a repetition.
+        """Verify the coordinator's signature on a request, and store the request's nonce to detect a repetition.
 
         Args:
             message: Id of the message that brought the request.
@@ -120,10 +126,14 @@ class SiteRecordSigner:
         self._refuse_repeated_nonce(RunName(statement.run), statement.nonce, identity)
 
     def _refuse_repeated_nonce(self, run: RunName, nonce: str, message: HashName) -> None:
-        """Store the nonce of a request; raise :class:`SignatureFault` if another message brought it before."""
-        folder = self._state / REQUESTS
+        """Store the nonce of a request.
+
+        Raises:
+            SignatureFault: If an earlier message had the same nonce.
+        """
+        folder = self._state / REQUESTS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        path = join_plain_name(folder, run, ".txt")  # never removed: a request of a forgotten run could come again
+        path = join_plain_name(folder, run, ".txt")  # never removed, so that requests of old runs cannot be repeated
         content = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
         # A full disk or a power failure may have left a part of a line.
         pairs = [line.split() for line in content.splitlines()]
@@ -131,21 +141,21 @@ class SiteRecordSigner:
         if first not in (None, message):
             raise SignatureFault("it came before, by another message")
         if first is None:
-            begins = "\n" if content and not content.endswith("\n") else ""
+            line_break = "\n" if content and not content.endswith("\n") else ""
             with open_own_file(path, "a") as file:
-                file.write(f"{begins}{nonce} {message}\n")
+                file.write(f"{line_break}{nonce} {message}\n")
 
 
 def read_accepted_reply_count(state: Path, run: str) -> AcceptedReplyCount:
-    """Return how many of the site's replies to a run the coordinator has accepted."""
+    """Return the number of the site's replies in a run that the coordinator has accepted."""
     entry = _open_accepted_counts(state).read_entry(run)
     return AcceptedReplyCount(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplyCount()
 
 
 def has_accepted_replies(state: Path) -> bool:
-    """Return True if the coordinator has accepted a reply of this site, to any run."""
-    return (state / STATEMENTS_FILE).exists() or any((state / REPLIES).glob("*.json"))
+    """Return True if the coordinator has accepted a reply of this site in any run."""
+    return (state / STATEMENTS_FILE).exists() or any((state / REPLIES_FOLDER).glob("*.json"))
 
 
 def _open_accepted_counts(state: Path) -> RunEntryFolder:
-    return RunEntryFolder(state / REPLIES, state / STATEMENTS_FILE)
+    return RunEntryFolder(state / REPLIES_FOLDER, state / STATEMENTS_FILE)

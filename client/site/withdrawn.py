@@ -1,4 +1,4 @@
-"""The file ``state/withdrawn.json``: this site has left its federation, and ``flwr-client start`` refuses to run."""
+"""The file ``state/withdrawn.json``, which marks that the site has left its federation and must not train."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ WITHDRAWN_FILE = "withdrawn.json"
 
 
 class WithdrawnMark(BaseModel):
-    """When this site left, and why."""
+    """The content of ``state/withdrawn.json``: UTC time and reason of the site's withdrawal."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -20,7 +20,7 @@ class WithdrawnMark(BaseModel):
 
 
 def read_withdrawn_mark(state: Path) -> WithdrawnMark | None:
-    """Return when this site left; None if it takes part. A damaged file counts: somebody wrote it."""
+    """Return the mark of a site that has left; None if the file does not exist. A damaged file counts as a mark."""
     try:
         return WithdrawnMark.model_validate_json((state / WITHDRAWN_FILE).read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Cache of the features of a frozen backbone: each image's features are computed once, and rounds train on them.
 
-Features are computed as in evaluation, in batches of :data:`BATCH` images in the site's own order. They have the same
-bits in every round, and after every restart on the same machine.
+Features are computed as in evaluation, in batches of :data:`FEATURE_BATCH_SIZE` images in the site's own order. They
+have the same bits in every round, and after every restart on the same machine.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from polyclinic.strategies.local.arithmetic import read_number_format
 from polyclinic.strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
-BATCH = 32
-"""Images in a batch; a foundation model at 224 pixels takes 30 MB and more for each image."""
+FEATURE_BATCH_SIZE = 32
+"""Number of images in a batch; a foundation model at 224 pixels takes at least 30 MB for each image."""
 
 
 class NeckAndHeadOnFeatures(SplitNetwork):
@@ -44,7 +44,7 @@ class NeckAndHeadOnFeatures(SplitNetwork):
 
 
 def trains_on_cached_features(plan: HospitalPlan, method: SiteMethod) -> bool:
-    """Return True if a run trains on features of a frozen backbone alone, and needs no pixels after computing these."""
+    """Return True if a run trains only on features of a frozen backbone, so that it needs no pixels afterwards."""
     if is_segmentation(plan.model.task):  # the features of each pixel take many times the space of the images
         return False
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
@@ -52,7 +52,7 @@ def trains_on_cached_features(plan: HospitalPlan, method: SiteMethod) -> bool:
 
 @dataclass
 class FeatureCache:
-    """A site's features of the latest frozen backbone, in memory and, with a key, encrypted on disk.
+    """Cache of a site's features of the latest frozen backbone, in memory and, with a key, encrypted on disk.
 
     Attributes:
         key: AES-256 key of 32 bytes; None to store nothing on disk.
@@ -74,42 +74,48 @@ class FeatureCache:
         arithmetic = read_number_format(plan.training, device)
         about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic} {device}"
         if about != self._frozen:
-            self._frozen, self._parts = about, {}
+            self._frozen = about
+            self._parts = {}
         if part in self._parts:
             return self._parts[part]
-        path, name = self.folder / f"{part}.features", ""
+
+        path = self.folder / f"{part}.features"
+        name = ""
         features: Tensor | None = None
         if self.key is not None:
             images = hashlib.sha256()
-            for batch in pixels.iterate_batches(BATCH):
+            for batch in pixels.iterate_batches(FEATURE_BATCH_SIZE):
                 images.update(str(tuple(batch.shape)).encode())
                 images.update(batch.cpu().contiguous().numpy().tobytes())
             name = hashlib.sha256(f"{about} {part} {images.hexdigest()}".encode()).hexdigest()
-            # No file, a damaged one, or one of other images or another model: computed again.
+            # If the file is missing, damaged, or of other images or another model, the features are computed again.
             with contextlib.suppress(OSError, InvalidTag, ValueError):
                 content = path.read_bytes()
                 plain = AESGCM(self.key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
                 width = int.from_bytes(plain[:8], "little")
                 features = torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
+
         if features is None:
             network.backbone.eval()
             computed = []
-            for batch in pixels.iterate_batches(BATCH):
+            for batch in pixels.iterate_batches(FEATURE_BATCH_SIZE):
                 with autocast(batch.device, plan.training.precision):
                     inputs = network.preprocess_images(batch.float())
                     computed.append(apply_doubling_single_image(network.backbone, inputs).float())
             features = torch.cat(computed)
             if self.key is not None:
-                nonce, width_bytes = os.urandom(NONCE_BYTES), features.shape[1].to_bytes(8, "little")
+                nonce = os.urandom(NONCE_BYTES)
+                width_bytes = features.shape[1].to_bytes(8, "little")
                 plain = width_bytes + features.cpu().numpy().astype("<f4").tobytes()
                 sealed = AESGCM(self.key).encrypt(nonce, plain, name.encode())
                 write_atomically(path, nonce + sealed, durable=self.durable, private=True)
+
         self._parts[part] = features.to(pixels.device)
         return self._parts[part]
 
 
 def get_site_feature_cache(site: Site) -> FeatureCache:
-    """Return a site's feature cache, which stays in memory as long as the site's images."""
+    """Return a site's feature cache, which stays in memory as long as the site's images do."""
     identity = site.identity if site.policy.keep_features else None
     key = None if identity is None else derive_storage_key(identity.key, "features")
     features: FeatureCache = site.computed_results_cache.setdefault(

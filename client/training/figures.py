@@ -53,43 +53,45 @@ Histograms = Mapping[str, ScoreHistogram]
 
 def score_data_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels, both ``(n, classes)``, and names of the site's classes for one part of its data."""
-    images, network = getattr(task.site, part), task.network
+    images = getattr(task.site, part)
+    network = task.network
     scores = logits_to_probabilities(task.get_or_compute_logits(part), network.spec.task).cpu().numpy()
-    of_site = frozenset(images.class_names)
-    rows = [row for row, name in enumerate(network.class_names) if name in of_site]
+    site_classes = frozenset(images.class_names)
+    rows = [row for row, name in enumerate(network.class_names) if name in site_classes]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], select_head_row_labels(images, names).numpy(), names
 
 
 def compute_figures_of_patients(task: "LocalTask") -> dict[str, PatientFigures]:
-    """Return class -> the figures of a segmentation for each patient of the test part, of the site's classes."""
-    images, network = task.site.test, task.network
+    """Return the figures of a segmentation for each patient of the test part, by class of the site."""
+    images = task.site.test
+    network = task.network
     pixels = task.site.pixels["test"]
     masks = make_mask_tensors(images, network.class_names, pixels.device)
     assert masks is not None, "checked when the site was opened"
     labels = select_head_row_labels(images, network.class_names).to(pixels.device)
     compared = compare_with_masks(network, pixels, masks, labels, task.plan.training.precision, distances=True)
-    of_site = frozenset(images.class_names)
+    site_classes = frozenset(images.class_names)
     return {
         name: compute_patient_figures(compared, images.patients, row)
         for row, name in enumerate(network.class_names)
-        if name in of_site
+        if name in site_classes
     }
 
 
 def make_allowed_patient_histograms(
     policy: SitePolicy, figures: Mapping[str, PatientFigures], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
-    """Return class -> histogram of its patients by Dice and distance; empty if the policy forbids score histograms."""
+    """Return histograms of patients by Dice and distance, by class; empty if the policy forbids score histograms."""
     if not policy.score_histograms:
         return {}
-    return {name: make_patient_histogram(of_class) for name, of_class in figures.items() if name not in hidden}
+    return {name: make_patient_histogram(each) for name, each in figures.items() if name not in hidden}
 
 
 def make_allowed_score_histograms(
     policy: SitePolicy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
-    """Return class -> histogram of its scores by label; empty if the policy forbids it or the model diverged.
+    """Return histograms of scores by label, by class; empty if the policy forbids them or the model diverged.
 
     Args:
         scores: Probabilities, ``(n, classes)``.
@@ -104,11 +106,11 @@ def make_allowed_score_histograms(
 
 @dataclass(frozen=True)
 class ReceivedModelMetrics:
-    """Metrics of the received model, before training.
+    """Metrics of the received model before training.
 
     Attributes:
-        own: Validation metrics over all labels that the site trains on; by these it chooses its own best round.
-        sent: Validation metrics that leave.
+        own: Validation metrics over all labels that the site trains on, by which it chooses its own best round.
+        sent: Validation metrics in the reply.
         test_images: Number of test images with a known class; None if the plan does not ask for it, or the site
             withholds it.
         test_correct: Number of these that the model classifies correctly; None if ``test_images`` is None.
@@ -124,10 +126,10 @@ class RequestedMetricsComputer:
     """Computes all metrics that a request asks for, on all images and without rounding."""
 
     def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the result of ``compute``; its exceptions are not caught.
+        """Run a metric computation; an exception propagates.
 
         Args:
-            nothing: Unused here; a subclass returns it after a failure.
+            nothing: Result that :class:`DisclosableMetricsComputer` returns after a failure; not used here.
         """
         return compute()
 
@@ -140,11 +142,11 @@ class RequestedMetricsComputer:
         return ReceivedModelMetrics(validation, self.compute_validation_metrics(task, validation), *counts)
 
     def compute_validation_metrics(self, task: "LocalTask", own: ValidationMetrics) -> ValidationMetrics:
-        """Return the validation metrics to send; here they are ``own``, by which the site chooses its best round."""
+        """Return the validation metrics to send, which are here the same as ``own``."""
         return own
 
     def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the numbers of test images of known class and of correct predictions; both None if not requested."""
+        """Return the number of test images with a known class, and of correct predictions; None if not requested."""
         return (
             self._count_known_and_correct_images(task, task.site.test)
             if task.plan.evaluation.test_each_round
@@ -157,16 +159,16 @@ class RequestedMetricsComputer:
             return {}, {}
         if is_segmentation(task.plan.model.task):
             figures = compute_figures_of_patients(task)
-            of_class = {name: make_segmentation_metrics(each) for name, each in figures.items()}
-            asked = task.plan.evaluation.pooled
-            return of_class, make_allowed_patient_histograms(task.site.policy, figures) if asked else {}
+            metrics_by_class = {name: make_segmentation_metrics(each) for name, each in figures.items()}
+            pooled = task.plan.evaluation.pooled
+            return metrics_by_class, make_allowed_patient_histograms(task.site.policy, figures) if pooled else {}
         scores, labels, names = score_data_part(task, "test")
         metrics = compute_metrics_per_class(scores, labels, names, self._compute_plugin_metrics(task))
         pooled = task.plan.evaluation.pooled
         return metrics, make_allowed_score_histograms(task.site.policy, scores, labels, names) if pooled else {}
 
     def compute_validation_histograms(self, task: "LocalTask") -> Histograms:
-        """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
+        """Return score histograms of the validation part by class, from which the coordinator chooses thresholds."""
         # A segmentation has no thresholds to choose.
         unasked = not task.plan.evaluation.pooled or is_segmentation(task.plan.model.task)
         if unasked or not len(task.site.validation):
@@ -197,10 +199,10 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
     """Computes only the metrics that a site's policy allows to leave the hospital."""
 
     def run_metric_computation(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the result of ``compute``; return ``nothing`` if it fails, because that can depend on one image.
+        """Run a metric computation; return ``nothing`` if it fails, as a failure can depend on one patient's image.
 
         Raises:
-            BadInput, WireError: If the request itself is wrong, no matter on which images.
+            BadInput, WireError: If the request itself is wrong; such an error does not depend on images.
             Exception: Any exception of ``compute``, in a simulation without masks and noise.
         """
         try:
@@ -224,21 +226,24 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         Args:
             own: Validation metrics by which the site chooses its best round.
         """
-        site, network, plan = task.site, task.network, task.plan
+        site = task.site
+        network = task.network
+        plan = task.plan
         if not site.may_report_metrics("validation") or not may_send_validation_metrics(task):
             return ValidationMetrics()
         if (
             not site.hidden_classes("validation")
             or site.get_images_to_train_on("validation", plan) is not site.validation
         ):
-            return own  # no label of a hidden class is in it
+            return own  # computed without labels of hidden classes
         images = site.get_images_without_hidden_labels("validation", plan.model.task)
         examples = pair_pixels_with_labels(images, task.prepare_network_inputs("validation"), network.class_names)
         if examples.masks is not None:
             return validate_network(
                 network, examples, task.method.loss, plan.training, site.hidden_classes("validation")
             )
-        logits, hidden = task.get_or_compute_logits("validation"), site.hidden_classes("validation")
+        logits = task.get_or_compute_logits("validation")
+        hidden = site.hidden_classes("validation")
         return judge_logits(network, logits, examples, task.method.loss, hidden)
 
     def count_correct_test_images(self, task: "LocalTask") -> tuple[int | None, int | None]:
@@ -246,7 +251,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
 
         Both are rounded down. Both are None if the plan does not ask for them, or the policy withholds them.
         """
-        site, plan = task.site, task.plan
+        site = task.site
+        plan = task.plan
         allowed = may_send_test_metrics(task) and site.may_report_metrics("test")
         if not plan.evaluation.test_each_round or not allowed:
             return None, None
@@ -260,7 +266,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         Both are empty if the policy withholds them, and under secure aggregation, where histograms leave only in a sum
         over sites (:func:`compute_test_histograms_for_sum`).
         """
-        site, policy = task.site, task.site.policy
+        site = task.site
+        policy = task.site.policy
         if not may_send_test_metrics(task) or task.plan.privacy.secure_aggregation:
             return {}, {}
         metrics, spread = super().compute_test_metrics(task)
@@ -285,9 +292,9 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         }
 
     def hash_evaluated_model(self, task: "LocalTask", request: Request) -> str:
-        """Return the SHA-256 of the evaluated model or, to protect local parts, of the received model alone.
+        """Return the SHA-256 of the evaluated model or, to protect local parts, only of the received model.
 
-        Local parts are the parts of the model that stay at the site. They are protected if masks or noise protect the
+        Local parts are parts of the model that stay at the site. They are protected if masks or noise protect the
         update: from a hash over local parts, the coordinator could find their values by trial.
         """
         if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
@@ -302,7 +309,8 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         return {name: catch_metric_failures(name, metric, task.site.tell) for name, metric in metrics.items()}
 
 
-ALL_FIGURES, LIMITED_FIGURES = RequestedMetricsComputer(), DisclosableMetricsComputer()
+UNRESTRICTED_METRICS = RequestedMetricsComputer()
+DISCLOSABLE_METRICS = DisclosableMetricsComputer()
 
 
 def has_protected_local_parts(task: "LocalTask") -> bool:
@@ -311,15 +319,15 @@ def has_protected_local_parts(task: "LocalTask") -> bool:
     No metric of such a model may leave. Its local parts are trained without noise, and the coordinator chooses its
     other parts, so each metric would reveal something about the local parts. In a simulation the result is False.
     """
-    covered = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
-    return covered and task.method.keeps_local_parts and not task.site.simulated
+    is_protected = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
+    return is_protected and task.method.keeps_local_parts and not task.site.simulated
 
 
 def may_send_validation_metrics(task: "LocalTask") -> bool:
     """Return True if metrics of the validation part may leave.
 
-    If not, the validation part does not decide either which epoch is kept: the update depends on that epoch, and so
-    would reveal something about the validation images.
+    If False, the validation part must also not decide which epoch is kept. Otherwise the update, which depends on that
+    epoch, would disclose something about the validation images.
     """
     withheld = are_unnoised_metrics_withheld(task) or has_protected_local_parts(task)
     return task.site.policy.training_figures and not withheld
@@ -332,7 +340,7 @@ def may_send_test_metrics(task: "LocalTask") -> bool:
 
 
 def are_unnoised_metrics_withheld(task: "LocalTask") -> bool:
-    """Return True if the run has differential privacy, and the policy withholds all metrics, as they have no noise."""
+    """Return True if the run has differential privacy and the policy withholds metrics, because these have no noise."""
     return task.site.policy.withholds_unnoised_figures(task.plan.privacy.level)
 
 
@@ -342,7 +350,8 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     The result is empty if the policy or the plan allows none. All counts are zero if the model cannot be evaluated,
     because that can depend on one patient's image.
     """
-    site, policy = task.site, task.site.policy
+    site = task.site
+    policy = task.site.policy
     allowed = policy.score_histograms and task.plan.evaluation.pooled and not are_unnoised_metrics_withheld(task)
     if not len(site.test) or not allowed or has_protected_local_parts(task):
         return {}
@@ -350,7 +359,7 @@ def compute_test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogr
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: compute_score_histogram(np.zeros(0), np.zeros(0)) for name in names}
     if is_segmentation(task.plan.model.task):
-        judge = lambda: make_allowed_patient_histograms(policy, compute_figures_of_patients(task), hidden)  # noqa: E731
-        return LIMITED_FIGURES.run_metric_computation(task, judge, nothing) or nothing
-    judge = lambda: make_allowed_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
-    return LIMITED_FIGURES.run_metric_computation(task, judge, nothing) or nothing
+        compute_histograms = lambda: make_allowed_patient_histograms(policy, compute_figures_of_patients(task), hidden)  # noqa: E731
+        return DISCLOSABLE_METRICS.run_metric_computation(task, compute_histograms, nothing) or nothing
+    compute_histograms = lambda: make_allowed_score_histograms(policy, *score_data_part(task, "test"), hidden)  # noqa: E731
+    return DISCLOSABLE_METRICS.run_metric_computation(task, compute_histograms, nothing) or nothing

@@ -16,11 +16,11 @@ import torch
 from polyclinic.client.site.memory import SiteRoundState
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.task import (
-    Evaluate,
+    EvaluateStep,
     LocalTask,
     LocalTrainingResult,
     SiteRoundLayer,
-    Train,
+    TrainStep,
     prepare_local_task,
 )
 from polyclinic.common.errors import WireError, quote_names
@@ -63,22 +63,23 @@ from polyclinic.strategies.local.training import (
     validate_network,
 )
 
-OWN_MODEL = "own"
-"""Prefix of the optimiser's state of the site's own model in the site's memory."""
+OWN_MODEL_PREFIX = "own"
+"""Prefix of the names under which the state of the own model's optimiser is stored."""
 
 
 def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[SiteRoundLayer] = ()) -> TrainReply:
-    """Evaluate and train the received model in one round; the site's state is on disk before the reply is returned.
+    """Evaluate and train the received model; the site's new state is on disk before the reply is returned.
 
     Args:
         layers: Layers around the training, such as noise and masks, the outermost first.
     """
     began = time.monotonic()
     task = prepare_local_task(site, request, layers)
-    release_free_memory_of_large_model(task.received.trunk.nbytes)  # of the work before, before gradients are made
+    # Memory of earlier work is released before the gradients need memory.
+    release_free_memory_of_large_model(task.received.trunk.nbytes)
     with task.use_seed_of(request.round, site.name):
         received = task.figures.compute_received_model_metrics(task)
-    step: Train = train_received_model
+    step: TrainStep = train_received_model
     for layer in reversed(layers):
         step = partial(layer.wrap_training, step)
     result = step(task, request)
@@ -111,7 +112,7 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
     """
     network = task.network
     with task.use_seed_of(request.round, task.site.name) as generator:
-        # See EarlyStopCriterion.
+        # The images whose loss decides about an early stop; None for the training loss.
         validation = task.make_labelled_examples("validation") if task.validation_chooses else None
         local = task.method.make_local_round(make_client_context(task, request))
         if task.warms_up:
@@ -119,18 +120,22 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
         trained, optimizer = train_local_epochs(task, request, local, validation, generator)
         state = read_model_state(network)
         parts = select_local_parts(state, task.method)
-        update = compute_update_to_send(task, request, state)  # in the place of the state
+        update = compute_update_to_send(task, request, state)  # overwrites the state, to save memory
         # With noise in each step, no noise protects the loss, so it must not decide anything.
         refuse_diverged_training(update, trained.last_loss if task.epoch is None else 0.0)
         refuse_diverged_training(parts, 0.0)
-        statistics, method_state = local.statistics(network, trained.losses), local.method_state(network)
+        statistics = local.statistics(network, trained.losses)
+        method_state = local.method_state(network)
+
     own_optimizer: Arrays = {}
     if local.own_objective is not None:
         parts, own_optimizer = train_own_model(task, request, replace(local, objective=local.own_objective))
+
     if method_state and not task.method.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
     if undeclared := statistics.keys() - set(task.method.declared_payload.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
+
     return LocalTrainingResult(
         parts=parts,
         train_loss=trained.last_loss,
@@ -144,20 +149,23 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
 
 
 def train_own_model(task: LocalTask, request: TrainRequest, local: LocalRound) -> tuple[ModelGroups, Arrays]:
-    """Train the site's own model on the batches of the received one; return it, and the optimiser's state to store.
+    """Train the site's own model on the same batches as the received model.
 
-    The network holds the site's own model afterwards.
+    Afterwards the network contains the site's own model.
 
     Args:
         local: The objective of the site's own model.
+
+    Returns:
+        The trained model, and the optimiser's state to store.
 
     Raises:
         FloatingPointError: If training diverged.
     """
     before = get_local_parts_before_training(task)
     write_model_state(task.network, trunk=before.trunk, norm=before.norm, head=before.head)
-    stored = select_arrays_with_prefix(OWN_MODEL, task.memory.optimizer)
-    own_task = replace(task, memory=replace(task.memory, optimizer=stored))
+    stored = select_arrays_with_prefix(OWN_MODEL_PREFIX, task.round_state.optimizer)
+    own_task = replace(task, round_state=replace(task.round_state, optimizer=stored))
     with task.use_seed_of(request.round, task.site.name) as generator:
         trained, optimizer = train_local_epochs(own_task, request, local, None, generator)
     model = ModelGroups.from_model(read_model_state(task.network))
@@ -165,17 +173,18 @@ def train_own_model(task: LocalTask, request: TrainRequest, local: LocalRound) -
     if not task.plan.keeps_optimizer_state:
         return model, {}
     state = save_optimizer_state(task.network, optimizer)
-    return model, {f"{OWN_MODEL}/{name}": array for name, array in state.items()}
+    return model, {f"{OWN_MODEL_PREFIX}/{name}": array for name, array in state.items()}
 
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
-    """Collect what the method needs to prepare this round: network, images, sent statistics and its stored state."""
-    examples, spec = task.make_labelled_examples("train"), task.plan.training
+    """Collect the method's inputs for this round: network, images, received statistics and stored state."""
+    examples = task.make_labelled_examples("train")
+    spec = task.plan.training
     return ClientContext(
         network=task.network,
         examples=examples,
         statistics=request.statistics,
-        method_state=task.memory.method_state,
+        method_state=task.round_state.method_state,
         round=request.round,
         spec=spec,
         schedule_factor=compute_learning_rate_factor(spec, request.round, task.plan.run.rounds),
@@ -189,7 +198,8 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
         local: The method's objective for this round.
         backbone_frozen: True to train neck and head only.
     """
-    frozen, plan = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen), task.plan
+    frozen = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen)
+    plan = task.plan
     examples = task.make_labelled_examples("train")
     batch_weight = task.method.make_batch_weight(examples, plan.training)
     return TrainingTask(examples, local.objective, plan.training, plan.augmentation, frozen, task.epoch, batch_weight)
@@ -201,22 +211,26 @@ def warm_up_head(task: LocalTask, validation: LabelledExamples | None, generator
     Args:
         validation: Images whose loss decides; None to decide by the epoch's mean training loss.
     """
-    spec, method, network = task.plan.training, task.method, task.network
+    spec = task.plan.training
+    method = task.method
+    network = task.network
     if not method.parameters.warm_up_epochs:
         return
     optimizer = make_optimizer(network, spec, method.parameters.warm_up_lr)
-    minimised = method.choose_training_loss(task.make_labelled_examples("train"), spec)
-    exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
-    best, best_loss = read_model_state(network), float("inf")
+    training_loss = method.choose_training_loss(task.make_labelled_examples("train"), spec)
+    training_task = make_training_task(task, LocalRound(plain(training_loss)), backbone_frozen=True)
+    best = read_model_state(network)
+    best_loss = float("inf")
     for _ in range(method.parameters.warm_up_epochs):
-        losses = train_epoch(network, exercise, optimizer, generator)
+        losses = train_epoch(network, training_task, optimizer, generator)
         loss = (
             validate_network(network, validation, method.loss, spec).loss
             if validation is not None
             else float(losses.mean())
         )
         if loss is None or loss < best_loss:
-            best, best_loss = read_model_state(network), best_loss if loss is None else loss
+            best = read_model_state(network)
+            best_loss = best_loss if loss is None else loss
     write_model_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
@@ -235,12 +249,14 @@ def train_local_epochs(
         local: The method's objective and factor of the learning rate for this round.
         validation: Images whose loss must settle; None for the training loss.
     """
-    spec, method, network = task.plan.training, task.method, task.network
+    spec = task.plan.training
+    method = task.method
+    network = task.network
     unfreeze_network(network)
     factor = local.lr_factor * compute_learning_rate_factor(spec, request.round, task.plan.run.rounds)
     optimizer = make_optimizer(network, spec, spec.lr * factor)
     if task.plan.keeps_optimizer_state:
-        restore_optimizer_state(network, optimizer, task.memory.optimizer)
+        restore_optimizer_state(network, optimizer, task.round_state.optimizer)
     exercise = make_training_task(task, local)
     if method.early_stopping is not None and not request.is_ranking_round:
         criterion = EarlyStopCriterion(validation, method.loss, method.early_stopping)
@@ -249,7 +265,7 @@ def train_local_epochs(
         if request.is_ranking_round:
             exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
         trained = train_fixed_epochs(network, exercise, optimizer, generator)
-    optimizer.zero_grad(set_to_none=True)  # the update that follows takes as much memory as the gradients
+    optimizer.zero_grad(set_to_none=True)  # frees memory for the update, which takes as much as the gradients
     release_free_memory_of_large_model(task.received.trunk.nbytes)
     return trained, optimizer
 
@@ -258,7 +274,7 @@ def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: Mode
     """Return the update to send; it is empty in round 0, which only ranks the sites by their loss (UniFed).
 
     Args:
-        trained: The trained model, whose memory the update takes over (:func:`compute_model_difference`).
+        trained: The trained model, whose memory the update reuses (:func:`compute_model_difference`).
     """
     if request.is_ranking_round:
         return ModelGroups()
@@ -268,13 +284,13 @@ def compute_update_to_send(task: LocalTask, request: TrainRequest, trained: Mode
 def compute_model_difference(
     trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]
 ) -> ModelGroups:
-    """Return the trained minus the received model, for the groups and head rows that the method averages.
+    """Return the trained minus the received model, for the model groups and head rows that the method averages.
 
-    The groups are trunk, batch normalisation and head; those not averaged are None.
+    The groups are trunk, batch normalisation and head. A group that is not averaged is None.
 
     Args:
-        trained: The trained model. Trunk and batch normalisation become the update in place, which saves the memory of
-            a model; do not use those that are averaged afterwards.
+        trained: The trained model. The update overwrites its averaged trunk and batch normalisation, which saves
+            the memory of a model; do not use them afterwards.
         annotated: The classes that the site annotates.
     """
     trunk = norm = head = None
@@ -285,8 +301,9 @@ def compute_model_difference(
             norm = np.subtract(trained.norm, received.norm, out=trained.norm)
         if method.declared_payload.head:
             sent = method.select_sent_rows(trained.head.class_names, annotated)
-            now, before = trained.head.select_rows(sent), received.head.select_rows(sent)
-            head = Head(sent, now.weight - before.weight, now.bias - before.bias)
+            after = trained.head.select_rows(sent)
+            before = received.head.select_rows(sent)
+            head = Head(sent, after.weight - before.weight, after.bias - before.bias)
     return ModelGroups(trunk, norm, head)
 
 
@@ -301,15 +318,16 @@ def answer_evaluate_request(
     Args:
         layers: Layers around the evaluation, such as disclosure limits and masks, the outermost first.
     """
-    step: Evaluate = evaluate_received_model
+    step: EvaluateStep = evaluate_received_model
     for layer in reversed(layers):
         step = partial(layer.wrap_evaluation, step)
     return step(prepare_local_task(site, request, layers), request)
 
 
 def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """Evaluate the received model; for a test, first load the parts that stay at the site, as of the best round."""
-    site, figures = task.site, task.figures
+    """Evaluate the received model; for a test, with the local parts of the model as they were after the best round."""
+    site = task.site
+    figures = task.figures
 
     def evaluate_and_make_reply() -> EvaluateReply:
         with task.use_seed_of(request.round, site.name, "test"):
@@ -329,17 +347,16 @@ def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> Evalua
                     private=True,
                 )
             metrics, tested = figures.compute_test_metrics(task)
-            spreads = {"": tested, "validation_": figures.compute_validation_histograms(task)}
+            histograms = {"": tested, "validation_": figures.compute_validation_histograms(task)}
             reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), metrics)
-        scores: dict[str, Any] = {
-            f"{part}{kind[:-1]}_scores": np.concatenate(
-                [make_empty_score_counts(), *(getattr(histogram, kind) for histogram in spread.values())]
-            )
-            for part, spread in spreads.items()
-            for kind in ("positives", "negatives")
-        }
-        chosen_on = tuple(spreads["validation_"])
-        return replace(reply, histogram_classes=tuple(tested), validation_classes=chosen_on, **scores)
+        scores = dict[str, Any]()
+        for part, by_class in histograms.items():
+            positives = [histogram.positives for histogram in by_class.values()]
+            negatives = [histogram.negatives for histogram in by_class.values()]
+            scores[f"{part}positive_scores"] = np.concatenate([make_empty_score_counts(), *positives])
+            scores[f"{part}negative_scores"] = np.concatenate([make_empty_score_counts(), *negatives])
+        validation_classes = tuple(histograms["validation_"])
+        return replace(reply, histogram_classes=tuple(tested), validation_classes=validation_classes, **scores)
 
     reply = figures.run_metric_computation(task, evaluate_and_make_reply, None)
     return reply or _make_evaluate_reply(task, request, ValidationMetrics(), {})
@@ -358,7 +375,7 @@ def _make_evaluate_reply(
     def unknown_count_if_none(value: int | None) -> int:
         return UNKNOWN_COUNT if value is None else value
 
-    # Nobody reads the hash elsewhere: only models with local parts have no other name than their sites' hashes.
+    # The hash identifies a model with local parts, which only the site has; other models are known to the coordinator.
     names_own_model = request.test and not task.method.has_global_model
     return EvaluateReply(
         run=request.run,
@@ -382,7 +399,7 @@ def _make_evaluate_reply(
 
 
 def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
-    """Return the groups (of trunk, batch normalisation, head) that are trained at the site and never leave it."""
+    """Return the model groups (trunk, batch normalisation, head) that are trained at the site and never leave it."""
     return ModelGroups(
         None if method.declared_payload.trunk else state.trunk,
         None if method.sends_batch_norm or method.freezes_batch_norm else state.norm,
@@ -391,13 +408,13 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
 
 
 def get_local_parts_before_training(task: LocalTask) -> ModelGroups:
-    """Return the groups that never leave the site as they were before this round.
+    """Return the model groups that never leave the site, with their values before this round.
 
-    A site that trains a whole model of its own begins it as the first model that it receives.
+    If the method trains a whole model at each site, that model starts as the first received model.
     """
     if not task.method.trains_own_model:
         return select_local_parts(task.received, task.method)
-    return task.memory.parts.fill_missing_model_groups(ModelGroups.from_model(task.received))
+    return task.round_state.parts.fill_missing_model_groups(ModelGroups.from_model(task.received))
 
 
 def write_round_state(
@@ -406,23 +423,24 @@ def write_round_state(
     """Write the site's state after this round, if the run stores one.
 
     Args:
-        received: Validation metrics before training; if each site chooses its own best round, they decide if the local
+        received: Validation metrics before training. If each site chooses its own best round, they decide if the local
             parts before training are the best so far.
     """
-    method, memory = task.method, task.memory
+    method = task.method
+    round_state = task.round_state
     if not method.stores_site_state(task.plan):
         return
     before = get_local_parts_before_training(task)
     if method.selection == "site":
         loss = compute_selection_loss(task, received)
-        if loss is not None and loss < memory.best_loss:
-            memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
-    elif (best := find_best_local_parts(memory, request, before)) is not None:
-        memory = replace(memory, best=best, best_round=request.best)
+        if loss is not None and loss < round_state.best_loss:
+            round_state = replace(round_state, best=before, best_round=request.round - 1, best_loss=loss)
+    elif (best := find_best_local_parts(round_state, request, before)) is not None:
+        round_state = replace(round_state, best=best, best_round=request.best)
     trained = save_optimizer_state(task.network, result.optimizer) if task.plan.keeps_optimizer_state else {}
     task.folder.store_state_of_round(
         replace(
-            memory,
+            round_state,
             round=request.round,
             parts=result.parts,
             evaluated=before,
@@ -435,35 +453,37 @@ def write_round_state(
 
 
 def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMetrics) -> None:
-    """Load the parts that stay at the site, as of the best round, into the network; if they are lost, the current ones.
+    """Load the local parts of the best round into the network; if they are not stored, the current local parts.
 
     Args:
         last: Validation metrics with the current parts. If each site chooses its own best round, the current parts are
-            the best if these metrics are better than those of all earlier rounds.
+            the best if these metrics are better than in all earlier rounds.
     """
-    memory = task.memory
+    round_state = task.round_state
     if task.method.selection == "site":
         loss = compute_selection_loss(task, last)
-        better = loss is not None and loss < memory.best_loss  # False where the last round diverged
-        best = memory.parts if better else memory.best
+        is_better = loss is not None and loss < round_state.best_loss  # False if the last round diverged
+        best = round_state.parts if is_better else round_state.best
     else:
-        best = find_best_local_parts(memory, request, memory.parts) or memory.parts
+        best = find_best_local_parts(round_state, request, round_state.parts) or round_state.parts
     task.forget_logits()
     write_model_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def find_best_local_parts(memory: SiteRoundState, request: Request, now: ModelGroups) -> ModelGroups | None:
-    """Return the parts that stay at the site, as of the federation's best round; None if the site has not stored them.
+def find_best_local_parts(round_state: SiteRoundState, request: Request, current: ModelGroups) -> ModelGroups | None:
+    """Return the local parts of the federation's best round; None if the site has not stored them.
 
-    The parts change only in rounds in which the site's reply counted. So ``now`` is returned if the site's last such
-    round is the best round or an earlier one.
+    Local parts change only in rounds in which the site's reply counted. So ``current`` is returned if the site's last
+    such round is the best round or an earlier one.
 
     Args:
-        now: The site's current parts.
+        current: The site's current local parts.
     """
-    if memory.round == request.counted <= request.best:
-        return now
-    return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
+    if round_state.round == request.counted <= request.best:
+        return current
+    return {round_state.best_round: round_state.best, round_state.evaluated_round: round_state.evaluated}.get(
+        request.best
+    )
 
 
 def compute_selection_loss(task: LocalTask, validation: ValidationMetrics) -> float | None:

@@ -1,12 +1,12 @@
 """A site's privacy budget: the costs of its noisy replies on disk, and the noise of a round.
 
-The budget is the patients', so a hospital counts it in a ledger outside its folder, which all folders with the same
-patients share (:mod:`polyclinic.client.site.patient_ledger`). The folder has the costs of its own replies beside it: a
-ledger that was lost, or restored from an older copy, gets them again.
+The budget belongs to the patients, so a hospital counts it in a ledger outside its folder, which all folders with the
+same patients share (:mod:`polyclinic.client.site.patient_ledger`). The folder also stores the costs of its own replies.
+A ledger that was lost, or restored from an older copy, receives them again.
 
-The cost of a round is reserved in the patients' ledger before the training. After it the site writes first the reply,
-then its cost to disk, and sends the reply last. If the process is killed in between, the same request gets the stored
-reply at no further cost. Any other request is answered with new noise, at a new cost.
+The cost of a round is reserved in the patients' ledger before the training. After the training the site writes the
+reply to disk, then the cost, and then sends the reply. If the process is killed in between, the same request gets the
+stored reply at no further cost. Any other request is answered with new noise, at a new cost.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from polyclinic.client.site.patient_ledger import (
     make_cost_id,
 )
 from polyclinic.client.site.site import Site
-from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, Train
+from polyclinic.client.training.task import LocalTask, LocalTrainingResult, SiteRoundLayer, TrainStep
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import BadInput, Fault, WireError, quote_names
 from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, split_state_into_tensors
@@ -66,7 +66,7 @@ PRIVACY_FOLDER = "privacy"
 
 
 def hash_train_request(request: TrainRequest) -> str:
-    """Return the SHA-256 of a request's content, to recognise a repeated request."""
+    """Return the SHA-256 of a request's content, to detect a repeated request."""
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
     digest.update(json.dumps([*plain, list(request.class_names)]).encode())
@@ -79,27 +79,28 @@ def hash_train_request(request: TrainRequest) -> str:
 
 
 class LastStoredReply(NamedTuple):
-    """The last reply, stored before its privacy cost.
+    """The last reply, which is stored before its privacy cost.
 
     Attributes:
-        left: Hash of the site's state after training.
+        state_hash: Hash of the site's state after training.
         cost: The reply's cost; None if an earlier release stored the reply.
     """
 
     reply: TrainReply
-    left: bytes
+    state_hash: bytes
     cost: PrivacyCostEntry | None = None
 
 
 class PrivacyBudgetLedger:
-    """The file with the privacy costs of a folder's own replies, with the last reply beside it."""
+    """The file with the privacy costs of a folder's own replies, and the file with the last reply."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
-        self._folder, self._durable = site / PRIVACY_FOLDER, durable
+        self._folder = site / PRIVACY_FOLDER
+        self._durable = durable
 
     @property
     def entries(self) -> tuple[PrivacyCostEntry, ...]:
-        """Return the costs of all replies in the order in which they were written.
+        """Return the costs of all replies, in the order of writing.
 
         Raises:
             LedgerUnusable: If the file is damaged.
@@ -116,8 +117,8 @@ class PrivacyBudgetLedger:
             )
             raise LedgerUnusable(f"{problem} {remedy}") from None
         return tuple(
-            entry if entry.id else replace(entry, id=_derive_cost_id(entry, place))
-            for place, entry in enumerate(entries)
+            entry if entry.id else replace(entry, id=_derive_cost_id(entry, index))
+            for index, entry in enumerate(entries)
         )
 
     def compute_total_epsilon(
@@ -126,13 +127,13 @@ class PrivacyBudgetLedger:
         """Return the epsilon of one run, or of all runs if ``run`` is empty.
 
         Args:
-            more: Noisy steps to count in addition to those in the ledger.
+            more: Noisy steps to count in addition to the ledger's steps.
         """
         own = (entry.noisy_steps for entry in self.entries if run in ("", entry.run))
         return compute_epsilon(merge_equal_steps([*own, *more]), delta, accountant)
 
     def find_stored_reply(self, request: str) -> LastStoredReply | None:
-        """Return the stored reply if it answers the request with this hash; otherwise None."""
+        """Return the stored reply if it answers the request with this hash, else None."""
         if not self._reply_path.exists():
             return None
         with safe_open(self._reply_path, framework="numpy") as file:
@@ -141,17 +142,25 @@ class PrivacyBudgetLedger:
                 return None
             cost = facts.pop("cost", None)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
+        classes = facts.pop("classes")
+        form = facts.pop("form")
+        state_hash = bytes.fromhex(facts.pop("left"))
         update = replace(ModelGroups.from_named_arrays(select_arrays_with_prefix("update", arrays), classes), form=form)
         statistics = select_arrays_with_prefix("statistics", arrays)
         reply = TrainReply(**facts, update=update, statistics=statistics)
-        return LastStoredReply(reply, left, PrivacyCostEntry(**cost) if cost else None)
+        return LastStoredReply(reply, state_hash, PrivacyCostEntry(**cost) if cost else None)
 
     def write_reply_and_cost(self, entry: PrivacyCostEntry, paid: LastStoredReply) -> None:
         """Write a reply and then its privacy cost to disk, before the reply is sent."""
-        reply, head = paid.reply, paid.reply.update.head
+        reply = paid.reply
+        head = paid.reply.update.head
         facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
-        facts |= {"request": entry.request, "cost": asdict(entry), "left": paid.left.hex(), "form": reply.update.form}
+        facts |= {
+            "request": entry.request,
+            "cost": asdict(entry),
+            "left": paid.state_hash.hex(),
+            "form": reply.update.form,
+        }
         facts["classes"] = list(head.class_names) if head else []
         arrays = {
             **_prefix_array_names("update", reply.update.to_named_arrays()),
@@ -162,7 +171,7 @@ class PrivacyBudgetLedger:
         self.write_privacy_cost(entry)
 
     def write_privacy_cost(self, entry: PrivacyCostEntry, *, once: bool = False) -> None:
-        """Write the privacy cost of a reply, or of an error sent instead (which can depend on images), to the ledger.
+        """Write the privacy cost of a reply to the ledger, or of an error sent instead, which can depend on images.
 
         Args:
             once: Write nothing if the last entry is the cost of the same request.
@@ -170,7 +179,7 @@ class PrivacyBudgetLedger:
         entries = self.entries
         if once and entries and entries[-1].request == entry.request:
             return
-        text = json.dumps({"entries": [asdict(noted) for noted in (*entries, entry)]}, indent=1)
+        text = json.dumps({"entries": [asdict(cost) for cost in (*entries, entry)]}, indent=1)
         write_atomically(self._ledger_path, text.encode(), durable=self._durable, private=True)
 
     @property
@@ -187,31 +196,33 @@ def _prefix_array_names(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def _read_cost_entry(facts: Any) -> PrivacyCostEntry:
-    """Return an entry of the file.
+    """Return an entry of the ledger file from its JSON fields.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If a field is missing, unknown or of the wrong type.
     """
     entry = PrivacyCostEntry(**facts)
-    texts, numbers = (entry.run, entry.request, entry.id, entry.patients), (entry.noise_multiplier, entry.sample_rate)
-    whole = (entry.round, entry.count)
-    if all(
-        isinstance(value, kind)
-        for values, kind in ((texts, str), (numbers, int | float), (whole, int))
-        for value in values
-    ):
-        return entry
-    raise TypeError("an entry has a text for a number, or a number for a text")
+    texts = (entry.run, entry.request, entry.id, entry.patients)
+    numbers = (entry.noise_multiplier, entry.sample_rate)
+    whole_numbers = (entry.round, entry.count)
+    is_valid = (
+        all(isinstance(value, str) for value in texts)
+        and all(isinstance(value, int | float) for value in numbers)
+        and all(isinstance(value, int) for value in whole_numbers)
+    )
+    if not is_valid:
+        raise TypeError("an entry has a text for a number, or a number for a text")
+    return entry
 
 
-def _derive_cost_id(entry: PrivacyCostEntry, place: int) -> str:
-    """Return a name for a cost that an earlier release wrote without one; the same for each copy of the folder."""
+def _derive_cost_id(entry: PrivacyCostEntry, index: int) -> str:
+    """Return an id for a cost that an earlier release wrote without one; it is the same in each copy of the folder."""
     facts = {name: value for name, value in asdict(entry).items() if name != "patients"}
-    return hashlib.sha256(json.dumps([place, facts]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([index, facts]).encode()).hexdigest()[:32]
 
 
 def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
-    """Return the costs of the replies of a site's own folder."""
+    """Return the ledger with the costs of a site's own replies."""
     return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
@@ -219,21 +230,21 @@ def open_privacy_ledger(site: Site) -> PrivacyBudgetLedger:
 
 
 def open_patient_ledger(site: Site) -> PatientLedger | None:
-    """Return the ledger of a site's patients, which then has all costs of this folder; None for a simulated site.
+    """Return the ledger of a site's patients, after adding missing costs of this folder; None for a simulated site.
 
     Raises:
         LedgerUnusable: If it cannot be opened, read or written.
     """
     if site.ledger is None:
         return None
-    # Training part and validation part: with noise on updates, the latter may decide which epoch is sent.
+    # The validation part counts too, because with noise on updates it may decide which epoch is sent.
     site.ledger.identify_patients(site.train, site.validation)
     site.ledger.spend_costs(open_privacy_ledger(site).entries)
     return site.ledger
 
 
 def merge_equal_steps(steps: Iterable[NoisySteps]) -> list[NoisySteps]:
-    """Return the same steps with equal ones as one entry, which is faster to account for."""
+    """Merge equal noisy steps into one entry with a larger count, which an accountant evaluates faster."""
     counts = Counter[tuple[float, float]]()
     for step in steps:
         counts[step.noise_multiplier, step.sample_rate] += step.count
@@ -248,7 +259,7 @@ def compute_largest_patient_epsilon(costs: PatientCosts, delta: float, more: Seq
     """
     histories = _list_patient_histories(costs, more)
     largest = 0.0
-    # The quick bound of each history is the larger one: histories below the largest epsilon so far need no other.
+    # The RDP accountant gives a quick upper bound. A history below the largest epsilon so far needs no exact value.
     bounds = [compute_epsilon(steps, delta, "rdp") for steps in histories]
     for bound, steps in sorted(zip(bounds, histories, strict=True), key=lambda pair: -pair[0]):
         if bound > largest:
@@ -259,13 +270,13 @@ def compute_largest_patient_epsilon(costs: PatientCosts, delta: float, more: Seq
 def _is_largest_patient_epsilon_within(
     budget: float, costs: PatientCosts, delta: float, more: Sequence[NoisySteps]
 ) -> bool:
-    """Return True if :func:`compute_largest_patient_epsilon` is at most ``budget``, by its quick bound if possible."""
+    """Return True if the largest epsilon of a present patient is at most ``budget``, by the quick bound if possible."""
     quick_bounds = (compute_epsilon(steps, delta, "rdp") for steps in _list_patient_histories(costs, more))
     return max(quick_bounds) <= budget or compute_largest_patient_epsilon(costs, delta, more) <= budget
 
 
 def _list_patient_histories(costs: PatientCosts, more: Sequence[NoisySteps]) -> list[list[NoisySteps]]:
-    """Return the noisy steps of single patients, as in :meth:`PatientCosts.list_costs_of_patients`, and ``more``."""
+    """Return the noisy steps of single patients (:meth:`PatientCosts.list_costs_of_patients`), each with ``more``."""
     return [
         merge_equal_steps([*(charged.cost.noisy_steps for charged in charges), *more])
         for charges in costs.list_costs_of_patients()
@@ -275,14 +286,15 @@ def _list_patient_histories(costs: PatientCosts, more: Sequence[NoisySteps]) -> 
 def make_privacy_status(site: Site) -> dict[str, Any]:
     """Return epsilon of all runs, delta and budget, for the site's status; empty without budget and without costs.
 
-    For a hospital these are the numbers of the patient with the largest epsilon, and there are also: ``left`` of the
-    budget, the number of ``patients``, and for each federation its runs, its patients that are present here, and their
-    largest epsilon; ``ledger``, the file that this was counted in, and ``shared``, True if other folders use it.
+    For a hospital, epsilon is the largest of any present patient. There are also: ``left``, the rest of the budget;
+    ``patients``, their number; ``federations``, with runs, present patients and their largest epsilon for each;
+    ``ledger``, the ledger's file; and ``shared``, True if other folders use the same file.
 
     Raises:
         LedgerUnusable: If the patients' ledger cannot be opened, read or written.
     """
-    own, policy = open_privacy_ledger(site), site.policy
+    own = open_privacy_ledger(site)
+    policy = site.policy
     if not own.entries and policy.epsilon is None:
         return {}
     ledger = open_patient_ledger(site)
@@ -304,10 +316,10 @@ def make_privacy_status(site: Site) -> dict[str, Any]:
 
 
 def make_privacy_status_at_start(site: Site) -> dict[str, Any]:
-    """Return :func:`make_privacy_status` when a hospital's program starts.
+    """Return the result of :func:`make_privacy_status` when a hospital's program starts.
 
     Raises:
-        BadInput: If the patients' ledger cannot be used, so that nobody would count what is spent.
+        BadInput: If the patients' ledger cannot be used, because costs would not be counted.
     """
     try:
         return make_privacy_status(site)
@@ -336,10 +348,10 @@ def _list_costs_by_federation(costs: PatientCosts, delta: float) -> list[dict[st
 
 
 def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMethod, run: str = "") -> None:
-    """Refuse a plan if another round of it would exceed the privacy budget of any of the site's patients.
+    """Refuse a plan if another round of it would exceed the privacy budget of one of the site's patients.
 
     Args:
-        run: Run whose interrupted round does not count, because it will be resumed with the same patients and noise.
+        run: Its interrupted round does not count, because it will be resumed with the same patients and noise.
 
     Raises:
         BadInput: If the budget would be exceeded.
@@ -347,22 +359,24 @@ def refuse_over_privacy_budget(site: Site, plan: HospitalPlan, method: SiteMetho
     protection = make_site_privacy_settings(plan, method, site.train_samples)
     if protection is None or site.policy.epsilon is None:
         return
-    ledger, steps = open_patient_ledger(site), protection.noisy_steps_per_round
+    ledger = open_patient_ledger(site)
+    steps = protection.noisy_steps_per_round
     costs = None if ledger is None else ledger.list_costs(run, steps)
     refuse_cost_over_budget(site, costs, steps)
 
 
 def refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisySteps) -> None:
-    """Refuse a round of this cost if it would exceed the budget.
+    """Refuse a round with this cost if it would exceed the privacy budget.
 
     Args:
-        costs: The costs of the site's patients; None for a simulated site, whose folder's costs count.
+        costs: The costs of the site's patients; None for a simulated site, which counts the costs in its folder.
 
     Raises:
-        BadInput: If the budget would be exceeded. The coordinator reads the message, so it holds no number that depends
-            on which patients are here; the site's own log has the numbers.
+        BadInput: If the budget would be exceeded. The coordinator reads the message, so it has no number that depends
+            on the patients; the site's own log has the numbers.
     """
-    budget, delta = site.policy.epsilon, site.policy.delta
+    budget = site.policy.epsilon
+    delta = site.policy.delta
     if budget is None:
         return
     if costs is None:
@@ -374,13 +388,13 @@ def refuse_cost_over_budget(site: Site, costs: PatientCosts | None, cost: NoisyS
     else:
         if _is_largest_patient_epsilon_within(budget, costs, delta, [cost]):
             return
-        _tell_refused_cost(site, costs, cost, budget)
+        _report_refused_cost(site, costs, cost, budget)
         problem = f"another round would cost its patients more than this site allows, epsilon {budget:g}."
     raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
 
 
-def _tell_refused_cost(site: Site, costs: PatientCosts, cost: NoisySteps, budget: float) -> None:
-    """Write the numbers behind a refusal to the site's own log."""
+def _report_refused_cost(site: Site, costs: PatientCosts, cost: NoisySteps, budget: float) -> None:
+    """Print the numbers that explain a refusal to the site's own log."""
     assert site.ledger is not None, "the costs come from it"
     delta = site.policy.delta
     spent = compute_largest_patient_epsilon(costs, delta)
@@ -395,9 +409,9 @@ def _tell_refused_cost(site: Site, costs: PatientCosts, cost: NoisySteps, budget
 
 
 def _describe_patients_known_by_picture(site: Site, costs: PatientCosts) -> str:
-    """Return a sentence, for the site's own log, about named patients that were recognised by a picture alone.
+    """Return a sentence for the site's own log about named patients who were recognised only by a picture.
 
-    Pictures without content are not compared, but a card such as "image not available" is a picture like any other.
+    Uniform pictures are not compared, but a placeholder such as "image not available" counts as a picture.
     """
     names = np.unique(np.concatenate([site.train.patients, site.validation.patients]))
     patients = names[costs.mark_patients_known_by_picture() & ~find_placeholder_patients(names)].tolist()
@@ -411,29 +425,30 @@ def _describe_patients_known_by_picture(site: Site, costs: PatientCosts) -> str:
 
 
 class UnnoisedChange(BadInput):
-    """Raised if a value of the model changed without noise.
+    """Raised if a value of the model has changed without noise.
 
     Such a change depends on the images, so this refusal counts in the privacy budget like a reply.
     """
 
 
-def refuse_unnoised_change(task: LocalTask, state: ModelState, covered: Iterable[Tensor] = ()) -> None:
+def refuse_unnoised_change(task: LocalTask, state: ModelState, noisy: Iterable[Tensor] = ()) -> None:
     """Refuse to send the update if a value without noise differs from the received model.
 
     Args:
         state: The model's values now.
-        covered: The parameters that training with noise has changed; their differences are accepted.
+        noisy: The parameters that training with noise has changed; their differences are accepted.
 
     Raises:
         UnnoisedChange: If any other value differs, for instance a buffer that holds a mean of images.
     """
-    layout, of_optimizer = make_model_layout(task.network), set(map(id, covered))
+    layout = make_model_layout(task.network)
+    noisy_ids = set(map(id, noisy))
     before, after = (split_state_into_tensors(values, layout) for values in (task.received, state))
     tensors = task.network.state_dict(keep_vars=True)
     changed = [
         name.removeprefix("backbone.")
         for name, values in after.items()
-        if id(tensors[name]) not in of_optimizer and not np.array_equal(values, before[name], equal_nan=True)
+        if id(tensors[name]) not in noisy_ids and not np.array_equal(values, before[name], equal_nan=True)
     ]
     if changed:
         problem = f"changes {quote_names(changed, limit=4)} beside its training: what it keeps of images has no noise."
@@ -450,7 +465,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
 
     @cached_property
     def site_privacy(self) -> SitePrivacySettings:
-        """Return the noise and the cost of each round of the run at this site."""
+        """The noise and the cost of each round of the run at this site."""
         protection = make_site_privacy_settings(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
         return protection
@@ -463,8 +478,10 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
-        site, digest = self.site, hash_train_request(request)
-        ledger, patients = open_privacy_ledger(site), open_patient_ledger(site)
+        site = self.site
+        digest = hash_train_request(request)
+        ledger = open_privacy_ledger(site)
+        patients = open_patient_ledger(site)
         paid = ledger.find_stored_reply(digest)
         if paid is None:
             paid = self._answer_and_store(answer, request, self._make_cost(request, digest))
@@ -473,8 +490,8 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         if patients is not None:
             patients.spend_costs(ledger.entries)
         if not self.plan.privacy.secure_aggregation:
-            # Later rounds may start from this state, whose cost is charged. A masked round must also be unmasked.
-            site.open_run_state_folder(request.run).mark_round_settled(request.round, paid.left)
+            # Its cost is charged, so later rounds may start from this state. A masked round must be unmasked first.
+            site.open_run_state_folder(request.run).mark_round_settled(request.round, paid.state_hash)
         return paid.reply
 
     def _make_cost(self, request: TrainRequest, digest: str) -> PrivacyCostEntry:
@@ -490,12 +507,16 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: If the round would exceed the budget, or the number of replies that the plan's noise allows.
         """
-        site, plan, section = self.site, self.plan, self.plan.privacy
-        ledger, patients = open_privacy_ledger(site), site.ledger
+        site = self.site
+        plan = self.plan
+        section = self.plan.privacy
+        ledger = open_privacy_ledger(site)
+        patients = site.ledger
         if patients is None:
             self._refuse_unaffordable_round(request, cost, None)
         else:
             cost = patients.reserve_cost(cost, partial(self._refuse_unaffordable_round, request, cost))
+
         before = self._list_run_costs(request.run, None if patients is None else patients.list_costs())
         steps = merge_equal_steps(entry.noisy_steps for entry in {**before, cost.id: cost}.values())
         spent = compute_epsilon(steps, section.delta, section.accountant)
@@ -510,17 +531,18 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             elif patients is not None:
                 self._release_cost(patients, cost)
             raise
+
         reply = replace(reply, epsilon=_finite_or_none(spent))
         if not site.policy.metrics_outside_privacy:
             # The number of epochs until a loss settles, and the time, depend on the images.
             reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
-        left = site.open_run_state_folder(request.run).read_round_state_hash(request.round)
-        paid = LastStoredReply(reply, left, cost)
+        state_hash = site.open_run_state_folder(request.run).read_round_state_hash(request.round)
+        paid = LastStoredReply(reply, state_hash, cost)
         ledger.write_reply_and_cost(cost, paid)
         return paid
 
     def _release_cost(self, patients: PatientLedger, cost: PrivacyCostEntry) -> None:
-        """Release a cost; if that fails, it stays counted, and what ended the training is what the caller hears of."""
+        """Release a reserved cost; if that fails, it stays counted, and the error that ended the training is raised."""
         try:
             patients.release_cost(cost)
         except (LedgerUnusable, OSError) as failed:
@@ -529,20 +551,20 @@ class PrivacyBudgetLayer(SiteRoundLayer):
     def _refuse_unaffordable_round(
         self, request: TrainRequest, cost: PrivacyCostEntry, costs: PatientCosts | None
     ) -> None:
-        """Refuse a round for which the plan has no noise, or for which the budget does not suffice.
+        """Refuse a round if the plan's noise was computed for fewer answers, or if the budget does not suffice.
 
         Raises:
-            BadInput: With the reason.
+            BadInput: If the round is refused.
         """
-        most = self.plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
+        max_answers = self.plan.run.rounds + self.method.ranks_sites  # the plan's noise was computed for so many
         answers = len(self._list_run_costs(request.run, costs))
-        if self.plan.privacy.epsilon is not None and answers >= most:
-            problem = f"this run's plan has noise for {most} answers, and this site has given them."
+        if self.plan.privacy.epsilon is not None and answers >= max_answers:
+            problem = f"this run's plan has noise for {max_answers} answers, and this site has given them."
             raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
         refuse_cost_over_budget(self.site, costs, cost.noisy_steps)
 
     def _list_run_costs(self, run: str, costs: PatientCosts | None) -> dict[str, PrivacyCostEntry]:
-        """Return the costs of this site's replies in a run by their names, also those that the folder has lost."""
+        """Return id -> cost of this site's replies in a run, from the folder and from the patients' ledger."""
         charged = [] if costs is None else [each.cost for each in costs.charged if each.site == self.site.name]
         own = (*open_privacy_ledger(self.site).entries, *charged)
         return {entry.id: entry for entry in own if entry.run == run}
@@ -558,7 +580,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
             task, epoch=self.site_privacy.make_private_trainer(self.method, self._make_noise_source(request), patients)
         )
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
+    def wrap_training(self, train: TrainStep, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train, then add noise to update and statistics if the plan has noise on updates.
 
         If the plan has noise in each training step instead, check that nothing else changed the model.
@@ -585,7 +607,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
 
 
 def _can_error_depend_on_images(error: BaseException) -> bool:
-    """Return True if an error that ends a training is sent, and may depend on the images, so that it costs a reply.
+    """Return True if an error that ends a training costs as much as a reply: it is sent and may depend on the images.
 
     A fault of the request itself does not depend on the images. If the program is stopped on request, or the run has
     ended, nothing is sent.

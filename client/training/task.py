@@ -13,7 +13,7 @@ from torch import Tensor
 from polyclinic.client.site.memory import LostRoundState, SiteRoundState, SiteRoundStateFolder
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.features import NeckAndHeadOnFeatures, get_site_feature_cache, trains_on_cached_features
-from polyclinic.client.training.figures import ALL_FIGURES, RequestedMetricsComputer
+from polyclinic.client.training.figures import UNRESTRICTED_METRICS, RequestedMetricsComputer
 from polyclinic.common.config import HospitalPlan, parse_plan_json
 from polyclinic.common.errors import WireError, quote_names
 from polyclinic.common.models.gpu import move_network_to_device, split_batches_across_gpus
@@ -60,16 +60,16 @@ class LocalTask:
     """One request with everything that a site needs to answer it.
 
     Attributes:
-        network: The network to train: the whole, or neck and head alone if they train on a frozen backbone's features.
-        whole: The network from pixels to logits, with the same neck and head.
+        network: The network to train: the whole network, or only neck and head on features of a frozen backbone.
+        whole: The whole network from pixels to logits, with the same neck and head.
         received: The received model, completed by the parts that never leave this site.
         folder: Folder of the run's stored states at the site.
-        memory: The site's state after the last round that counted.
+        round_state: The site's state after the last round that counted.
         warms_up: True if warm-up epochs come first, because no reply of this site has counted yet.
         figures: Computes the metrics that the reply may contain.
         validation_chooses: True if the validation loss decides which epoch is kept, in warm-up and if a method trains
-            until its loss settles; otherwise the training loss decides.
-        epoch: Trains one epoch instead of the usual loop; None for the usual loop.
+            until its loss settles; False if the training loss decides.
+        epoch: Function that trains one epoch in place of the usual training loop; None for the usual loop.
         arithmetic: Description of number formats, kernels and GPUs for the reply.
     """
 
@@ -80,9 +80,9 @@ class LocalTask:
     whole: SplitNetwork
     received: ModelState
     folder: SiteRoundStateFolder
-    memory: SiteRoundState
+    round_state: SiteRoundState
     warms_up: bool
-    figures: RequestedMetricsComputer = ALL_FIGURES
+    figures: RequestedMetricsComputer = UNRESTRICTED_METRICS
     validation_chooses: bool = True
     epoch: EpochTrainer | None = None
     arithmetic: str = ""
@@ -94,20 +94,23 @@ class LocalTask:
         if part not in self._examples and self.site.has_no_limits and self.network is self.whole:
             self._examples[part] = self._get_cached_examples(part)
         if part not in self._examples:
-            site, inputs = self.site, self.prepare_network_inputs(part)
+            site = self.site
+            inputs = self.prepare_network_inputs(part)
             images: ImageSet = (
                 getattr(site, part) if site.has_no_limits else site.get_images_to_train_on(part, self.plan)
             )
             if part == "train" and not site.has_no_limits and (rows := site.find_rows_to_train_on(images)) is not None:
-                images, inputs = images.select_rows(rows), select_input_rows(inputs, rows)
+                images = images.select_rows(rows)
+                inputs = select_input_rows(inputs, rows)
             self._examples[part] = pair_pixels_with_labels(images, inputs, self.network.class_names)
         if part == "train" and self._examples[part].sampling is None:
             self._examples[part] = read_in_patches(self._examples[part], self.plan.model, self.plan.training)
         return self._examples[part]
 
     def _get_cached_examples(self, part: str) -> LabelledExamples:
-        """Return the part's images with labels, which stay the same from request to request."""
-        images, class_names = getattr(self.site, part), self.network.class_names
+        """Return the part's images with labels from the site's cache, because they are the same in each request."""
+        images = getattr(self.site, part)
+        class_names = self.network.class_names
         cached: dict[tuple[str, tuple[str, ...]], tuple[ImageSet, LabelledExamples]]
         cached = self.site.computed_results_cache.setdefault("examples", {})
         entry = cached.get((part, class_names))
@@ -133,7 +136,7 @@ class LocalTask:
         return make_training_reproducible(derive_seed(self.plan.run.seed, *purpose), self.plan.training.threads)
 
     def validate_current_network(self) -> ValidationMetrics:
-        """Validate the network as it is now; the AUROC leaves out hidden classes."""
+        """Validate the current network; the AUROC leaves out hidden classes."""
         hidden = () if self.site.has_no_limits else self.site.hidden_classes("validation")
         examples = self.make_labelled_examples("validation")
         self.forget_logits()
@@ -146,14 +149,14 @@ class LocalTask:
         return judge_logits(self.network, logits, examples, self.method.loss, hidden)
 
     def get_or_compute_logits(self, part: str) -> Tensor:
-        """Return the network's logits for one part of the data; those of the last validation are not computed again."""
+        """Return the network's logits for one part of the data; logits of the last validation are cached."""
         logits = self._logits.get(part)
         if logits is None:
             logits = compute_logits(self.network, self.prepare_network_inputs(part), self.plan.training.precision)
         return logits
 
     def forget_logits(self) -> None:
-        """Forget the logits of the last validation, because the network changes."""
+        """Clear the cached logits of the last validation, because the network changes."""
         self._logits.clear()
 
 
@@ -162,7 +165,7 @@ class LocalTrainingResult:
     """The result of a site's training in one round.
 
     Attributes:
-        parts: The trained groups that stay at the site: parts of the model, or a whole model of the site's own.
+        parts: The trained model groups that stay at the site: parts of the model, or a whole model of the site.
         train_loss: Mean batch loss of the last epoch; None if it may not leave.
         method_state: Arrays that the method stores at this site for its next round.
         statistics: Arrays that the method sends in addition to the update.
@@ -182,12 +185,14 @@ class LocalTrainingResult:
     own_optimizer: Arrays = field(default_factory=make_empty_arrays)
 
 
-Train = Callable[[LocalTask, TrainRequest], LocalTrainingResult]
-Evaluate = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
+TrainStep = Callable[[LocalTask, TrainRequest], LocalTrainingResult]
+"""Function that trains the received model of a prepared task."""
+EvaluateStep = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
+"""Function that evaluates the received model of a prepared task."""
 
 
 class SiteRoundLayer:
-    """Base class of a layer around a site's round, such as noise or masks; it changes nothing itself.
+    """Base class of a layer around a site's round, such as noise or masks; the base class itself changes nothing.
 
     Each ``wrap_`` method receives a step and calls it, as a Flower mod does. A run has only the layers that its plan
     and the site's policy turn on.
@@ -201,18 +206,18 @@ class SiteRoundLayer:
         """Return the prepared task, which subclasses change before the work begins."""
         return task
 
-    def wrap_training(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
+    def wrap_training(self, train: TrainStep, task: LocalTask, request: TrainRequest) -> LocalTrainingResult:
         """Train by calling ``train``; subclasses change the result before the site stores its state."""
         return train(task, request)
 
-    def wrap_evaluation(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+    def wrap_evaluation(self, evaluate: EvaluateStep, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
         """Evaluate by calling ``evaluate``; subclasses change the reply."""
         return evaluate(task, request)
 
 
 @dataclass(frozen=True)
 class SiteAdaptedPlan:
-    """A run's plan as one site carries it out.
+    """A run's plan, adapted to one site.
 
     Attributes:
         plan: The plan, with this site's number formats and kernels.
@@ -226,7 +231,7 @@ class SiteAdaptedPlan:
 
 
 def adapt_plan_to_site(site: Site, text: str) -> SiteAdaptedPlan:
-    """Parse a plan from JSON and choose this site's number formats; the result is cached for the run's requests."""
+    """Parse a plan from JSON and choose this site's number formats; cache the result for later requests."""
     read: tuple[str, SiteAdaptedPlan] | None = site.computed_results_cache.get("plan")
     if read is None or read[0] != text:
         plan = parse_plan_json(text)
@@ -250,50 +255,63 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
 
     Raises:
         BadInput: If the site has too few patients to take part.
-        WireError: If the method requires the site's own head rows and the request has others, if the frozen part is
-            missing or does not fit the plan, or if masks or noise protect the update and training is to start from a
-            round that is not an earlier one.
+        WireError: If the method requires the site's own head rows and the request has others; if the frozen part is
+            missing or does not fit the plan; or if masks or noise protect the update and training would not start from
+            an earlier round.
         LostRoundState: If the site's stored state is lost; a hospital continues without it from the next request.
     """
     if not site.has_no_limits:
         site.refuse_too_few_patients()
-    followed, own = adapt_plan_to_site(site, request.plan), site.declaration.canonical_names
-    plan, method = followed.plan, followed.method
-    # For a test of exclusive areas, the classes of other sites are rivals of this site's own.
+
+    site_plan = adapt_plan_to_site(site, request.plan)
+    site_classes = site.declaration.canonical_names
+    plan = site_plan.plan
+    method = site_plan.method
+    # In a test of exclusive areas, the head rows of other sites' classes compete with this site's rows.
     with_rivals = isinstance(request, EvaluateRequest) and request.test and method.tests_all_rows
-    holds_own = set(own) <= set(request.class_names) if with_rivals else request.class_names == own
+    holds_own = set(site_classes) <= set(request.class_names) if with_rivals else request.class_names == site_classes
     if method.declared_payload.rows == "own" and not holds_own:
         raise WireError(
-            f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
+            f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(site_classes)}."
         )
+
     folder = site.open_run_state_folder(request.run)
-    covered, trains = plan.privacy.protects_updates, isinstance(request, TrainRequest)
-    if covered and trains and request.counted >= max(request.round, 1):
-        # Training would overwrite that state, and nobody could tell afterwards from which state the site started.
+    is_protected = plan.privacy.protects_updates
+    is_train_request = isinstance(request, TrainRequest)
+    if is_protected and is_train_request and request.counted >= max(request.round, 1):
+        # Training would overwrite that state, so the site could not prove later from which state it started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
-    expected = method.stores_site_state(plan) and (trains or method.keeps_local_parts)
+
+    expected = method.stores_site_state(plan) and (is_train_request or method.keeps_local_parts)
     try:
-        memory = folder.read_last_counted_state(request.counted, forget=trains, settled=covered, expected=expected)
+        round_state = folder.read_last_counted_state(
+            request.counted, forget=is_train_request, settled=is_protected, expected=expected
+        )
     except LostRoundState as lost:
         site.tell(str(lost))
-        if trains and not site.simulated:  # the coordinator learns of it by this round's error, and the site goes on
+        if (
+            is_train_request and not site.simulated
+        ):  # the coordinator learns of it by this round's error, and the site goes on
             folder.store_empty_state(request.counted)
         raise
+
     cache = get_cached_networks(plan.model, site.device, site.gpus)
     trunk_in_network = cache.trunk_source
     network = get_unfilled_network(plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format)
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
+
     # A whole model of the site's own is loaded for its training and for the test alone.
-    local = ModelGroups() if method.trains_own_model else memory.parts
+    local = ModelGroups() if method.trains_own_model else round_state.parts
     whole = local.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     source = _find_received_bytes(received.trunk)
     is_trunk_there = source is not None and source is trunk_in_network
     trunk = None if is_trunk_there else received.trunk
     write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
-    if site.simulated and not trains and not method.keeps_local_parts:
+    if site.simulated and not is_train_request and not method.keeps_local_parts:
         cache.trunk_source = source
+
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
     task = LocalTask(
         site,
@@ -303,19 +321,21 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         network,
         received,
         folder,
-        memory,
+        round_state,
         warms_up=request.counted == 0,
-        arithmetic=followed.arithmetic,
+        arithmetic=site_plan.arithmetic,
     )
+
     for layer in layers:
         task = layer.adapt_task(task, request)
     return task
 
 
 def _find_received_bytes(trunk: NDArray[np.float32]) -> object:
-    """Return what holds the bytes of a received trunk, to tell if another message has the very same; None if unknown.
+    """Return the object that owns the bytes of a received trunk; None if unknown.
 
-    In a simulation in one process that is the coordinator's array, which nobody changes in place.
+    Two messages with the same object have the same trunk. In a simulation in one process, the object is the
+    coordinator's array, which is never changed in place.
     """
     base: object = trunk.base
     if isinstance(base, memoryview):
@@ -334,8 +354,8 @@ class NetworkCache:
         by_rows: Class names of the head rows -> network.
         frozen_sha256: Hash of the frozen part in the backbone; empty if it is not filled yet.
         memory_format: Memory format of the convolutions.
-        trunk_source: What holds the bytes of the message whose trunk is in the network, if only evaluation followed.
-            In a simulation in one process all sites evaluate the very same bytes, and one copy serves all.
+        trunk_source: Owner of the bytes of the trunk in the network, if the network was only evaluated since; else
+            None. In a simulation in one process all sites evaluate the same bytes, so the trunk is copied only once.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
@@ -346,7 +366,7 @@ class NetworkCache:
 
 @lru_cache(maxsize=1)
 def get_cached_networks(spec: ModelSpec, device: str, gpus: int) -> NetworkCache:
-    """Return the networks of this model; those of an earlier model are dropped, to save memory."""
+    """Return the networks of this model; the networks of an earlier model are dropped to save memory."""
     network = move_network_to_device(build_network(spec, ("",), seed=0), device)
     split_batches_across_gpus(network.backbone, gpus)
     return NetworkCache({(): network})
@@ -355,9 +375,9 @@ def get_cached_networks(spec: ModelSpec, device: str, gpus: int) -> NetworkCache
 def get_unfilled_network(
     spec: ModelSpec, class_names: tuple[str, ...], device: str, gpus: int = 1, memory_format: MemoryFormat | None = None
 ) -> SplitNetwork:
-    """Return a cached network whose parameters the caller still has to fill.
+    """Return a cached network with arbitrary parameters, which the caller must set.
 
-    It is cached because drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
+    The network is cached because drawing the initial weights of a ResNet-18 takes longer than training on ten images.
 
     Args:
         gpus: Number of GPUs that share each batch, if the device is ``cuda``.
@@ -380,7 +400,8 @@ def get_unfilled_network(
 
 def make_network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
     """Return a network with the same backbone and neck, and a new head of unset values with a row for each class."""
-    rows, features = len(class_names), network.head.in_features
+    rows = len(class_names)
+    features = network.head.in_features
     head = make_dense_layer(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
     return network.with_head(class_names, head).to(device)
 

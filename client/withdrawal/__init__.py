@@ -1,1 +1,1 @@
-"""A hospital leaves its federation."""
+"""Withdrawal of a hospital from its federation."""

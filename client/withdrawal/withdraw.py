@@ -30,16 +30,18 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.images.store import remove_image_store
 
-IMAGES = ("images-encrypted", "images-plain")
-DELETABLE: Mapping[str, str] = {
+IMAGE_FOLDERS = ("images-encrypted", "images-plain")
+DELETABLE_FOLDERS: Mapping[str, str] = {
     "images-encrypted": "decoded images, encrypted",
     "images-plain": "decoded images",
     "features": "features of images, encrypted",
     "memory": "parts of models between rounds",
 }
-"""Folder in ``state/`` that ``--delete`` removes -> what it holds. All of it was made from patients' images, and
-nothing of it is needed to prove what was done."""
-STAYS = (
+"""Folder in ``state/`` that ``--delete`` removes -> description of its content.
+
+All these files were computed from patients' images, and none is needed as evidence of the hospital's work.
+"""
+REMAINING_DATA = (
     ("state/audit*, state/plans/", "what came in, what left, who approved it", "as long as your record of processing"),
     ("state/privacy/, the ledger", "the privacy budget that was spent", "as long as the patients' data"),
     (
@@ -51,7 +53,7 @@ STAYS = (
     ("at the coordinator", "the models with your part in them, receipts, figures", "by your agreement"),
     ("at the coordinator", "updates/ and checkpoints/ of old runs", "until it deletes them: ask for it"),
 )
-"""Place, content, and until when it stays."""
+"""Data that stays after a withdrawal: place, content, and time until which it stays."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class Withdrawal:
 
     Attributes:
         runs: The runs in which an update left the site.
-        deletable: Folder in ``state/`` -> its bytes.
-        audit: A sentence on the audit log's chain.
+        deletable: Folder in ``state/`` -> size in bytes.
+        audit: A sentence about the audit log's hash chain.
     """
 
     runs: tuple[RunRecord, ...]
@@ -70,25 +72,26 @@ class Withdrawal:
 
 
 def examine_withdrawal(settings: SiteSettings) -> Withdrawal:
-    """Return in which runs the site took part, and what may be deleted now."""
+    """Return the runs in which the site took part, and the sizes of the folders that it may delete."""
     record = read_hospital_record(settings.state_folder)
     runs = tuple(run for run in record.runs if run.rounds)
-    folders = {name: settings.state_folder / name for name in DELETABLE}
+    folders = {name: settings.state_folder / name for name in DELETABLE_FOLDERS}
     sizes = {name: _measure_folder(folder) for name, folder in folders.items() if folder.exists()}
     return Withdrawal(runs, sizes, record.check)
 
 
 def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *, delete: bool) -> Path:
-    """Mark the site as one that has left, and write its signed statement; return the statement's path.
+    """Mark the site as withdrawn, and write its signed statement; return the statement's path.
 
     Args:
-        reason: Why, in the hospital's words.
-        delete: Remove the folders of :data:`DELETABLE`.
+        reason: The hospital's reason, for the coordinator.
+        delete: Remove the folders of :data:`DELETABLE_FOLDERS`.
 
     Raises:
         BadInput: If the program runs on this folder, the site has left before, or key or kit cannot be read.
     """
-    state, kit = settings.state_folder, read_and_check_connection_kit(settings)
+    state = settings.state_folder
+    kit = read_and_check_connection_kit(settings)
     key = read_private_key(settings.key_path)
     state.mkdir(parents=True, exist_ok=True)
     path = join_plain_name(settings.folder, PlainName(settings.file.name), WITHDRAWAL_SUFFIX)
@@ -117,7 +120,7 @@ def withdraw_site(settings: SiteSettings, withdrawal: Withdrawal, reason: str, *
 
 
 def undo_withdrawal(settings: SiteSettings) -> None:
-    """Let the site take part again; the coordinator has to admit it if it was removed there.
+    """Let the site take part again; a coordinator that has removed the site must admit it again.
 
     Raises:
         BadInput: If the site has not left.
@@ -131,7 +134,7 @@ def undo_withdrawal(settings: SiteSettings) -> None:
 
 
 def describe_withdrawal(withdrawal: Withdrawal) -> list[str]:
-    """Return lines for the person who decides: what the site contributed, what stays, and what may be deleted."""
+    """Return lines about a withdrawal for the person who decides: the site's runs, data that stays, deletable data."""
     lines = [withdrawal.audit, "This hospital trained in:"]
     for run in withdrawal.runs:
         title = make_printable_line(run.title or "a run without a title")
@@ -142,14 +145,14 @@ def describe_withdrawal(withdrawal: Withdrawal) -> list[str]:
     else:
         lines.append("What it has contributed stays in these models. Nobody can take it out of them again.")
     lines.append("What stays:")
-    lines += [f"  {place}: {content}; {until}" for place, content, until in STAYS]
+    lines += [f"  {place}: {content}; {until}" for place, content, until in REMAINING_DATA]
     return [*lines, *_describe_deletable(withdrawal.deletable)]
 
 
 def _describe_deletable(sizes: Mapping[str, int]) -> Sequence[str]:
     if not sizes:
         return ["Nothing is left here that --delete would remove."]
-    listed = [f"  state/{name}/: {DELETABLE[name]}, {format_bytes(size)}" for name, size in sizes.items()]
+    listed = [f"  state/{name}/: {DELETABLE_FOLDERS[name]}, {format_bytes(size)}" for name, size in sizes.items()]
     return ["What --delete removes:", *listed]
 
 
@@ -163,9 +166,9 @@ def _measure_folder(folder: Path) -> int:
 
 
 def _delete_folders(state: Path) -> None:
-    for name in DELETABLE:
+    for name in DELETABLE_FOLDERS:
         folder = state / name
-        if name in IMAGES:
+        if name in IMAGE_FOLDERS:
             remove_image_store(folder)  # follows a link to another disk
         if folder.is_symlink():
             shutil.rmtree(folder.resolve(), ignore_errors=True)

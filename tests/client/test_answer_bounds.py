@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import polyclinic.client.connection.fleet_client
 from polyclinic.client.check.findings import FindingSeverity
-from polyclinic.client.connection.answer_bounds import ANSWER_BYTES, SPARE_BYTES, compute_message_size_bound
+from polyclinic.client.connection.answer_bounds import MAX_ANSWER_BYTES, SPARE_BYTES, compute_message_size_bound
 from polyclinic.client.connection.exit_codes import ClientExitCode, CoordinatorUnreachable
 from polyclinic.client.connection.fleet_client import (
     RESPONSES,
@@ -103,7 +103,7 @@ def test_a_reason_that_fits_into_the_headers_is_cut(hospital: Hospital) -> None:
 
 
 def test_every_call_has_a_bound() -> None:
-    assert ANSWER_BYTES.keys() == {*RESPONSES, "PullObject", HELLO_METHOD}
+    assert MAX_ANSWER_BYTES.keys() == {*RESPONSES, "PullObject", HELLO_METHOD}
 
 
 CALLS: Mapping[str, Callable[[FleetClient], object]] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from polyclinic.client.approval.describe import PLAIN_WORDS, describe_text, list_leaving_fields
+from polyclinic.client.approval.describe import FIELD_DESCRIPTIONS, describe_text, list_leaving_fields
 from polyclinic.client.gate.policy_rules import RequestedWork
-from polyclinic.client.preview.data_dictionary import MEANING
+from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS
 from polyclinic.client.preview.dry_run import (
     choose_preview_experiment,
     list_record_field_rows,
@@ -116,7 +116,7 @@ def test_masks_change_what_the_description_says() -> None:
 
 
 def test_plain_words_stand_for_fields_that_there_are() -> None:
-    assert all(field in MEANING[record] for record, field in PLAIN_WORDS)
+    assert all(field in FIELD_MEANINGS[record] for record, field in FIELD_DESCRIPTIONS)
     text = description(make_hospital_plan(experiment_of("fedavg", {})).model_dump_json())
     assert re.findall(r"\w+_\w+", text) == ["tiny_cnn", "channels_last"]
 

@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Message
 
 from polyclinic.client.approval.decide import TypedDecision, decide_on_text
-from polyclinic.client.gate.gate import DECLINED
+from polyclinic.client.gate.gate import DECLINED_ERROR_CODE
 from polyclinic.client.site import plans
 from polyclinic.client.site.approvals import SiteApprovals
 from polyclinic.client.site.authority_record import AuthorityRecord
@@ -238,7 +238,7 @@ def test_a_denied_plan_stops_in_mid_run_and_only_the_audit_has_the_reason(approv
     done = approved.weber.deny(approved.folder, approved.plans[0], "no legal basis")
     assert done.code == 0, done.err
     reply = trained(at, PLAN)
-    assert reply.error.code == DECLINED
+    assert reply.error.code == DECLINED_ERROR_CODE
     assert "the hospital has denied it" in reply.error.reason
     assert "legal" not in reply.error.reason
     assert [line["reason"] for line in log(at) if line.get("rule") == "approval.denied"] == [
@@ -260,7 +260,7 @@ def test_each_new_decision_on_a_refused_plan_is_returned_once(hospital: Hospital
     assert approvals.find_new_decisions() == {}
     assert hospital.weber.deny(hospital.folder, sha256).code == 0
     assert [verdict.rule for verdict in approvals.find_new_decisions().values()] == ["approval.denied"]
-    assert called(at, PLAN).error.code == DECLINED
+    assert called(at, PLAN).error.code == DECLINED_ERROR_CODE
     assert approvals.find_new_decisions() == {}
     assert hospital.weber.approve(hospital.folder, sha256).code == 0
     assert [verdict.reason for verdict in approvals.find_new_decisions().values()] == [""]
@@ -287,7 +287,7 @@ def test_of_plans_with_one_title_the_latest_one_can_be_told_from_the_others(hosp
 def test_a_denial_stays_one_after_its_approver_was_removed(approved: Hospital) -> None:
     approved.weber.deny(approved.folder, approved.plans[0])
     remove_approver(approved)
-    assert {reply.error.code for reply in approved.asked()} == {DECLINED}
+    assert {reply.error.code for reply in approved.asked()} == {DECLINED_ERROR_CODE}
 
 
 def test_an_expired_approval_stays_expired_when_the_clock_is_set_back(hospital: Hospital) -> None:
@@ -316,7 +316,7 @@ def test_a_stage_of_secure_aggregation_needs_the_approval_of_its_run(approved: H
     assert approvals.decide_on_request(fields | {"run": "another"}, approved.site).rule == "approval.missing"
     assert approvals.decide_on_request(fields | {"wire.record": "SurveyRequest"}, approved.site).rule == "approval.kind"
     approved.weber.deny(approved.folder, approved.plans[0])
-    assert send(approved.site, f"query.{STAGE_BY_REQUEST[KeysRequest]}", keys).error.code == DECLINED
+    assert send(approved.site, f"query.{STAGE_BY_REQUEST[KeysRequest]}", keys).error.code == DECLINED_ERROR_CODE
 
 
 def ask_for_counts(at: Site, title: str) -> Message:
@@ -382,7 +382,7 @@ def test_where_approval_is_off_a_plan_is_stored_and_runs(hospital: Hospital) -> 
 
 
 def test_an_unknown_coordinator_cannot_fill_the_disk(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "MOST_TEXTS", 20)
+    monkeypatch.setattr(plans, "MAX_UNDECIDED_TEXTS", 20)
     store = PlanStore(hospital.folder / "state")
     facts = RequestFacts(kind="training", time="2026-01-01T00:00:00+00:00")
     first = RequestText("training", "0")

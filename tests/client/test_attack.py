@@ -27,7 +27,7 @@ from polyclinic.client.preview.attack.counts import (
     infer_counts_from_score_digits,
     infer_counts_from_trunk,
 )
-from polyclinic.client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
+from polyclinic.client.preview.attack.coverage import ATTACKS_BY_FIELD, ATTACKS_BY_STATISTIC
 from polyclinic.client.preview.attack.images import attack_by_imprinting
 from polyclinic.client.preview.attack.membership import infer_membership_by_lira, infer_membership_by_matched_filter
 from polyclinic.client.preview.attack.patients import (
@@ -42,7 +42,7 @@ from polyclinic.client.preview.attack.suite import (
     run_attacks,
     write_attack_page,
 )
-from polyclinic.client.preview.data_dictionary import SENT
+from polyclinic.client.preview.data_dictionary import SENT_RECORD_CLASSES
 from polyclinic.client.preview.dry_run import choose_preview_experiment, make_first_round_records
 from polyclinic.client.site.policy import Level, SitePolicy
 from polyclinic.client.site.site import Site
@@ -87,12 +87,12 @@ def figures(attempt: AttackResult) -> tuple[int, int]:
 
 def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     """A new field of a record fails here until coverage.py says who looks at it."""
-    assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
-        record.__name__: set(list_record_field_names(record)) for record in SENT
+    assert {name: set(fields) for name, fields in ATTACKS_BY_FIELD.items()} == {
+        record.__name__: set(list_record_field_names(record)) for record in SENT_RECORD_CLASSES
     }
-    assert set(BY_STATISTIC) == set(list_statistic_meanings())
-    by_field = [by for fields in BY_FIELD.values() for by in fields.values()]
-    for covered in [*BY_STATISTIC.values(), *by_field]:
+    assert set(ATTACKS_BY_STATISTIC) == set(list_statistic_meanings())
+    by_field = [by for fields in ATTACKS_BY_FIELD.values() for by in fields.values()]
+    for covered in [*ATTACKS_BY_STATISTIC.values(), *by_field]:
         assert set(covered) <= set(ATTACKS) if isinstance(covered, tuple) else len(covered.split()) > 2
     assert {name for by in by_field if isinstance(by, tuple) for name in by} == set(ATTACKS)
 
@@ -215,8 +215,8 @@ def test_single_persons(
 
     Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12.
     """
-    monkeypatch.setattr(patients, "SIZE", size)  # noise for a small network takes a quarter of the time
-    monkeypatch.setattr(patients, "SIDE", (size - 12) // 4)
+    monkeypatch.setattr(patients, "INPUT_SIDE", size)  # noise for a small network takes a quarter of the time
+    monkeypatch.setattr(patients, "DENSE_INPUT_SIDE", (size - 12) // 4)
     site = hospital(tmp_path, level)
     train, strangers = site.train.select_rows(np.arange(20)), site.train.select_rows(np.arange(20, 24))
     parts = {"train": train.select_rows(np.arange(4)), "test": site.test.select_rows(np.arange(4))}
@@ -246,12 +246,15 @@ def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
 
 def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
     """A site that was opened from a folder knows of each image whether its labels may be known."""
-    unsaid = np.arange(48) % 5 == 0
-    site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
+    undisclosable_images = np.arange(48) % 5 == 0
+    site = replace(hospital(tmp_path, "masked"), undisclosable_images={"train": undisclosable_images})
     chosen = draw_random_images(draw_random_images(site.train, 20), 9)
-    assert copy_site_with_images(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
+    assert (
+        copy_site_with_images(site, train=chosen).undisclosable_images["train"].tolist()
+        == undisclosable_images[chosen.places].tolist()
+    )
     elsewhere = copy_site_with_images(site, train=site.test)  # by the site's rule
-    assert len(elsewhere.unsaid["train"]) == 40
+    assert len(elsewhere.undisclosable_images["train"]) == 40
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Message
 
 from polyclinic.client.benefit import home_training
-from polyclinic.client.benefit.compare import FIGURES, LOCAL_TRAINING_FOLDER, PAGE
+from polyclinic.client.benefit.compare import BENEFIT_JSON_FILE, BENEFIT_PAGE_FILE, LOCAL_TRAINING_FOLDER
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.client.training.privacy import open_privacy_ledger
@@ -40,7 +40,7 @@ def reply(at: Site, of: HospitalPlan) -> BenefitReply:
 
 
 def own_figures(at: Site) -> Any:
-    return json.loads((at.folder / LOCAL_TRAINING_FOLDER / FIGURES).read_text(encoding="utf-8"))["benefit"]
+    return json.loads((at.folder / LOCAL_TRAINING_FOLDER / BENEFIT_JSON_FILE).read_text(encoding="utf-8"))["benefit"]
 
 
 def test_a_trusted_site_tells_what_its_own_page_says_and_the_same_again(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_trusted_site_tells_what_its_own_page_says_and_the_same_again(tmp_path
     assert released.class_names == ("b", "a")
     assert released.mean == pytest.approx([place["value"] for place in figures["mean"].values()])
     assert released.gain_low == pytest.approx([place["interval"][0] for place in figures["gain"].values()])
-    page = (at.folder / LOCAL_TRAINING_FOLDER / PAGE).read_text(encoding="utf-8")
+    page = (at.folder / LOCAL_TRAINING_FOLDER / BENEFIT_PAGE_FILE).read_text(encoding="utf-8")
     assert page.splitlines()[0] in lines[-1]
     assert f"{released.mean[0]:.3f}" in page
     assert {path.name for path in (at.folder / LOCAL_TRAINING_FOLDER).iterdir()} >= {"model", "fine-tuned"}
@@ -73,7 +73,7 @@ def test_nothing_leaves_and_the_hospital_sees_it(
     assert reply(at, asking(**tables)) == BenefitReply("run", 4, "north")
     assert set(own_figures(at)["mean"]) == {"alone", "federated", "fine_tuned", "ensemble"}
     assert open_privacy_ledger(at).entries == ()  # training alone spends nothing of a budget
-    assert "better off" in (at.folder / LOCAL_TRAINING_FOLDER / PAGE).read_text(encoding="utf-8")
+    assert "better off" in (at.folder / LOCAL_TRAINING_FOLDER / BENEFIT_PAGE_FILE).read_text(encoding="utf-8")
 
 
 def test_a_gate_stops_figures_that_the_policy_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
 def test_a_site_without_test_images_says_so_and_trains_nothing(tmp_path: Path) -> None:
     at = replace(site(tmp_path, smallest_count=0), test=images(3, 16).select_rows(np.arange(0)))
     assert reply(at, asking()) == BenefitReply("run", 4, "north")
-    assert "cannot be told" in (at.folder / LOCAL_TRAINING_FOLDER / PAGE).read_text(encoding="utf-8")
+    assert "cannot be told" in (at.folder / LOCAL_TRAINING_FOLDER / BENEFIT_PAGE_FILE).read_text(encoding="utf-8")
     assert not (at.folder / LOCAL_TRAINING_FOLDER / "memory").exists()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.client.connection.answer_bounds import BUNDLE_MAX_BYTES
-from polyclinic.client.connection.fleet_client import BUNDLE_MAY_HOLD, find_app_bundle_fault
+from polyclinic.client.connection.fleet_client import ALLOWED_BUNDLE_FILES, find_app_bundle_fault
 from polyclinic.server.deployment.superlink.fleet_service import BUNDLE
 
 NAME = ["pyproject.toml"]
@@ -37,7 +37,7 @@ def test_the_bundle_of_our_own_coordinator_is_accepted_and_one_with_code_is_refu
 
 @settings(max_examples=50)
 @given(
-    may=st.sets(st.sampled_from(sorted(BUNDLE_MAY_HOLD))),
+    may=st.sets(st.sampled_from(sorted(ALLOWED_BUNDLE_FILES))),
     may_not=st.sets(
         st.sampled_from(["a.py", "pyproject.toml.py", "Pyproject.toml", "a/pyproject.toml", ".info/", "CONTENT"]),
         min_size=1,

@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from polyclinic.client.prediction.calibration import (
-    FEWEST_IMAGES,
+    MIN_CLASS_IMAGES,
     calibrate_class,
     compute_logits,
     fit_scaling,
@@ -51,11 +51,11 @@ def test_the_test_part_changes_no_parameter() -> None:
 
 def test_a_class_with_too_few_positives_stays_as_it_is_and_says_so() -> None:
     scores, labels = np.linspace(0.1, 0.9, 200), np.zeros(200)
-    labels[: FEWEST_IMAGES - 1] = 1
+    labels[: MIN_CLASS_IMAGES - 1] = 1
     labels[150:] = np.nan
     fit = calibrate_class((scores, labels), (scores, labels), "platt")
-    assert (fit.slope, fit.offset, fit.positives) == (1.0, 0.0, FEWEST_IMAGES - 1)
-    assert f"{FEWEST_IMAGES - 1} validation images show it" in fit.reason
+    assert (fit.slope, fit.offset, fit.positives) == (1.0, 0.0, MIN_CLASS_IMAGES - 1)
+    assert f"{MIN_CLASS_IMAGES - 1} validation images show it" in fit.reason
     assert fit.error_before == fit.error_after
 
 

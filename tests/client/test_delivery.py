@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.client.delivery.manifests import get_delivered_folder
-from polyclinic.client.delivery.store import MOST_STORED_BY_NETWORK, receive_delivery_request
+from polyclinic.client.delivery.store import MAX_DELIVERIES_BY_NETWORK, receive_delivery_request
 from polyclinic.client.site.settings import load_site, read_site_settings
 from polyclinic.client.site.site import Site
 from polyclinic.common.errors import BadInput, WireError
@@ -174,7 +174,7 @@ def test_a_site_stores_a_package_that_is_its_own_and_no_other(site: Site, trial:
 
 
 def test_a_coordinator_cannot_fill_the_disk_with_runs(site: Site, trial: Coordinator) -> None:
-    for number in range(MOST_STORED_BY_NETWORK):
+    for number in range(MAX_DELIVERIES_BY_NETWORK):
         package = pack_delivery(trial.sign(site.name, f"run-{number}"))
         receive_delivery_request(site, make_delivery_request("delivery-1", package))
     one_more = make_delivery_request("delivery-1", pack_delivery(trial.sign(site.name, "run-more")))

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from polyclinic.client import app as site_app
 from polyclinic.client.gate import incoming_request, plan_costs
-from polyclinic.client.gate.gate import DECLINED
+from polyclinic.client.gate.gate import DECLINED_ERROR_CODE
 from polyclinic.client.gate.incoming_request import PlanRefused, read_requested_work
 from polyclinic.client.gate.policy_rules import RequestedWork, decide_on_request
 from polyclinic.client.site import memory
@@ -52,7 +52,7 @@ OTHER_FILES = {"study.toml", "defaults.toml", "pyproject.toml", "benchmark.toml"
 EXPERIMENTS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in OTHER_FILES)
 ORDINARY = plan()
 HUGE = 10**9
-KEPT_RUNS, REAL_KEPT_RUNS = 4, memory.KEPT_RUNS
+MAX_STORED_RUNS, REAL_KEPT_RUNS = 4, memory.MAX_STORED_RUNS
 
 
 def unchecked(content: RecordDict, **fields: str) -> RecordDict:
@@ -158,7 +158,7 @@ def test_an_excessive_plan_is_declined_at_the_roll_call_within_a_second_and_16_m
     reply = call(at, text)
     seconds, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (reply.error.code, reply.error.reason.split(": ")[:2]) == (DECLINED, ["declines", rule])
+    assert (reply.error.code, reply.error.reason.split(": ")[:2]) == (DECLINED_ERROR_CODE, ["declines", rule])
     assert len(reply.error.reason) < 600
     assert reply.error.reason.isprintable()
     received, left = log(at)
@@ -200,7 +200,7 @@ def test_another_plan_than_that_of_the_roll_call_and_more_rounds_than_it_has_are
     at, other = hospital(tmp_path), plan(epochs=3)
     assert not called(at, ORDINARY).has_error()
     for reply in (trained(at, other), judged(at, other), called(at, other)):
-        assert reply.error.code == DECLINED
+        assert reply.error.code == DECLINED_ERROR_CODE
         assert reply.error.reason.startswith("declines: run.plan: ")
     assert not trained(at, ORDINARY).has_error()
     later = send(at, "train", request(ORDINARY, server_round=21))
@@ -274,13 +274,13 @@ def test_nothing_is_left_of_a_run_whose_record_is_gone(damage: bytes, tmp_path: 
 
 
 def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "KEPT_RUNS", KEPT_RUNS)
+    monkeypatch.setattr(memory, "MAX_STORED_RUNS", MAX_STORED_RUNS)
     at, remembered = hospital(tmp_path), request(plan(reset_optimizer=False))
-    for number in range(KEPT_RUNS + 5):
+    for number in range(MAX_STORED_RUNS + 5):
         assert not send(at, "train", replace(remembered, run=f"kept-{number}")).has_error()
-    assert len(list((tmp_path / "memory").iterdir())) <= KEPT_RUNS + 1
+    assert len(list((tmp_path / "memory").iterdir())) <= MAX_STORED_RUNS + 1
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "audit" not in path.name]
-    assert sum(path.stat().st_size for path in files) * REAL_KEPT_RUNS / KEPT_RUNS < 200 * 10**6
+    assert sum(path.stat().st_size for path in files) * REAL_KEPT_RUNS / MAX_STORED_RUNS < 200 * 10**6
 
 
 def test_what_is_kept_of_a_run_for_ever_is_less_than_its_lines_of_the_audit(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_work_that_takes_too_long_is_stopped_by_the_site_itself(
     with monkeypatch.context() as patched:
         slow(patched)
         reply = trained(at, ORDINARY)
-    assert reply.error.code == DECLINED
+    assert reply.error.code == DECLINED_ERROR_CODE
     assert reply.error.reason.startswith("stopped its work: policy.maximum_hours: ")
     assert [(line["direction"], line["decision"], line.get("rule")) for line in log(at)] == [
         ("in", "allow", "policy"),
@@ -352,7 +352,7 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
     neck_and_head = (width + 1) * 8 + 9 * 3
     parameters = sum(value.numel() for value in backbone.parameters()) + neck_and_head
     cost = plan_costs.estimate_network_cost(spec, rows=3)
-    assert plan_costs.BACKBONES[architecture].width == width
+    assert plan_costs.BACKBONE_COSTS[architecture].width == width
     assert 0.95 * parameters <= cost.parameters <= parameters
     assert 0.7 * activations <= cost.activations <= activations
 

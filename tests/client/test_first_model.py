@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from polyclinic.client.gate.incoming_request import ABSOLUTE
+from polyclinic.client.gate.incoming_request import ABSOLUTE_TOLERANCE
 from polyclinic.client.site.site import Site
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import build_network
@@ -121,7 +121,7 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     command = [sys.executable, "-c", program, of.model.model_dump_json(), str(tmp_path / "trunk.npy")]
     subprocess.run(command, check=True, env={**os.environ, "ATEN_CPU_CAPABILITY": "default"})
     own, sent = beginning(of), np.load(tmp_path / "trunk.npy")
-    assert np.abs(own.trunk - sent).max() < ABSOLUTE
+    assert np.abs(own.trunk - sent).max() < ABSOLUTE_TOLERANCE
     assert refusal(site(tmp_path), request(of, replace(own, trunk=sent))) == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.client import app as site_app
-from polyclinic.client.gate.gate import DECLINED
+from polyclinic.client.gate.gate import DECLINED_ERROR_CODE
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.settings import read_site_settings
 from polyclinic.client.site.site import Site
@@ -51,7 +51,7 @@ def test_a_run_that_the_policy_does_not_allow_is_declined_at_the_roll_call_and_a
 ) -> None:
     at = under(tmp_path, **policy)
     for reply in (called(at, of), trained(at, of), judged(at, of)):
-        assert reply.error.code == DECLINED
+        assert reply.error.code == DECLINED_ERROR_CODE
         assert reply.error.reason.startswith(f"declines: {rule}: ")
         assert named in reply.error.reason
     assert [(line["direction"], line["record"], line["decision"]) for line in log(at)] == [

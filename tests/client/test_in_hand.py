@@ -25,8 +25,8 @@ import polyclinic.client.connection.service
 from polyclinic.client.connection.exit_codes import ClientExitCode, ConnectionNotAccepted
 from polyclinic.client.connection.fleet_client import is_message_expired
 from polyclinic.client.connection.service import (
+    LONG_POLL_S,
     MAX_ATTEMPTS,
-    WAIT_S,
     HospitalMessageLoop,
     PendingMessage,
     lock_site_folder,
@@ -288,7 +288,7 @@ def test_a_site_gives_back_the_memory_of_its_work_once_while_it_waits(
     monkeypatch.setattr(
         polyclinic.client.connection.service, "release_free_memory", lambda: released.append(hospital.begun)
     )
-    monkeypatch.setattr(polyclinic.client.connection.service, "POLL_S", 0.01)
+    monkeypatch.setattr(polyclinic.client.connection.service, "MIN_POLL_PAUSE_S", 0.01)
     nothing = fleet.PullMessagesResponse()
     hospital.desk.waiting[:0] = [nothing]  # before the first message there is nothing to give back
     hospital.desk.waiting += [nothing, nothing]
@@ -373,7 +373,7 @@ def test_a_message_whose_content_is_gone_is_confirmed_so_that_it_does_not_come_a
     hospital.desk.lost = True
     assert hospital.start() == ClientExitCode.CLOCK
     assert (hospital.begun, hospital.desk.confirmed, hospital.left) == (0, [hospital.desk.name], None)
-    assert [parse_wait_header_s(wait) for wait in hospital.desk.waits] == [WAIT_S, WAIT_S]
+    assert [parse_wait_header_s(wait) for wait in hospital.desk.waits] == [LONG_POLL_S, LONG_POLL_S]
 
 
 @pytest.mark.parametrize(("call", "failures"), [("PushMessages", 4), ("PullObject", 12)], ids=["sent", "fetched"])

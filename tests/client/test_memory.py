@@ -91,9 +91,9 @@ def runs(tmp_path: Path) -> Path:
     ("run", "room", "left"),
     [
         ("next", {}, {"first", "second", "third", "fourth"}),  # which may be resumed
-        ("next", {"most_bytes": 250}, {"first", "second"}),
-        ("next", {"most_bytes": 50}, {"first"}),  # the newest stays however large
-        ("old", {"most_bytes": 250}, {"old", "first", "second"}),  # its own takes nobody's room
+        ("next", {"max_bytes": 250}, {"first", "second"}),
+        ("next", {"max_bytes": 50}, {"first"}),  # the newest stays however large
+        ("old", {"max_bytes": 250}, {"old", "first", "second"}),  # its own takes nobody's room
     ],
 )
 def test_the_oldest_memories_go_where_room_is_short(run: str, room: dict[str, int], left: set[str], runs: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.client.gate.policy_rules import RequestedWork, check_request_rules
-from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
+from polyclinic.client.site.policy import UNLIMITED_KEYS, SitePolicy
 from polyclinic.common.config import make_hospital_plan
 from polyclinic.common.plugins import METRICS
 from polyclinic.strategies.registry import build_site_method
@@ -55,7 +55,7 @@ def test_a_plug_in_is_declined_unless_it_is_listed_with_its_stamp_and_the_same_f
     work, rule, listed = requested(tmp_path, choice), f"policy.{key}", SitePolicy.model_validate({key: ["plugin:*"]})
     assert refusal(SitePolicy(), work, rule) == f'it does not have "plugin:{name}"'
     by_name = SitePolicy.model_validate({key: [f"plugin:{name}"]})
-    for policy in (by_name, listed, SitePolicy.model_validate(WITHOUT_LIMITS)):
+    for policy in (by_name, listed, SitePolicy.model_validate(UNLIMITED_KEYS)):
         assert refusal(policy, work, rule) == ""
     module.write_text(module.read_text() + "\n")
     forget(monkeypatch)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyclinic.client.site.policy import Level, SitePolicy
 from polyclinic.client.site.site import Site
-from polyclinic.client.training.features import BATCH, FeatureCache
+from polyclinic.client.training.features import FEATURE_BATCH_SIZE, FeatureCache
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.models.network import build_network
 from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, identify_plugin, register_local_plugin
@@ -146,8 +146,11 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
     of = plan()
     network = build_network(of.model, ("a",), 1)
     network.backbone = NotOfOne()
-    pixels = load_pixels_on_device(images(1, BATCH + 1), "cpu")
-    assert len(FeatureCache(tmp_path, None, False).get_or_compute_features(network, "train", pixels, of)) == BATCH + 1
+    pixels = load_pixels_on_device(images(1, FEATURE_BATCH_SIZE + 1), "cpu")
+    assert (
+        len(FeatureCache(tmp_path, None, False).get_or_compute_features(network, "train", pixels, of))
+        == FEATURE_BATCH_SIZE + 1
+    )
 
 
 def test_features_on_the_disk_are_read_by_the_key_that_they_were_written_with(tmp_path: Path) -> None:

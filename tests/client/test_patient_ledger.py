@@ -393,7 +393,7 @@ def test_of_folders_that_ask_at_the_same_time_no_more_are_allowed_than_the_budge
 def test_other_folders_use_the_ledger_while_a_cost_is_computed_and_the_decision_under_the_lock_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patient_ledger, "LOCK_PATIENCE_S", 1.0)
+    monkeypatch.setattr(patient_ledger, "LOCK_TIMEOUT_S", 1.0)
     here, elsewhere = (hospital(tmp_path, name).ledger for name in ("here", "elsewhere"))
     assert here is not None
     assert elsewhere is not None

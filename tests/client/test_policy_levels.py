@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from polyclinic.client.app import answer_roll_call
-from polyclinic.client.gate.gate import ANSWERS
-from polyclinic.client.preview.data_dictionary import MEANING, SENT, STATISTICS
-from polyclinic.client.site.policy import LEVELS, TRUST, Level, SitePolicy
+from polyclinic.client.gate.gate import REPLY_CLASSES
+from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS, SENT_RECORD_CLASSES, STATISTIC_MEANINGS
+from polyclinic.client.site.policy import LEVEL_DEFAULTS, LEVEL_SENTENCES, Level, SitePolicy
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.wire.codec import list_record_field_names
@@ -56,10 +56,10 @@ def test_without_figures_of_training_or_of_the_test_a_run_without_privacy_goes_o
     assert untested.validation_loss is not None
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVEL_DEFAULTS)
 def test_a_level_sets_what_the_file_leaves_out_and_no_more(level: Level) -> None:
     bare = {key: field.get_default(call_default_factory=True) for key, field in SitePolicy.model_fields.items()}
-    assert SitePolicy.model_validate({"level": level}).model_dump() == {**bare, **LEVELS[level], "level": level}
+    assert SitePolicy.model_validate({"level": level}).model_dump() == {**bare, **LEVEL_DEFAULTS[level], "level": level}
     own = {"level": level, "label_counts": True, "training_figures": True, "epsilon": 3.0}
     assert SitePolicy.model_validate(own).model_dump(include=set(own)) == own
 
@@ -79,8 +79,8 @@ def test_init_writes_every_key_with_its_default_and_whom_the_hospital_trusts(tmp
     make_site_folder(tmp_path, "north")
     text = (tmp_path / "site.toml").read_text(encoding="utf-8")
     table = text.split("[policy]\n")[1].split("[data.synonyms]")[0]
-    assert text.splitlines()[0] == f"# {TRUST['trusted']}"
-    assert all(sentence in text for sentence in TRUST.values())
+    assert text.splitlines()[0] == f"# {LEVEL_SENTENCES['trusted']}"
+    assert all(sentence in text for sentence in LEVEL_SENTENCES.values())
     assert SitePolicy.model_validate(tomllib.loads(text)["policy"]) == SitePolicy()
     # Of the other keys that stand there as comments, the value is an example of a hospital's own.
     keys = ("label_counts", "score_histograms", "training_figures", "test_metrics", "train_hidden_classes")
@@ -93,15 +93,15 @@ def test_init_writes_every_key_with_its_default_and_whom_the_hospital_trusts(tmp
 @pytest.mark.parametrize("page", ["docs/privacy.md", "docs/hospital-it.md"])
 def test_pages_say_whom_each_level_trusts_in_the_same_words(page: str) -> None:
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
-    assert [sentence for sentence in TRUST.values() if sentence not in text] == []
+    assert [sentence for sentence in LEVEL_SENTENCES.values() if sentence not in text] == []
 
 
 def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
-    assert set(SENT) == set(ANSWERS.values())
-    assert {name: set(fields) for name, fields in MEANING.items()} == {
-        record.__name__: set(list_record_field_names(record)) for record in SENT
+    assert set(SENT_RECORD_CLASSES) == set(REPLY_CLASSES.values())
+    assert {name: set(fields) for name, fields in FIELD_MEANINGS.items()} == {
+        record.__name__: set(list_record_field_names(record)) for record in SENT_RECORD_CLASSES
     }
-    assert set(STATISTICS) == set(list_statistic_meanings())
+    assert set(STATISTIC_MEANINGS) == set(list_statistic_meanings())
 
 
 def test_a_new_site_toml_has_every_key_of_the_policy(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_exact_records_that_would_leave_are_for_their_owner_only(
 
 
 def test_each_class_and_no_class_has_images_as_read_as_seen_and_as_changed(hospital: Hospital) -> None:
-    text = page_of(hospital, AUGMENTED, each=2)
+    text = page_of(hospital, AUGMENTED, per_class=2)
     headings = re.findall(r"<h2>(.*?) <small>(\d+) training images, (\d+) of them here", text)
     labels = [[float(row[name]) for name in CLASSES] for row in hospital.table if row["part"] == "train"]
     present = np.array(labels)
@@ -77,7 +77,7 @@ def test_each_class_and_no_class_has_images_as_read_as_seen_and_as_changed(hospi
 
 
 def test_what_was_read_is_the_file_and_what_the_network_sees_is_its_mean_over_pixels(hospital: Hospital) -> None:
-    read, received = pictures(page_of(hospital, PLAIN, each=1))[:2]
+    read, received = pictures(page_of(hospital, PLAIN, per_class=1))[:2]
     name = next(row["image"] for row in hospital.table if row["part"] == "train" and row[CLASSES[0]] == "1")
     file = np.asarray(Image.open(hospital.folder / "images" / name))
     assert np.array_equal(np.asarray(read), file)

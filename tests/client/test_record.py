@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from polyclinic.client.approval.record import COLUMNS, read_hospital_record
+from polyclinic.client.approval.record import CSV_COLUMNS, read_hospital_record
 from polyclinic.client.site.plans import PlanStore, RequestFacts, RequestText
 from polyclinic.common.security.audit import AUDIT_FILE, AuditLog
 from polyclinic.common.security.delivery import MANIFEST_FILE, PACKAGE_FILES, DeliveryManifest, describe_files
@@ -113,7 +113,7 @@ def test_the_record_is_a_table_of_80_columns_json_and_csv(folder: Path, tmp_path
     assert [run["run"] for run in runs] == ["ab12cd34", "other"]
     with (tmp_path / "record.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == CSV_COLUMNS
     assert rows[0]["title"] == "'=Lung findings"  # no formula for a spreadsheet
     assert (rows[0]["rounds"], rows[0]["approved_by"], rows[0]["train_images"]) == ("2", "Dr. A. Weber", "40")
 

@@ -21,8 +21,8 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 from torch import nn
 
 from polyclinic.client.app import make_client_app
-from polyclinic.client.gate.gate import DECLINED
-from polyclinic.client.preview.data_dictionary import MEANING
+from polyclinic.client.gate.gate import DECLINED_ERROR_CODE
+from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.client.site.site import Site
 from polyclinic.common.contract import LabelDeclaration
@@ -336,7 +336,7 @@ def test_what_leaves_is_in_the_data_dictionary_and_the_models_files_are_removed(
     for reply in answered[1].replies:
         names = {name.partition("/")[0] for name in reply.content["fields"] if not name.startswith("wire.")}
         assert list(reply.content) == ["fields"]
-        assert names == set(MEANING["ScoringReply"])
+        assert names == set(FIELD_MEANINGS["ScoringReply"])
     assert not list(federation.folder.glob("*/scoring"))
     audit = (federation.folder / "east" / "audit.jsonl").read_text(encoding="utf-8").splitlines()
     lines = [json.loads(line) for line in audit]
@@ -362,7 +362,7 @@ def test_a_hospital_that_has_not_set_the_key_refuses_and_says_which_line_to_writ
     line = ", ".join(f'"{each}"' for each in hashes)
     assert f"in [policy] of site.toml: evaluate = [{line}]" in result.silent["east"]
     assert f'evaluate = ["{some[0]}", "{some[1]}", "{some[2]}", "{hashes[2]}"]' in result.silent["north"]
-    assert [reply.error.code for reply in grid.replies if reply.has_error()] == [DECLINED] * 2
+    assert [reply.error.code for reply in grid.replies if reply.has_error()] == [DECLINED_ERROR_CODE] * 2
     assert {each.name for each in result.evaluation.data} == {"south", "west", "centre"}
     assert result.evaluation.cautions[0].startswith("east did not answer: ")
 
@@ -435,7 +435,7 @@ def test_a_changed_byte_of_a_model_is_refused_by_its_hash(federation: Federation
         changed = bytearray(asked.content)
         changed[place] ^= 1
         reply = ask_site(federation.sites["east"], asked.question, bytes(changed))
-        assert reply.error.code == DECLINED
+        assert reply.error.code == DECLINED_ERROR_CODE
         assert "it was changed" in reply.error.reason
     assert ask_site(federation.sites["east"], asked.question, asked.content + b"x").has_error()
     assert not ask_site(federation.sites["east"], asked.question, asked.content).has_error()
@@ -454,7 +454,7 @@ def test_a_file_that_can_run_a_program_is_sent_by_nobody_and_taken_by_nobody(
     whole = described.model_copy(update={"file": "model.pt2"}).model_dump(mode="json")
     text = json.dumps({"models": [{"name": "other", "files": [sent], "described": whole}]})
     reply = send(federation.sites["east"], "query.scoring", make_scoring_request("evaluate-1", text, file.read_bytes()))
-    assert reply.error.code == DECLINED
+    assert reply.error.code == DECLINED_ERROR_CODE
     assert "a .pt2 file is not scored over the network" in reply.error.reason
 
 

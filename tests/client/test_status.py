@@ -13,9 +13,9 @@ import pytest
 
 from polyclinic.client.connection.service import lock_site_folder
 from polyclinic.client.connection.status import (
-    SILENT_S,
-    STALE_S,
+    HANGING_AFTER_S,
     STATUS_FILE,
+    UNHEALTHY_AFTER_S,
     ClientStatus,
     format_client_status,
     is_client_healthy,
@@ -28,7 +28,7 @@ from polyclinic.common.wire.versions import WIRE_VERSION
 from tests.network.real import eventually, flwr_client
 
 ALL = {"starting", "connecting", "waiting", "working", "stopped"}
-LONG_S = STALE_S + 60
+LONG_S = UNHEALTHY_AFTER_S + 60
 NOBODY = "no flwr-client runs on this folder."
 SILENT = "has not written status.json for 60 s."
 
@@ -67,7 +67,7 @@ def test_a_site_is_healthy_at_work_or_in_touch_with_the_coordinator() -> None:
         }
         assert states == healthy
     waiting = asdict(ClientStatus("north", state="waiting", last_contact=1000.0))
-    assert (STALE_S, is_client_healthy(waiting, now=1240.0), is_client_healthy(waiting, now=1301.0)) == (
+    assert (UNHEALTHY_AFTER_S, is_client_healthy(waiting, now=1240.0), is_client_healthy(waiting, now=1301.0)) == (
         300,
         True,
         False,
@@ -157,7 +157,7 @@ def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:
     assert NOBODY in refusal(tmp_path)
 
 
-OLD = json.dumps(asdict(ClientStatus("north", state="working")) | {"written": time.time() - SILENT_S - 1})
+OLD = json.dumps(asdict(ClientStatus("north", state="working")) | {"written": time.time() - HANGING_AFTER_S - 1})
 NO_STATUS = ("", "{", "[]", "{}", '{"written": "now"}', '{"written": 1e999, "site": "n", "x": 1}')
 
 

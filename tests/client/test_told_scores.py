@@ -126,7 +126,7 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(nume
 
 def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each site tests on 361 images, 32 to 41 of which show a class."""
-    monkeypatch.setattr("polyclinic.client.simulation.POLICY", SitePolicy())
+    monkeypatch.setattr("polyclinic.client.simulation.SIMULATED_SITE_POLICY", SitePolicy())
     summary = federation(tmp_path, "run.rounds=1")
     file = experiment(tmp_path)
     test = load_undivided_data(file.experiment, file.base_folder).test

@@ -11,7 +11,7 @@ import torch
 
 from polyclinic import testing
 from polyclinic.client.gate.policy_rules import RequestedWork, check_request_rules
-from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
+from polyclinic.client.site.policy import UNLIMITED_KEYS, SitePolicy
 from polyclinic.common.config import TrainingSection, make_hospital_plan
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network
@@ -142,7 +142,7 @@ def test_a_hospital_has_to_list_it_and_have_the_same_files(key: str, choice: str
 
     listed = SitePolicy.model_validate({key: [name]})
     assert rule(SitePolicy(), work) == f'it does not have "{name}"'
-    assert rule(listed, work) == rule(SitePolicy.model_validate(WITHOUT_LIMITS), work) == ""
+    assert rule(listed, work) == rule(SitePolicy.model_validate(UNLIMITED_KEYS), work) == ""
     without = replace(work, plan=work.plan.model_copy(update={"plugins": ()}))
     assert rule(listed, without).startswith("the coordinator has none, this site ")
     module.write_text(MODULE + "# changed\n")

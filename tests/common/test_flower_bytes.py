@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.client.connection.fleet_client import BUNDLE_REFUSED, SITE_RAISED, find_app_bundle_fault
+from polyclinic.client.connection.fleet_client import BUNDLE_REFUSED_ERROR_CODE, SITE_ERROR_CODE, find_app_bundle_fault
 from polyclinic.common.wire import message_objects
 from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
 from polyclinic.server.deployment.superlink.fleet_service import APP
@@ -75,7 +75,9 @@ def test_the_codes_are_flowers() -> None:
     codes = flower_module("common.constant").ErrorCode
     assert NODE_UNAVAILABLE == codes.NODE_UNAVAILABLE == LOST
     assert set(MESSAGE_GONE) == {codes.MESSAGE_UNAVAILABLE, codes.REPLY_MESSAGE_UNAVAILABLE}
-    assert (SITE_RAISED, BUNDLE_REFUSED) == (codes.CLIENT_APP_RAISED_EXCEPTION, codes.INVALID_FAB), FLOWER
+    assert (SITE_ERROR_CODE, BUNDLE_REFUSED_ERROR_CODE) == (codes.CLIENT_APP_RAISED_EXCEPTION, codes.INVALID_FAB), (
+        FLOWER
+    )
 
 
 def test_a_site_takes_the_bundle_that_flower_would_make_of_our_app_and_none_with_code() -> None:

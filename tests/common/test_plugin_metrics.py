@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score
 
 from polyclinic.client.gate.policy_rules import RequestedWork, check_reply_rules, check_request_rules
 from polyclinic.client.site.disclosure import suppress_class_metrics
-from polyclinic.client.site.policy import WITHOUT_LIMITS, SitePolicy
+from polyclinic.client.site.policy import UNLIMITED_KEYS, SitePolicy
 from polyclinic.common.config import EvaluationSection, make_hospital_plan
 from polyclinic.common.errors import BadInput, WireError
 from polyclinic.common.metrics.auroc import (
@@ -151,7 +151,7 @@ def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: P
     assert rule(SitePolicy(metrics=("*",)), requested(tmp_path, YOUDEN, YOUDEN)) == ""
     assert rule(SitePolicy(), work) == f'it does not have "{YOUDEN}"'
     assert rule(SitePolicy(metrics=(YOUDEN,)), work) == ""
-    assert rule(SitePolicy.model_validate(WITHOUT_LIMITS), work) == ""
+    assert rule(SitePolicy.model_validate(UNLIMITED_KEYS), work) == ""
     module = Path(str(stairs().__file__))
     module.write_text(module.read_text() + "\n")
     assert rule(SitePolicy(metrics=("*",)), work).count("youden of stairs 1.0 (files ") == 2

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from polyclinic.client.service import CLIENT
+from polyclinic.client.service import CLIENT_SERVICE
 from polyclinic.common.errors import BadInput
 from polyclinic.common.system.service import (
     Service,
@@ -108,7 +108,9 @@ def test_a_folder_that_no_line_can_name_is_refused_and_every_other_one_stands_on
     assume(str(folder) == f"/srv/{name}")
     if find_unit_path_faults("service", folder):
         return
-    unit = make_systemd_unit(Service(CLIENT, "unit", folder, ("/usr/bin/flwr-client",), account="fl"), system=True)
+    unit = make_systemd_unit(
+        Service(CLIENT_SERVICE, "unit", folder, ("/usr/bin/flwr-client",), account="fl"), system=True
+    )
     parsed = configparser.RawConfigParser(delimiters=["="], strict=False, comment_prefixes=("#",))
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(unit)
@@ -373,7 +375,7 @@ def test_root_runs_on_no_folder_that_an_account_can_exchange(home: Path, tmp_pat
 
 def test_a_link_in_the_accounts_folder_leads_root_to_no_folder_of_roots(home: Path, tmp_path: Path) -> None:
     (home / "link").symlink_to(tmp_path)
-    service = Service(CLIENT, "west", home, account="nobody", writable=(home / "link" / "ledger",))
+    service = Service(CLIENT_SERVICE, "west", home, account="nobody", writable=(home / "link" / "ledger",))
     with pytest.raises(BadInput):
         make_writable_folders(service, ServiceOptions(system=True))
     assert not (tmp_path / "ledger").exists()
@@ -458,7 +460,7 @@ def test_podmans_own_generator_makes_units_of_both_programs(tmp_path: Path) -> N
     quadlet = next((path for path in ("/usr/libexec/podman/quadlet",) if os.access(path, os.X_OK)), None)
     if quadlet is None:
         pytest.skip("Podman with quadlets (4.5 or later) is not installed")
-    for program, number in ((CLIENT, None), (SERVER, 9092)):
+    for program, number in ((CLIENT_SERVICE, None), (SERVER, 9092)):
         service = Service(program, program.unit_prefix + "a", tmp_path, image=program.image, port=number)
         (tmp_path / f"{service.name}.container").write_text(make_quadlet(service, system=True), encoding="utf-8")
     environment = {**os.environ, "QUADLET_UNIT_DIRS": str(tmp_path)}

@@ -15,7 +15,7 @@ import pytest
 from flwr.app import Error
 
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.gate.gate import UNREADABLE
+from polyclinic.client.gate.gate import UNREADABLE_RULE
 from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.common.wire.fleet_protocol import append_protobuf_field
 from polyclinic.common.wire.flower_messages import make_message
@@ -201,4 +201,4 @@ def test_errors_in_place_of_requests_are_refused_and_audited_and_the_site_goes_o
         eventually(lambda: len(coordinator.errors) == 2 or not program.runs, "both are answered", within_s=60)
         assert program.runs, program.output
     entries = [json.loads(line) for line in (hospital.folder / "state/audit.jsonl").read_text().splitlines()]
-    assert [entry["rule"] for entry in entries if entry.get("decision") == "deny"] == [UNREADABLE] * 2
+    assert [entry["rule"] for entry in entries if entry.get("decision") == "deny"] == [UNREADABLE_RULE] * 2

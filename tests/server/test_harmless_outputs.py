@@ -17,7 +17,7 @@ from rich.table import Table
 import polyclinic.server.runs.progress
 from polyclinic.client.connection import status as site_status
 from polyclinic.client.gate import audit_report
-from polyclinic.client.gate.gate import LISTED_BYTES, list_fields_for_audit_line
+from polyclinic.client.gate.gate import MAX_AUDIT_FIELD_LIST_BYTES, list_fields_for_audit_line
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
 from polyclinic.common.metrics.bootstrap import AurocIntervals
@@ -168,7 +168,7 @@ def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) 
     shape = (2,) * 100_000
     many = [RecordField(f"{ALL} {n}", shape, 8) for n in range(3_000)]
     fields = list_fields_for_audit_line(many)
-    assert len(format_as_json_text(fields).encode()) < LISTED_BYTES + 500
+    assert len(format_as_json_text(fields).encode()) < MAX_AUDIT_FIELD_LIST_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
     assert list_fields_for_audit_line(many[:1])[0][1] == [2] * 8
     assert list_fields_for_audit_line([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]

@@ -30,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that kept its updates."""
     folder = tmp_path_factory.mktemp("verified")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("polyclinic.client.simulation.POLICY", GATED)
+        patched.setattr("polyclinic.client.simulation.SIMULATED_SITE_POLICY", GATED)
         federation(folder, "run.keep_updates=true", "training.batch_size=128")
     return folder / "run"
 

@@ -64,7 +64,7 @@ def whole(method: str) -> Whole:
     folder = temporary_folder("polyclinic-contract-")
     with pytest.MonkeyPatch.context() as patched:
         traffic = overheard(patched)
-        patched.setattr("polyclinic.client.simulation.POLICY", GATED)
+        patched.setattr("polyclinic.client.simulation.SIMULATED_SITE_POLICY", GATED)
         return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polyclinic.client.counts.volumes import count_outlined_voxels
-from polyclinic.client.site.policy import LEVELS
+from polyclinic.client.site.policy import LEVEL_DEFAULTS
 from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.masks import MaskSet
@@ -89,8 +89,8 @@ def test_what_planning_chooses_cannot_be_chosen_beside_it(tmp_path: Path, overri
 def test_without_sums_of_any_hospital_the_run_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    masked = GATED.model_copy(update={"label_counts": LEVELS["masked"].get("label_counts", False)})
-    monkeypatch.setattr("polyclinic.client.simulation.POLICY", masked)
+    masked = GATED.model_copy(update={"label_counts": LEVEL_DEFAULTS["masked"].get("label_counts", False)})
+    monkeypatch.setattr("polyclinic.client.simulation.SIMULATED_SITE_POLICY", masked)
     with pytest.raises(BadInput, match="none of the hospitals") as refused:
         federation(tmp_path, *UNPLANNED, PLANNING)
     assert all(site in str(refused.value) for site in ("east", "north", "south"))

@@ -1,1 +1,1 @@
-"""Attacks of ``flwr-client preview --attack``: the hospital tests what a malicious coordinator could find out."""
+"""Attacks of ``flwr-client preview --attack``, by which a hospital tests what a malicious coordinator could learn."""

@@ -1,6 +1,6 @@
 """A malicious coordinator, simulated against a copy of the site with its gate, its policy and its own images.
 
-The adversary knows only the site's answers, and what the attack's docstring names. It keeps to the policy where the
+The adversary knows only the site's answers, and the facts named in the attack's docstring. It obeys the policy if the
 site would otherwise decline: it asks for as little noise as the policy accepts, and for the clipping that the policy
 demands. Some attacks craft a network whose convolutions pass pixels on unchanged, so that its dense layer receives the
 image.
@@ -104,16 +104,17 @@ class AttackResult:
 
     @property
     def succeeds(self) -> bool:
-        """True if the attack found more than guessing does on average, by over two standard deviations (Poisson)."""
+        """True if the attack found more than guessing: over two standard deviations above its mean (Poisson)."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 
 # ---------------------------------------------------------------------- the adversary
 
 
-METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
+ATTACK_METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
 """Methods that average updates and need no other data of the site; the first that the policy allows is used."""
-BELOW_BUDGET = 0.98
+EPSILON_SHARE = 0.98
+"""The attacker's plan spends this share of the site's privacy budget."""
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Adversary:
     Attributes:
         site: The copy of the site.
         folder: The copy's folder, which is removed afterwards.
-        honest: The plan of the run that the hospital was asked to join.
+        honest: The plan of the real run that the hospital was asked to join.
         response: The copy's answers so far.
     """
 
@@ -141,7 +142,7 @@ class Adversary:
 
     @property
     def head_class_names(self) -> tuple[str, ...]:
-        """Return the site's class names, one for each head row of the models that the attacker sends."""
+        """The site's class names, one for each head row of the models that the attacker sends."""
         return self.site.declaration.canonical_names
 
     def make_unused_run_name(self) -> str:
@@ -151,17 +152,17 @@ class Adversary:
     def make_attack_plan(
         self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any
     ) -> HospitalPlan:
-        """Make the attacker's own plan, within this site's policy as far as possible.
+        """Make the attacker's plan, which obeys the site's policy as far as possible.
 
         Args:
             batch_size: Number of images in a batch; 0 for all training images.
             training: Further keys of the plan's table ``[training]``.
         """
         policy = self.site.policy
-        allowed = [name for name in METHODS if policy.methods is None or {name, "*"} & set(policy.methods)]
+        allowed = [name for name in ATTACK_METHODS if policy.methods is None or {name, "*"} & set(policy.methods)]
         clip = policy.maximum_update_norm
         unit = "patient" if policy.privacy_unit == "patient" else "sample"
-        budget = policy.epsilon and {"level": unit, "epsilon": BELOW_BUDGET * policy.epsilon, "delta": policy.delta}
+        budget = policy.epsilon and {"level": unit, "epsilon": EPSILON_SHARE * policy.epsilon, "delta": policy.delta}
         model = {"architecture": architecture, "image_size": image_size, "channels": 1, "norm": "group"}
         batch = {"batch_size": batch_size or max(len(self.site.train), 1)}
         return HospitalPlan.model_validate(
@@ -173,7 +174,7 @@ class Adversary:
                 "augmentation": {},
                 "evaluation": {"checkpoint": "last"},
                 "privacy": budget or {},
-                "weights_sha256": "0" * 64,  # of a file that no hospital has, so it cannot compare the first model
+                "weights_sha256": "0" * 64,  # no hospital has such a file, so none can check the initial model
             }
         )
 
@@ -221,7 +222,8 @@ class Adversary:
 
     def _send_request_record(self, kind: str, record: Record, expected: type[AnyRecord]) -> AnyRecord | None:
         """Send a record through the site's gate; return the decoded reply, None after a refusal."""
-        message, refusal = make_request(encode_record(record), 2, kind), ""
+        message = make_request(encode_record(record), 2, kind)
+        refusal = ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
             refusal = str(reply.error.reason) if reply.has_error() else ""
@@ -248,18 +250,24 @@ def copy_site_with_images(site: Site, **parts: ImageSet) -> Site:
         parts: New images for ``train``, ``validation`` or ``test``. Images of the site's own part have the same hidden
             labels in the copy; for other images, the site's rule decides which labels are hidden.
     """
-    unsaid = dict(site.unsaid)
+    undisclosable_images = dict(site.undisclosable_images)
     for part, images in parts.items():
-        if part in unsaid:
-            whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_list_picture_indices(whole), site.unsaid[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_list_picture_indices(images)) <= set(by_place):
-                unsaid[part] = np.array([by_place[place] for place in _list_picture_indices(images)], np.bool_)
+        if part in undisclosable_images:
+            site_images: ImageSet = getattr(site, part)
+            marks = site.undisclosable_images[part].tolist()
+            mark_by_picture = dict(zip(_list_picture_indices(site_images), marks, strict=True))
+            pictures = _list_picture_indices(images)
+            if images.stored is site_images.stored and set(pictures) <= set(mark_by_picture):
+                undisclosable_images[part] = np.array([mark_by_picture[picture] for picture in pictures], np.bool_)
             else:
-                unsaid[part] = mark_images_of_hidden_classes(
+                undisclosable_images[part] = mark_images_of_hidden_classes(
                     images, site.hidden_classes(part), site.policy.smallest_count
                 )
-    changes: dict[str, Any] = {"hidden": {part: site.hidden_classes(part) for part in PARTS}, "unsaid": unsaid, **parts}
+    changes: dict[str, Any] = {
+        "hidden": {part: site.hidden_classes(part) for part in PARTS},
+        "undisclosable_images": undisclosable_images,
+        **parts,
+    }
     return replace(site, **changes)
 
 
@@ -272,7 +280,7 @@ def _list_picture_indices(images: ImageSet) -> list[int]:
 
 DENSE_LAYER = "backbone.7"
 """The dense layer of ``fedsld_cnn``, behind two convolutions with pooling."""
-BATCH_SIZE = 64
+FORWARD_BATCH_SIZE = 64
 
 
 class FedsldCnnLayers(NamedTuple):
@@ -285,7 +293,7 @@ class FedsldCnnLayers(NamedTuple):
 
 def select_fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
     """Return the two convolutions and the dense layer of a ``fedsld_cnn`` network."""
-    first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
+    first, second, dense = (network.get_submodule(f"backbone.{index}") for index in (0, 3, 7))
     assert isinstance(first, nn.Conv2d)
     assert isinstance(second, nn.Conv2d)
     assert isinstance(dense, nn.Linear)
@@ -305,8 +313,10 @@ def set_pixel_passing_weights(network: SplitNetwork) -> None:
     All other parameters are 0, except small random weights in the head.
     """
     zero_all_parameters(network)
-    layers, normalisation = select_fedsld_cnn_layers(network), network.spec.normalisation
-    layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
+    layers = select_fedsld_cnn_layers(network)
+    normalisation = network.spec.normalisation
+    layers.first.weight[0, 0, 2, 2] = normalisation.std[0]
+    layers.second.weight[0, 0, 2, 2] = 1.0
     assert layers.first.bias is not None
     layers.first.bias[0] = normalisation.mean[0]
     # Different weights for each class, so that the errors of an image's classes never cancel out.
@@ -319,12 +329,15 @@ def compute_dense_layer_input(network: SplitNetwork, images: ImageSet) -> Floats
     """Compute the dense layer's input for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
-    convolutions, pixels = backbone[:6], convert_to_channels_first(images.images).float()
-    starts = range(0, len(pixels), BATCH_SIZE)
-    parts = [convolutions(network.preprocess_images(pixels[start : start + BATCH_SIZE]))[:, 0] for start in starts]
+    convolutions = backbone[:6]
+    pixels = convert_to_channels_first(images.images).float()
+    starts = range(0, len(pixels), FORWARD_BATCH_SIZE)
+    parts = [
+        convolutions(network.preprocess_images(pixels[start : start + FORWARD_BATCH_SIZE]))[:, 0] for start in starts
+    ]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
-def read_trunk_tensor_update(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
-    """Return the update of one tensor, which is the slice ``place`` of the trunk; None if no trunk was sent."""
-    return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]
+def read_trunk_tensor_update(reply: TrainReply | None, numbers: slice) -> NDArray[np.float32] | None:
+    """Return the update of one tensor, which is the slice ``numbers`` of the trunk; None if no trunk was sent."""
+    return None if reply is None or reply.update.trunk is None else reply.update.trunk[numbers]

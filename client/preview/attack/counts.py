@@ -29,15 +29,17 @@ from polyclinic.common.wire.records import UNKNOWN_COUNT, TrainReply
 from polyclinic.data.base.image_set import ImageSet
 
 CERTAIN_LOGIT = 30.0
+"""Logit of a class that a model predicts with certainty."""
 TESTED_MODELS = 4
 ZERO_LEARNING_RATE = 1e-30
 """Learning rate so small that training changes nothing."""
 UNDISCLOSED_COUNTS = "counts that the site does not tell"
-STOPPED_BY_NOISE = 'of others noise (`level = "private"`)'
-FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
-OFFSET, STEP = 2.0**10, 2.0**-12
-"""A bias, and its change for one image. The change is a multiple of the distance between neighbouring float32 numbers
-at the bias, so that sums are not rounded."""
+NOISE_MEASURE = 'of others noise (`level = "private"`)'
+FEW_PATIENTS_MEASURE = "`train_hidden_classes = false` for classes of few patients; "
+COUNTED_BIAS = 2.0**10
+"""Initial value of a bias whose change counts images."""
+BIAS_STEP_PER_IMAGE = 2.0**-12
+"""Change of that bias for one image: a multiple of the float32 resolution at the bias, so that sums are exact."""
 ROUNDING_OFFSET = 2.0**60
 """A number so large that rounding removes the change of a training step."""
 
@@ -47,6 +49,8 @@ class UndisclosedCount:
     """A count that the site does not report: how many images of ``part`` show the class of head row ``row``.
 
     Attributes:
+        part: ``train``, ``validation`` or ``test``.
+        row: Head row of the class.
         truth: The count's true value.
     """
 
@@ -55,35 +59,36 @@ class UndisclosedCount:
     truth: int
 
 
-def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount]:
+def list_undisclosed_counts(adversary: Adversary, *parts: str) -> list[UndisclosedCount]:
     """List the counts of images by class that the site does not report, in each of ``parts``, such as ``train``.
 
     Args:
-        at: The attacker, with its copy of the site.
+        adversary: The attacker, with its copy of the site.
     """
-    site, counts = at.site, list[UndisclosedCount]()
+    site = adversary.site
+    counts = list[UndisclosedCount]()
     for part in parts:
         images: ImageSet = getattr(site, part)
         reported = (
-            set(at.head_class_names) - site.hidden_classes(part)
+            set(adversary.head_class_names) - site.hidden_classes(part)
             if part == "train" and site.policy.label_counts
             else set()
         )
         counts += [
             UndisclosedCount(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
-            for row, name in enumerate(at.head_class_names)
+            for row, name in enumerate(adversary.head_class_names)
             if len(images) and name not in reported
         ]
     return counts
 
 
-def make_constant_output_model(at: Adversary, plan: HospitalPlan, row: int | None = None) -> ModelState:
+def make_constant_output_model(adversary: Adversary, plan: HospitalPlan, row: int | None = None) -> ModelState:
     """Make a model whose output is the same for every image, because its parameters are 0.
 
     Args:
         row: Head row whose class the model predicts with certainty; None for no class.
     """
-    model = read_model_state(at.build_attacked_network(plan))
+    model = read_model_state(adversary.build_attacked_network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
     if row is not None:
@@ -91,25 +96,29 @@ def make_constant_output_model(at: Adversary, plan: HospitalPlan, row: int | Non
     return model
 
 
-def infer_counts_from_losses(at: Adversary) -> AttackResult:
+def infer_counts_from_losses(adversary: Adversary) -> AttackResult:
     """Infer the counts of images by class and part from the loss of a model that always predicts one class.
 
     The attack is given the number of hidden classes of the validation part, since an attacker could try all numbers.
     """
-    plan, counts = (
-        at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE),
-        list_undisclosed_counts(at, "train", "validation"),
-    )
+    plan = adversary.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE)
+    counts = list_undisclosed_counts(adversary, "train", "validation")
     recovered = 0
     for count in counts:
-        model, rows, loss, images = make_constant_output_model(at, plan, count.row), len(at.head_class_names), None, 0
+        model = make_constant_output_model(adversary, plan, count.row)
+        rows = len(adversary.head_class_names)
+        loss = None
+        images = 0
         if count.part == "train":
-            if trained := at.request_training(plan, model):
-                loss, images = trained.train_loss, trained.train_samples
+            if trained := adversary.request_training(plan, model):
+                loss = trained.train_loss
+                images = trained.train_samples
         else:
-            rows -= len(at.site.hidden_classes("validation"))
-            if judged := at.request_evaluation(plan, model):
-                loss, images = judged.validation_loss, len(at.site.validation)
+            rows -= len(adversary.site.hidden_classes("validation"))
+            if evaluated := adversary.request_evaluation(plan, model):
+                loss = evaluated.validation_loss
+                images = len(adversary.site.validation)
+
         if loss is not None:
             rows = 1 if plan.model.task == "multi_class" else rows
             recovered += count.truth == round(
@@ -124,31 +133,38 @@ def infer_counts_from_losses(at: Adversary) -> AttackResult:
         len(counts),
         UNDISCLOSED_COUNTS,
         "`training_figures = false`",
-        response=at.response,
+        response=adversary.response,
     )
 
 
-def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
+def infer_counts_from_score_digits(adversary: Adversary) -> AttackResult:
     """Infer exact counts of test images by class from digits of AUROC and balanced accuracy, if counts are rounded."""
-    step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
-    whole = Fraction(1, 10**6)  # tolerance for whole numbers
+    step = adversary.site.policy.round_counts_to
+    test = adversary.site.test
+    pairs = dict[str, set[tuple[int, int]]]()
+    tolerance = Fraction(1, 10**6)  # of a whole number
     for seed in range(TESTED_MODELS if step > 1 else 0):
-        plan, run = at.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE), at.make_unused_run_name()
-        model = read_model_state(at.build_attacked_network(plan, seed))
-        at.request_training(plan, model, run)
-        if (reply := at.request_evaluation(plan, model, run, test=True)) is None:
+        plan = adversary.make_attack_plan("tiny_cnn", 16, ZERO_LEARNING_RATE)
+        run = adversary.make_unused_run_name()
+        model = read_model_state(adversary.build_attacked_network(plan, seed))
+        adversary.request_training(plan, model, run)
+        if (reply := adversary.request_evaluation(plan, model, run, test=True)) is None:
             continue
+
         for row, name in enumerate(reply.class_names):
-            positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
+            positives = reply.positives[row]
+            negatives = reply.negatives[row]
+            auroc = reply.auroc[row]
             if positives == UNKNOWN_COUNT or np.isnan(auroc):
                 continue
-            scores = [Fraction(auroc), Fraction(reply.balanced_accuracy[row])]  # whole numbers over 2 x p x n
+            scores = [Fraction(auroc), Fraction(reply.balanced_accuracy[row])]  # each is a whole number over 2 x p x n
             allowed = set[tuple[int, int]]()
             for p, n in itertools.product(range(positives, positives + step), range(negatives, negatives + step)):
                 products = [2 * p * n * score for score in scores]
-                if p * n and all(abs(product - round(product)) < whole for product in products):
+                if p * n and all(abs(product - round(product)) < tolerance for product in products):
                     allowed.add((p, n))
             pairs[name] = pairs.get(name, allowed) & allowed
+
     recovered = 0
     for name, allowed in pairs.items():
         column = test.labels[:, test.class_names.index(name)]
@@ -160,80 +176,93 @@ def infer_counts_from_score_digits(at: Adversary) -> AttackResult:
         f"rounded pair allows, few have the digits that were told. {TESTED_MODELS} models, each in a run of its own."
         + ("" if step > 1 else " Here counts of large classes are told as they are."),
         recovered,
-        len(set(at.head_class_names) - at.site.hidden_classes("test")) if step > 1 and len(test) else 0,
+        len(set(adversary.head_class_names) - adversary.site.hidden_classes("test")) if step > 1 and len(test) else 0,
         "counts that `round_counts_to` rounds",
         "`test_metrics = false`",
-        response=at.response,
+        response=adversary.response,
     )
 
 
 # ---------------------------------------------------------------------- out of updates
 
 
-def infer_counts_from_head(at: Adversary) -> AttackResult:
+def infer_counts_from_head(adversary: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the update of the head's biases, with one request."""
-    plan = at.make_attack_plan("tiny_cnn", 16, 1.0)
-    reply = at.request_training(plan, make_constant_output_model(at, plan))
+    plan = adversary.make_attack_plan("tiny_cnn", 16, 1.0)
+    reply = adversary.request_training(plan, make_constant_output_model(adversary, plan))
     head = None if reply is None else reply.update.head
     return _make_count_attack_result(
         "counts from head rows",
         "How many training images show a class, out of the change of its head row",
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
-        at,
-        *_infer_counts_from_biases(at, plan, reply, None if head is None else head.bias),
-        stops=f"{FEW_PATIENTS}{STOPPED_BY_NOISE}, or `parts` without `head`",
+        adversary,
+        *_infer_counts_from_biases(adversary, plan, reply, None if head is None else head.bias),
+        stops=f"{FEW_PATIENTS_MEASURE}{NOISE_MEASURE}, or `parts` without `head`",
     )
 
 
-def infer_counts_from_trunk(at: Adversary) -> AttackResult:
+def infer_counts_from_trunk(adversary: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the update of the dense layer before the head.
 
     The attacker sends a model in which one unit of this layer stands for each class. After one step of gradient
     descent, the change of that unit's bias gives the share of images that show the class, even if no head row is sent.
     """
-    plan = at.make_attack_plan("fedsld_cnn", 60, 1.0)
-    network = at.build_attacked_network(plan)
+    plan = adversary.make_attack_plan("fedsld_cnn", 60, 1.0)
+    network = adversary.build_attacked_network(plan)
     zero_all_parameters(network)
     with torch.no_grad():
-        select_fedsld_cnn_layers(network).dense.bias[: len(at.head_class_names)] = 1
+        select_fedsld_cnn_layers(network).dense.bias[: len(adversary.head_class_names)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # each class has probability 0.5 for every image
-    reply = at.request_training(plan, read_model_state(network))
+    reply = adversary.request_training(plan, read_model_state(network))
     change = read_trunk_tensor_update(reply, make_model_layout(network).tensor_slices()[f"{DENSE_LAYER}.bias"])
     return _make_count_attack_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
         "images that show it, also where no head row leaves.",
-        at,
-        *_infer_counts_from_biases(at, plan, reply, None if change is None else change[: len(at.head_class_names)]),
-        stops=FEW_PATIENTS + STOPPED_BY_NOISE,
+        adversary,
+        *_infer_counts_from_biases(
+            adversary, plan, reply, None if change is None else change[: len(adversary.head_class_names)]
+        ),
+        stops=FEW_PATIENTS_MEASURE + NOISE_MEASURE,
     )
 
 
-def infer_counts_from_hash(at: Adversary) -> AttackResult:
+def infer_counts_from_hash(adversary: Adversary) -> AttackResult:
     """Infer the counts of training images by class from the hash of a model whose head never leaves the site.
 
     The site reports the hash of the model that it evaluated, and the attacker tries every count.
     """
-    counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
-    images, recovered = len(at.site.train), 0
+    counts = list_undisclosed_counts(adversary, "train") if adversary.honest.model.task == "multi_label" else []
+    images = len(adversary.site.train)
+    recovered = 0
     for undisclosed in counts:
-        row, plan = undisclosed.row, at.make_attack_plan("tiny_cnn", 16, STEP * images * len(at.head_class_names))
+        row = undisclosed.row
+        plan = adversary.make_attack_plan(
+            "tiny_cnn", 16, BIAS_STEP_PER_IMAGE * images * len(adversary.head_class_names)
+        )
         plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
-        network = at.build_attacked_network(plan)
+        network = adversary.build_attacked_network(plan)
         zero_all_parameters(network)
         with torch.no_grad():
             last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
             last.bias[0] = 1  # a feature that is 1 for every image
-            network.head.weight[:, 0], network.head.bias[:] = ROUNDING_OFFSET, ROUNDING_OFFSET
-            network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
-        model, layout, run = read_model_state(network), make_model_layout(network), at.make_unused_run_name()
-        at.request_training(plan, model, run)
-        reply = at.request_evaluation(plan, model, run, test=True, counted=1)
+            network.head.weight[:, 0] = ROUNDING_OFFSET
+            network.head.bias[:] = ROUNDING_OFFSET
+            network.head.weight[row, 0] = -COUNTED_BIAS
+            network.head.bias[row] = COUNTED_BIAS
+
+        model = read_model_state(network)
+        layout = make_model_layout(network)
+        run = adversary.make_unused_run_name()
+        adversary.request_training(plan, model, run)
+        reply = adversary.request_evaluation(plan, model, run, test=True, counted=1)
+
         for count in range(images + 1) if reply else ():
-            change = np.float32(STEP * (images / 2 - count))  # of one step
-            weight, bias = model.head.weight.copy(), model.head.bias.copy()
+            change = np.float32(BIAS_STEP_PER_IMAGE * (images / 2 - count))  # of one step
+            weight = model.head.weight.copy()
+            bias = model.head.bias.copy()
             weight[row, 0] -= change
             bias[row] -= change
             trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
@@ -245,7 +274,7 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
         "model it judged, by its hash, and the attacker tries every count.",
-        at,
+        adversary,
         recovered,
         counts,
         stops="masks or noise on updates: the hash is then of what the coordinator sent",
@@ -253,9 +282,9 @@ def infer_counts_from_hash(at: Adversary) -> AttackResult:
 
 
 def _infer_counts_from_biases(
-    at: Adversary, plan: HospitalPlan, reply: TrainReply | None, change: NDArray[np.float32] | None
+    adversary: Adversary, plan: HospitalPlan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[UndisclosedCount]]:
-    """Compute the count of each class from the update of one bias; compare the counts with the true ones.
+    """Compute the count of each class from the update of its bias, and compare the counts with the true ones.
 
     The site rounds its number of images down, and does not report how many classes the loss averages over. The attacker
     tries all values of both, because with the right values all counts are whole numbers.
@@ -266,11 +295,12 @@ def _infer_counts_from_biases(
     Returns:
         The number of counts that are right, and the true counts that the site does not report.
     """
-    counts = list_undisclosed_counts(at, "train")
+    counts = list_undisclosed_counts(adversary, "train")
     if reply is None or change is None:
         return 0, counts
-    change, rows = change.astype(np.float64), len(at.head_class_names)
-    totals = range(reply.train_samples, reply.train_samples + at.site.policy.round_counts_to)
+    change = change.astype(np.float64)
+    rows = len(adversary.head_class_names)
+    totals = range(reply.train_samples, reply.train_samples + adversary.site.policy.round_counts_to)
     if plan.model.task == "multi_class":
         guesses = [total * (change + 1 / rows) for total in totals]
     else:
@@ -281,25 +311,32 @@ def _infer_counts_from_biases(
 
 
 def _make_count_attack_result(
-    name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[UndisclosedCount], *, stops: str
+    name: str,
+    title: str,
+    tried: str,
+    adversary: Adversary,
+    recovered: int,
+    counts: Sequence[UndisclosedCount],
+    *,
+    stops: str,
 ) -> AttackResult:
-    hidden = sum(at.head_class_names[count.row] in at.site.hidden_classes(count.part) for count in counts)
+    hidden = sum(adversary.head_class_names[count.row] in adversary.site.hidden_classes(count.part) for count in counts)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
     return AttackResult(
-        name, title, tried, recovered, len(counts), UNDISCLOSED_COUNTS, stops, notes=notes, response=at.response
+        name, title, tried, recovered, len(counts), UNDISCLOSED_COUNTS, stops, notes=notes, response=adversary.response
     )
 
 
 # ---------------------------------------------------------------------- around a budget
 
 
-def bypass_privacy_budget(at: Adversary) -> AttackResult:
+def bypass_privacy_budget(adversary: Adversary) -> AttackResult:
     """Try to get metrics from a site with a privacy budget, by a request to evaluate in a run without privacy."""
-    has_budget = at.site.policy.epsilon is not None
+    has_budget = adversary.site.policy.epsilon is not None
     answered = False
     if has_budget:
-        plan = at.make_attack_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
-        reply = at.request_evaluation(plan, read_model_state(at.build_attacked_network(plan)), test=True)
+        plan = adversary.make_attack_plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
+        reply = adversary.request_evaluation(plan, read_model_state(adversary.build_attacked_network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return AttackResult(
         "round the budget",
@@ -310,5 +347,5 @@ def bypass_privacy_budget(at: Adversary) -> AttackResult:
         int(has_budget),
         "requests",
         "`epsilon` is asked at every request",
-        response=at.response,
+        response=adversary.response,
     )

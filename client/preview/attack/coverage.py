@@ -1,4 +1,4 @@
-"""The attacks on each record field that leaves a site, or the reason why the field reveals nothing about images.
+"""List of the attacks on each record field that leaves a site, or the reason why no attack tries the field.
 
 A test compares this list with every record that a site sends and every statistic that a method declares, so that no
 field can be added without an attack or a reason.
@@ -6,14 +6,22 @@ field can be added without an attack or a reason.
 
 from collections.abc import Mapping
 
-IMPRINT, INVERSION = "imprint", "gradient inversion"
-MATCHED, LIRA = "membership: matched filter", "membership: LiRA"
-LOSSES, DIGITS, HASHES = "counts from losses", "counts from digits", "counts from hashes"
-ROWS, TRUNK = "counts from head rows", "counts from the trunk"
-FAILURES, PERSONS, BUDGET = "models that fail", "single persons", "round the budget"
+# Names of the attacks, as in the JSON output.
+IMPRINT_ATTACK = "imprint"
+INVERSION_ATTACK = "gradient inversion"
+MATCHED_FILTER_ATTACK = "membership: matched filter"
+LIRA_ATTACK = "membership: LiRA"
+LOSS_ATTACK = "counts from losses"
+DIGIT_ATTACK = "counts from digits"
+HASH_ATTACK = "counts from hashes"
+HEAD_ROW_ATTACK = "counts from head rows"
+TRUNK_ATTACK = "counts from the trunk"
+FAILING_MODEL_ATTACK = "models that fail"
+SINGLE_PATIENT_ATTACK = "single persons"
+BUDGET_ATTACK = "round the budget"
 
 _ECHOED = "the coordinator's own words, given back"
-_KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
+_MASKING_KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
 _DECLARED = "what the hospital declares about itself, before any image is looked at"
 _REPORTED_COUNT = (
     "a count that the policy reports as it is, under smallest_count and round_counts_to; images that are left out of "
@@ -25,16 +33,16 @@ _SCORED = (
 )
 _COMPARED = "not tried by itself: of test images, exact like the AUROC of the test; three of the models never leave"
 
-Covered = tuple[str, ...] | str
-"""The names of the attacks on a field, or the reason why there is none."""
+AttacksOrReason = tuple[str, ...] | str
+"""The names of the attacks on a field, or the reason why no attack tries it."""
 
 
-def _map_fields_to_attacks(names: Mapping[Covered, str]) -> dict[str, Covered]:
+def _map_fields_to_attacks(names: Mapping[AttacksOrReason, str]) -> dict[str, AttacksOrReason]:
     return {name: covered for covered, group in names.items() for name in group.split()}
 
 
-_STEP: Mapping[Covered, str] = {_ECHOED: "run round", _DECLARED: "site"}
-BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
+_ROUND_FIELDS: Mapping[AttacksOrReason, str] = {_ECHOED: "run round", _DECLARED: "site"}
+ATTACKS_BY_FIELD: Mapping[str, Mapping[str, AttacksOrReason]] = {
     "RollCallAnswer": _map_fields_to_attacks(
         {
             _ECHOED: "run",
@@ -48,17 +56,25 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
     ),
     "TrainReply": _map_fields_to_attacks(
         {
-            **_STEP,
+            **_ROUND_FIELDS,
             _REPORTED_COUNT: "train_samples test_images",
-            (LOSSES,): "train_loss",
-            (LOSSES, FAILURES): "validation_loss",
-            (BUDGET,): "validation_auroc",
+            (LOSS_ATTACK,): "train_loss",
+            (LOSS_ATTACK, FAILING_MODEL_ATTACK): "validation_loss",
+            (BUDGET_ATTACK,): "validation_auroc",
             "depends on the number of images, which is reported, and on the machine; 0 with privacy": "seconds",
-            (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS): "update",
+            (
+                IMPRINT_ATTACK,
+                INVERSION_ATTACK,
+                MATCHED_FILTER_ATTACK,
+                LIRA_ATTACK,
+                HEAD_ROW_ATTACK,
+                TRUNK_ATTACK,
+                SINGLE_PATIENT_ATTACK,
+            ): "update",
             "the plan's, or how many a loss took to settle: a validation loss where such figures leave": "epochs",
             "says something of the machine, and nothing of the images": "arithmetic",
             "by name, below": "statistics",
-            (FAILURES,): "test_correct",
+            (FAILING_MODEL_ATTACK,): "test_correct",
             "follows from the plan and train_samples": "epsilon",
         }
     ),
@@ -95,17 +111,17 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
     ),
     "EvaluateReply": _map_fields_to_attacks(
         {
-            **_STEP,
-            (LOSSES, FAILURES, BUDGET): "validation_loss",
-            (BUDGET,): "validation_auroc",
-            (DIGITS, FAILURES, PERSONS, BUDGET): "auroc",
+            **_ROUND_FIELDS,
+            (LOSS_ATTACK, FAILING_MODEL_ATTACK, BUDGET_ATTACK): "validation_loss",
+            (BUDGET_ATTACK,): "validation_auroc",
+            (DIGIT_ATTACK, FAILING_MODEL_ATTACK, SINGLE_PATIENT_ATTACK, BUDGET_ATTACK): "auroc",
             "not tried by itself: exact like the AUROC beside it, and of the same scores": (
                 "average_precision balanced_accuracy"
             ),
-            (DIGITS,): "positives negatives",
-            (HASHES,): "model_sha256",
+            (DIGIT_ATTACK,): "positives negatives",
+            (HASH_ATTACK,): "model_sha256",
             _REPORTED_COUNT: "test_images",
-            (FAILURES,): "test_correct",
+            (FAILING_MODEL_ATTACK,): "test_correct",
             "counts by score that score_histograms allows: who allows them reports more than a count": (
                 "positive_scores negative_scores validation_positive_scores validation_negative_scores"
             ),
@@ -117,24 +133,26 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
     "BenefitReply": _map_fields_to_attacks(
         {
             _ECHOED: "run round",
-            (FAILURES,): "class_names",
+            (FAILING_MODEL_ATTACK,): "class_names",
             _COMPARED: "auroc mean mean_low mean_high gain gain_low gain_high",
             _DECLARED: "site over_patients",
         }
     ),
     "RefusalNoted": _map_fields_to_attacks({_ECHOED: "run", _DECLARED: "site"}),
-    "KeysAnswer": _map_fields_to_attacks({**_STEP, _KEYS: "statement signature identity"}),
-    "SharesAnswer": _map_fields_to_attacks({_ECHOED: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
-    "MaskedAnswer": _map_fields_to_attacks({**_STEP, _KEYS: "vector"}),
+    "KeysAnswer": _map_fields_to_attacks({**_ROUND_FIELDS, _MASKING_KEYS: "statement signature identity"}),
+    "SharesAnswer": _map_fields_to_attacks(
+        {_ECHOED: "run round recipients", _DECLARED: "site", _MASKING_KEYS: "letters"}
+    ),
+    "MaskedAnswer": _map_fields_to_attacks({**_ROUND_FIELDS, _MASKING_KEYS: "vector"}),
     "RevealAnswer": _map_fields_to_attacks(
-        {_ECHOED: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}
+        {_ECHOED: "run round owners segments gone", _DECLARED: "site", _MASKING_KEYS: "shares key_shares"}
     ),
 }
 
 _CLASS_MEANS = (
     "not tried: a mean over a class's images, kept back where few patients show it; statistics = [] declines it"
 )
-BY_STATISTIC: Mapping[str, Covered] = {
+ATTACKS_BY_STATISTIC: Mapping[str, AttacksOrReason] = {
     "prototypes": _CLASS_MEANS,
     "difficulty": _CLASS_MEANS,
     "entries": "counts, under smallest_count and round_counts_to",

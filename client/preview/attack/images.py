@@ -37,73 +37,90 @@ from polyclinic.data.images.reading import encode_png_thumbnail
 from polyclinic.strategies.local.losses import PLAIN_LOSSES
 from polyclinic.strategies.local.objective import pair_pixels_with_labels
 
-SIZE, SIZE_WITH_BUDGET = 112, 60
-"""Side of the network's input in pixels; at a site with a privacy budget each image's own gradient is in memory."""
-CROP, POOL = 6, 4
-"""Each input of the dense layer is the mean of 4 x 4 pixels of the image inside a border of 6 pixels."""
-ALIKE, NEARLY = 0.99, 0.9
-MOST_PICTURES = 12
+INPUT_SIDE = 112
+"""Side of the network's input, in pixels."""
+INPUT_SIDE_WITH_BUDGET = 60
+"""The same at a site with a privacy budget, where training keeps each image's gradient in memory."""
+CROPPED_BORDER = 6
+"""Width of the image's border that the dense layer does not receive, in pixels."""
+POOLED_SIDE = 4
+"""Each input of the dense layer is the mean of 4 x 4 pixels."""
+RECOVERED_CORRELATION = 0.99
+"""An imprinted image counts as recovered above this correlation with the true image."""
+SIMILAR_CORRELATION = 0.9
+"""Correlation above which a recovered image is similar to the true one."""
+MAX_SHOWN_PICTURES = 12
 SEARCH_STEPS = 120
 
 
-def attack_by_imprinting(at: Adversary, size: int = 0) -> AttackResult:
+def attack_by_imprinting(adversary: Adversary, size: int = 0) -> AttackResult:
     """Recover training images from the update of one crafted model (Fowl et al., "Robbing the Fed", ICLR 2022).
 
     Args:
         size: Side in pixels of the network's input; the side of recovered images is about a quarter of it. 0 for the
-            default: :data:`SIZE`, or :data:`SIZE_WITH_BUDGET` at a site with a privacy budget.
+            default: :data:`INPUT_SIDE`, or :data:`INPUT_SIDE_WITH_BUDGET` at a site with a privacy budget.
     """
-    train, size = at.site.train, size or (SIZE if at.site.policy.epsilon is None else SIZE_WITH_BUDGET)
-    plan = at.make_attack_plan("fedsld_cnn", size, 1e3)
-    network = at.build_attacked_network(plan)
+    train = adversary.site.train
+    size = size or (INPUT_SIDE if adversary.site.policy.epsilon is None else INPUT_SIDE_WITH_BUDGET)
+    plan = adversary.make_attack_plan("fedsld_cnn", size, 1e3)
+    network = adversary.build_attacked_network(plan)
+
     # The attacker learns the distribution of brightness from other images.
-    alike = next((part for part in (at.site.test, at.site.validation) if len(part)), train)
-    _set_weights_to_compare_brightness(network, alike)
-    reply = at.request_training(plan, read_model_state(network))
+    similar_images = next((part for part in (adversary.site.test, adversary.site.validation) if len(part)), train)
+    _set_weights_to_compare_brightness(network, similar_images)
+    reply = adversary.request_training(plan, read_model_state(network))
+
     truth = compute_dense_layer_input(network, train)
-    slices, dense = make_model_layout(network).tensor_slices(), select_fedsld_cnn_layers(network).dense
+    slices = make_model_layout(network).tensor_slices()
+    dense = select_fedsld_cnn_layers(network).dense
     weights, biases = (read_trunk_tensor_update(reply, slices[f"{DENSE_LAYER}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
-        used = (dense.weight[0] != 0).numpy()
-        weights, biases = weights.reshape(dense.weight.shape)[:, used].astype(np.float64), biases.astype(np.float64)
-        between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
-        answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
-        recovered = between[answered] / alone[answered, None]
-    best, place = _find_best_matching_pictures(truth, recovered)
+        used_inputs = (dense.weight[0] != 0).numpy()
+        weights = weights.reshape(dense.weight.shape)[:, used_inputs].astype(np.float64)
+        biases = biases.astype(np.float64)
+        # Differences of neighbouring units depend only on the images between their thresholds.
+        weight_differences = -np.diff(weights, axis=0, append=0)
+        bias_differences = -np.diff(biases, append=0)
+        has_image = np.abs(bias_differences) > 1e-4 * np.abs(biases).max(initial=0)
+        recovered = weight_differences[has_image] / bias_differences[has_image, None]
+
+    best, match_rows = _find_best_matching_pictures(truth, recovered)
     side = math.isqrt(truth.shape[1])
-    end = size - CROP
+    end = size - CROPPED_BORDER
     pixels = convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)[
-        ..., CROP:end, CROP:end
+        ..., CROPPED_BORDER:end, CROPPED_BORDER:end
     ]
-    shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
+    shown = functional.avg_pool2d(pixels, POOLED_SIDE).flatten(1).double().numpy() / 255
+    similar = int((best > SIMILAR_CORRELATION).sum())
     return AttackResult(
         "imprint",
         "Training images out of one update, by a crafted model",
         f"One request with a crafted model of a permitted network (fedsld_cnn, {size} pixels), said to be of a weights "
         f"file that this site does not have, and one large step over "
-        f"{len(train)} of this site's training images. Recovered: a correlation above {ALIKE} with the image as "
-        f"the network passes it on, at {side} x {side} pixels.",
-        int((best > ALIKE).sum()),
+        f"{len(train)} of this site's training images. Recovered: a correlation above {RECOVERED_CORRELATION} with the "
+        f"image as the network passes it on, at {side} x {side} pixels.",
+        int((best > RECOVERED_CORRELATION).sum()),
         len(train),
         "training images",
         '`level = "private"` (noise: `epsilon`, `privacy_unit`). Masks alone do not stop it: a model can be made that '
         "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
-        notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
-        response=at.response,
-        pictures=_pair_recovered_pictures(shown, recovered, best, place),
+        notes=[f"{similar} with a correlation above {SIMILAR_CORRELATION}; median {float(np.median(best)):.4f}"],
+        response=adversary.response,
+        pictures=_pair_recovered_pictures(shown, recovered, best, match_rows),
     )
 
 
 @torch.no_grad()
-def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -> None:
+def _set_weights_to_compare_brightness(network: SplitNetwork, similar_images: ImageSet) -> None:
     """Set the weights so that the dense units compare an image's mean brightness with rising thresholds.
 
     Args:
-        alike: Images that set the thresholds: about equally many have a brightness between any two neighbouring ones.
+        similar_images: Images from which the thresholds are computed, as quantiles of their brightness.
     """
     set_pixel_passing_weights(network)
-    dense, inputs = select_fedsld_cnn_layers(network).dense, compute_dense_layer_input(network, alike)
+    dense = select_fedsld_cnn_layers(network).dense
+    inputs = compute_dense_layer_input(network, similar_images)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Random noise makes the distribution of brightness smooth.
     brightness = inputs.mean(axis=1)
@@ -113,18 +130,19 @@ def _set_weights_to_compare_brightness(network: SplitNetwork, alike: ImageSet) -
     dense.bias.copy_(-torch.from_numpy(thresholds))
 
 
-def invert_gradients(at: Adversary) -> AttackResult:
+def invert_gradients(adversary: Adversary) -> AttackResult:
     """Recover training images from an honest update (Geiping et al., "Inverting Gradients", NeurIPS 2020)."""
-    train = at.site.train
-    plan = at.make_attack_plan("tiny_cnn", 16, 0.1)
-    network = at.build_attacked_network(plan)
-    update = read_trunk_tensor_update(at.request_training(plan, read_model_state(network)), slice(None))
+    train = adversary.site.train
+    plan = adversary.make_attack_plan("tiny_cnn", 16, 0.1)
+    network = adversary.build_attacked_network(plan)
+    update = read_trunk_tensor_update(adversary.request_training(plan, read_model_state(network)), slice(None))
     truth = (
         convert_pixels_for_backbone(convert_to_channels_first(train.images).float(), plan.model)
         .flatten(1)
         .double()
         .numpy()
     )
+
     recovered = np.zeros((0, truth.shape[1]))
     if update is not None:  # optimise images until their gradient has the direction of the update
         target = -torch.from_numpy(update.copy())
@@ -139,25 +157,27 @@ def invert_gradients(at: Adversary) -> AttackResult:
             search.zero_grad()
             value = loss(network(guess), examples.labels, examples.annotated)
             gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, trunk, create_graph=True)])
-            away = 1 - functional.cosine_similarity(gradient, target, dim=0)
+            distance = 1 - functional.cosine_similarity(gradient, target, dim=0)
             roughness = (guess.diff(dim=2).abs().mean() + guess.diff(dim=3).abs().mean()) / 255
-            (away + roughness * 1e-4).backward()  # type: ignore[no-untyped-call]
+            (distance + roughness * 1e-4).backward()  # type: ignore[no-untyped-call]
             search.step()
             guess.data.clamp_(0, 255)
         recovered = guess.detach().flatten(1).double().numpy()  # (n, 256)
-    best, place = _find_best_matching_pictures(truth, recovered)
+
+    best, match_rows = _find_best_matching_pictures(truth, recovered)
     return AttackResult(
         "gradient inversion",
         "Training images out of one update, by search",
         f"One step from an honest initial model (tiny_cnn, 16 pixels) over {len(train)} training images whose "
-        f"labels the attacker was given; {SEARCH_STEPS} steps of search. Recovered: a correlation above {NEARLY}.",
-        int((best > NEARLY).sum()),
+        f"labels the attacker was given; {SEARCH_STEPS} steps of search. "
+        f"Recovered: a correlation above {SIMILAR_CORRELATION}.",
+        int((best > SIMILAR_CORRELATION).sum()),
         len(train),
         "training images",
         'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
-        response=at.response,
-        pictures=_pair_recovered_pictures(truth, recovered, best, place),
+        response=adversary.response,
+        pictures=_pair_recovered_pictures(truth, recovered, best, match_rows),
     )
 
 
@@ -170,19 +190,19 @@ def _find_best_matching_pictures(truth: Floats, recovered: Floats) -> tuple[Floa
     """
     if not len(recovered):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
-    standard = []
+    normalised = []
     for rows in (truth, recovered):
         centred = rows - rows.mean(axis=1, keepdims=True)
-        standard.append(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12))
-    alike = standard[0] @ standard[1].T
-    return alike.max(axis=1), alike.argmax(axis=1)
+        normalised.append(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12))
+    correlations = normalised[0] @ normalised[1].T  # (n, m)
+    return correlations.max(axis=1), correlations.argmax(axis=1)
 
 
 def _pair_recovered_pictures(
-    truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]
+    truth: Floats, recovered: Floats, best: Floats, match_rows: NDArray[np.intp]
 ) -> Sequence[Picture]:
-    rows = [row for row in np.argsort(-best)[:MOST_PICTURES] if best[row] > NEARLY]
-    return [(_encode_grey_png(truth[row]), _encode_grey_png(recovered[place[row]])) for row in rows]
+    rows = [row for row in np.argsort(-best)[:MAX_SHOWN_PICTURES] if best[row] > SIMILAR_CORRELATION]
+    return [(_encode_grey_png(truth[row]), _encode_grey_png(recovered[match_rows[row]])) for row in rows]
 
 
 def _encode_grey_png(values: Floats) -> str:

@@ -1,6 +1,6 @@
-"""The suite of all attacks, each against its own copy of the site, and the page of their results.
+"""The suite of all attacks, each against a new copy of the site, and the page of their results.
 
-The copy's folder is removed afterwards. The page has figures and patients' pictures, for this hospital only.
+The copy's folder is removed afterwards. The page shows figures and pictures of patients, for this hospital only.
 """
 
 import re
@@ -45,24 +45,24 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import make_jinja_environment
 from polyclinic.data.base.image_set import ImageSet
 
-MOST_IMAGES = 60
-"""Training images of the copy in attacks that recover pictures, so that an attack takes seconds."""
-MOST_TESTED = 1000
-"""Test images of the copy in the search for pictures; with fewer images, more rare classes would be hidden."""
-FEW = 16
-"""Number of images in attacks that hold each image's own gradient in memory."""
-MOST_PERSONS = 10
-"""Pictures of the training part, of the test part and of neither: this many of each."""
-MOST_FAILED = 5
-"""Pictures of each part in the attack that needs four requests for each picture."""
+MAX_TRAINING_IMAGES = 60
+"""Maximum number of training images of the copy in attacks that recover pictures, so that an attack takes seconds."""
+MAX_TEST_IMAGES = 1000
+"""Maximum number of test images of the copy in the search for pictures; with fewer, more classes would be hidden."""
+MAX_GRADIENT_IMAGES = 16
+"""Maximum number of images in attacks that keep each image's gradient in memory."""
+MAX_LOCATED_PICTURES = 10
+"""Number of pictures of the training part, of the test part, and of neither, in the attack on single patients."""
+MAX_PROBED_PICTURES = 5
+"""Number of pictures of each part in the attack with failing models, which sends four requests for each picture."""
 
 Attack = Callable[[Site, Path, HospitalPlan], AttackResult]
-"""Function that attacks a copy of the site in a folder of its own, under the plan that the hospital was sent."""
+"""Function that attacks a copy of the site; arguments: the site, a temporary folder, and the plan of the real run."""
 
 
 def _make_membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
     def attack_patient_disjoint_copies(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
-        members, strangers, others = draw_patient_disjoint_sets(site.train, MOST_IMAGES)
+        members, strangers, others = draw_patient_disjoint_sets(site.train, MAX_TRAINING_IMAGES)
         elsewhere = Adversary(copy_site_with_images(site, train=others), folder / "elsewhere", plan)
         return attack(Adversary(copy_site_with_images(site, train=members), folder, plan), strangers, elsewhere)
 
@@ -75,7 +75,7 @@ def _make_site_attack(
     """Make an attack that runs on a copy of the site with at most ``most`` training images; None for all.
 
     Args:
-        with_budget: Most training images at a site with a privacy budget; None for ``most``.
+        with_budget: Maximum number of training images at a site with a privacy budget; None for ``most``.
     """
 
     def attack_site_copy(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
@@ -88,41 +88,48 @@ def _make_site_attack(
 
 def _attack_by_locating_pictures(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_training_images_in_halves(site)
-    test, alike = draw_random_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
-    parts = {"train": draw_random_images(train, MOST_PERSONS, 1), "test": draw_random_images(test, MOST_PERSONS, 1)}
+    test = draw_random_images(site.test, MAX_TEST_IMAGES)
+    alike = site.validation if len(site.validation) > MAX_GRADIENT_IMAGES else others
+    parts = {
+        "train": draw_random_images(train, MAX_LOCATED_PICTURES, 1),
+        "test": draw_random_images(test, MAX_LOCATED_PICTURES, 1),
+    }
     copy = copy_site_with_images(
-        site, train=train, test=test, validation=draw_random_images(site.validation, MOST_IMAGES)
+        site, train=train, test=test, validation=draw_random_images(site.validation, MAX_TRAINING_IMAGES)
     )
     return infer_parts_of_pictures(Adversary(copy, folder, plan), join_pictures_of_parts(strangers, alike, **parts))
 
 
 def _attack_by_failing_models(site: Site, folder: Path, plan: HospitalPlan) -> AttackResult:
     train, others, strangers = _split_training_images_in_halves(site)
-    validation, test = draw_random_images(site.validation, MOST_IMAGES), draw_random_images(site.test, MOST_IMAGES)
+    validation = draw_random_images(site.validation, MAX_TRAINING_IMAGES)
+    test = draw_random_images(site.test, MAX_TRAINING_IMAGES)
     parts = {
-        "validation": draw_random_images(validation, MOST_FAILED, 1),
-        "test": draw_random_images(test, MOST_FAILED, 1),
+        "validation": draw_random_images(validation, MAX_PROBED_PICTURES, 1),
+        "test": draw_random_images(test, MAX_PROBED_PICTURES, 1),
     }
-    copy = copy_site_with_images(site, train=draw_random_images(train, FEW), validation=validation, test=test)
+    copy = copy_site_with_images(
+        site, train=draw_random_images(train, MAX_GRADIENT_IMAGES), validation=validation, test=test
+    )
     return infer_parts_by_failing_model(
         Adversary(copy, folder, plan),
-        join_pictures_of_parts(draw_random_images(strangers, MOST_FAILED), others, **parts),
+        join_pictures_of_parts(draw_random_images(strangers, MAX_PROBED_PICTURES), others, **parts),
     )
 
 
 ATTACKS: Mapping[str, Attack] = {
-    coverage.IMPRINT: _make_site_attack(attack_by_imprinting, MOST_IMAGES, FEW),
-    coverage.INVERSION: _make_site_attack(invert_gradients, FEW),
-    coverage.MATCHED: _make_membership_attack(infer_membership_by_matched_filter),
-    coverage.LIRA: _make_membership_attack(infer_membership_by_lira),
-    coverage.LOSSES: _make_site_attack(infer_counts_from_losses),
-    coverage.DIGITS: _make_site_attack(infer_counts_from_score_digits),
-    coverage.ROWS: _make_site_attack(infer_counts_from_head),
-    coverage.TRUNK: _make_site_attack(infer_counts_from_trunk),
-    coverage.HASHES: _make_site_attack(infer_counts_from_hash),
-    coverage.PERSONS: _attack_by_locating_pictures,
-    coverage.FAILURES: _attack_by_failing_models,
-    coverage.BUDGET: _make_site_attack(bypass_privacy_budget),
+    coverage.IMPRINT_ATTACK: _make_site_attack(attack_by_imprinting, MAX_TRAINING_IMAGES, MAX_GRADIENT_IMAGES),
+    coverage.INVERSION_ATTACK: _make_site_attack(invert_gradients, MAX_GRADIENT_IMAGES),
+    coverage.MATCHED_FILTER_ATTACK: _make_membership_attack(infer_membership_by_matched_filter),
+    coverage.LIRA_ATTACK: _make_membership_attack(infer_membership_by_lira),
+    coverage.LOSS_ATTACK: _make_site_attack(infer_counts_from_losses),
+    coverage.DIGIT_ATTACK: _make_site_attack(infer_counts_from_score_digits),
+    coverage.HEAD_ROW_ATTACK: _make_site_attack(infer_counts_from_head),
+    coverage.TRUNK_ATTACK: _make_site_attack(infer_counts_from_trunk),
+    coverage.HASH_ATTACK: _make_site_attack(infer_counts_from_hash),
+    coverage.SINGLE_PATIENT_ATTACK: _attack_by_locating_pictures,
+    coverage.FAILING_MODEL_ATTACK: _attack_by_failing_models,
+    coverage.BUDGET_ATTACK: _make_site_attack(bypass_privacy_budget),
 }
 """All attacks by name, in the order of the page."""
 
@@ -131,7 +138,7 @@ def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
     """Yield the result of every attack, each against a new copy of the site.
 
     Raises:
-        BadInput: If the site has volumes: the attacks craft networks of pictures.
+        BadInput: If the site has volumes, because the attacks craft networks for pictures.
     """
     if site.train.stored.ndim == 5:
         problem = "the images of this site are volumes, and the attacks craft networks of pictures."
@@ -145,38 +152,40 @@ def run_attacks(site: Site, plan: HospitalPlan) -> Iterator[AttackResult]:
 
 
 def _split_training_images_in_halves(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Divide training images of the site at random into two halves; the attacked copy is to train on the first only.
+    """Divide training images of the site at random into two halves; the attacked copy trains on the first half only.
 
     Returns:
         The first half, the second half, and images of the second half whose patients have no image in the first.
     """
-    chosen = draw_random_images(site.train, 2 * MOST_IMAGES)
+    chosen = draw_random_images(site.train, 2 * MAX_TRAINING_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
-    train, others = chosen.select_rows(np.sort(shuffled[:half])), chosen.select_rows(np.sort(shuffled[half:]))
-    apart = ~np.isin(others.patients, train.patients)
-    return train, others, draw_random_images(others.select_rows(np.flatnonzero(apart)), MOST_PERSONS)
+    train = chosen.select_rows(np.sort(shuffled[:half]))
+    others = chosen.select_rows(np.sort(shuffled[half:]))
+    is_new_patient = ~np.isin(others.patients, train.patients)
+    return train, others, draw_random_images(others.select_rows(np.flatnonzero(is_new_patient)), MAX_LOCATED_PICTURES)
 
 
 def draw_patient_disjoint_sets(images: ImageSet, most: int) -> list[ImageSet]:
-    """Draw three sets of at most ``most`` images that share no patient, with as few images of a patient as possible."""
-    patients, whose = np.unique(images.patients, return_inverse=True)
-    order = np.random.default_rng(7).permutation(len(patients))[whose]
-    counts, earlier = Counter[int](), []
-    for patient in whose.tolist():
-        earlier.append(counts[patient])  # images of the same patient before this one
+    """Draw three sets of at most ``most`` images that share no patient, with as few images of each as possible."""
+    patients, patient_of_image = np.unique(images.patients, return_inverse=True)
+    order = np.random.default_rng(7).permutation(len(patients))[patient_of_image]
+    counts = Counter[int]()
+    earlier_images = []
+    for patient in patient_of_image.tolist():
+        earlier_images.append(counts[patient])  # images of the same patient before this one
         counts[patient] += 1
-    rows = np.lexsort((order, np.array(earlier)))
+    rows = np.lexsort((order, np.array(earlier_images)))
     return [images.select_rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]
 
 
 # ---------------------------------------------------------------------- the page
 
-_FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
+_JSON_FIELDS = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
 def attack_results_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
-    """Return the results of all attacks for JSON, without pictures."""
+    """Return the results of all attacks as a dictionary for JSON, without pictures."""
     return {
         "site": site.name,
         "version": __version__,
@@ -185,20 +194,20 @@ def attack_results_as_json(site: Site, plan: HospitalPlan, attempts: Sequence[At
         "method": plan.run.method,
         "attacks": [
             {
-                **{name: getattr(attempt, name) for name in _FIGURES},
+                **{name: getattr(attempt, name) for name in _JSON_FIELDS},
                 "notes": list(attempt.notes),
                 "refusals": list(attempt.response.refusals),
                 "seconds": round(attempt.seconds, 1),
             }
             for attempt in attempts
         ],
-        "fields": {record: _attack_coverage_as_json(fields) for record, fields in coverage.BY_FIELD.items()},
-        "statistics": _attack_coverage_as_json(coverage.BY_STATISTIC),
+        "fields": {record: _attack_coverage_as_json(fields) for record, fields in coverage.ATTACKS_BY_FIELD.items()},
+        "statistics": _attack_coverage_as_json(coverage.ATTACKS_BY_STATISTIC),
         "not_tried": list(coverage.UNTRIED_ATTACKS),
     }
 
 
-def _attack_coverage_as_json(fields: Mapping[str, coverage.Covered]) -> dict[str, Any]:
+def _attack_coverage_as_json(fields: Mapping[str, coverage.AttacksOrReason]) -> dict[str, Any]:
     return {
         name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
         for name, covered in fields.items()

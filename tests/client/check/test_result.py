@@ -23,7 +23,7 @@ from polyclinic.client.check.machine import estimate_training_resource_needs
 from polyclinic.client.check.pictures import picture_looks_inverted
 from polyclinic.client.check.training import find_planned_training
 from polyclinic.client.connection.exit_codes import ClientExitCode
-from polyclinic.client.site.policy import TRUST, Level
+from polyclinic.client.site.policy import LEVEL_SENTENCES, Level
 from polyclinic.client.site.settings import load_site
 from polyclinic.client.site.site_file import read_site_toml_without_data, store_last_plan
 from polyclinic.client.training import task
@@ -119,7 +119,7 @@ def test_the_check_says_where_the_privacy_budget_is_counted_and_makes_no_ledger(
 @pytest.mark.parametrize(
     ("level", "keys", "overridden"),
     [
-        *((level, "", "") for level in TRUST),
+        *((level, "", "") for level in LEVEL_SENTENCES),
         ("masked", "masked_only = false\nsmallest_cohort = 3", "masked_only = false"),
         ("private", 'privacy_unit = "image"\nepsilon = 3', 'epsilon = 3.0 and privacy_unit = "image"'),
         ("private", "smallest_count = 20", "round_counts_to = 1"),
@@ -130,7 +130,7 @@ def test_the_check_says_whom_the_policy_trusts_and_which_keys_override_its_level
 ) -> None:
     hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
     findings = check_site_data(read_site_toml_without_data(hospital.folder), 1).area.findings
-    assert sum(finding.problem.endswith(TRUST[level]) for finding in findings) == 1
+    assert sum(finding.problem.endswith(LEVEL_SENTENCES[level]) for finding in findings) == 1
     notes = [finding.problem for finding in findings if "overrides" in finding.problem]
     assert len(notes) == bool(overridden)
     assert all(f": {overridden}." in note for note in notes)
