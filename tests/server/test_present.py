@@ -25,7 +25,7 @@ from polyclinic.server.deployment.status import format_runs_table, format_server
 from polyclinic.server.deployment.superlink import control_client as control
 from polyclinic.server.deployment.superlink import network_grid, process
 from polyclinic.server.deployment.superlink import registrations as runs
-from polyclinic.server.deployment.superlink.registrations import PATIENCE
+from polyclinic.server.deployment.superlink.registrations import MAX_MISSED_HEARTBEATS
 from polyclinic.server.deployment.timers import (
     TIMER_ORDER,
     TimerSetting,
@@ -286,7 +286,7 @@ INTERNAL = {
     "FIRST_POLL_S",  # the shortest pause between two looks for replies; nothing else happens
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
-    "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
+    "RETRY_DELAY_S",  # before a call to a SuperLink that is away is made again; how long for is listed
     "REPORT_INTERVAL_S",  # how often a long list of who is waited for is said; nothing else happens
     "REPORT_DELAY_S",  # who is waited for is said; nothing else happens
 }
@@ -304,7 +304,7 @@ def test_every_timer_is_listed_under_a_name_of_its_own_and_in_order() -> None:
 
 def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
     lost, _ = by_name(list_timer_settings(None))["site taken for lost"]
-    assert lost == PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
+    assert lost == MAX_MISSED_HEARTBEATS * of_sites.HEARTBEAT_INTERVAL_S
     assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
 
 
