@@ -42,7 +42,7 @@ class RunAuditWriter:
         layout: Names and shapes of the model's tensors.
         keep: Whether to keep updates in ``updates/``.
         durable: Whether to flush each entry to disk.
-        key_of: Returns the public key of an admitted site, as an OpenSSH line; None in simulation.
+        get_site_key: Returns the public key of an admitted site, as an OpenSSH line; None in simulation.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class RunAuditWriter:
         *,
         keep: bool,
         durable: bool,
-        key_of: Callable[[str], str] | None = None,
+        get_site_key: Callable[[str], str] | None = None,
     ) -> None:
-        self.layout, self.keep, self.durable, self._key_of = layout, keep, durable, key_of
+        self.layout, self.keep, self.durable, self._get_site_key = layout, keep, durable, get_site_key
         self.audit = AuditLog(run_folder, durable=durable)
         self._updates = run_folder / UPDATES
 
@@ -121,8 +121,8 @@ class RunAuditWriter:
             "sha256": sha256,
             "bytes": count_payload_bytes(content),
         }
-        if self._key_of is not None:
-            facts |= {"public_key": self._key_of(site), **_make_signature_fields(member.signed)}
+        if self._get_site_key is not None:
+            facts |= {"public_key": self._get_site_key(site), **_make_signature_fields(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)
         if self.keep:
             self._store_update_file("roll-call", site, content)
@@ -144,7 +144,7 @@ class RunAuditWriter:
             facts["reason"] = arrival.reason
         if (content := arrival.content) is not None:
             facts |= {"bytes": count_payload_bytes(content), "sha256": hash_record(content)}
-            if self._key_of is not None:
+            if self._get_site_key is not None:
                 facts |= _make_signature_fields(read_signature_or_none(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         counts = self.keep and not arrival.reason and arrival.round > 0

@@ -150,7 +150,8 @@ def test_the_file_says_what_its_columns_and_pixels_are_and_resizes_images_of_any
 
 
 def test_a_model_whose_outputs_differ_is_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic.server.export.exported_model.MAX_PROBABILITY_DIFFERENCE", -1.0)  # nothing is equal enough
+    # No output is equal enough.
+    monkeypatch.setattr("polyclinic.server.export.exported_model.MAX_PROBABILITY_DIFFERENCE", -1.0)
     with pytest.raises(ExportedOutputsDiffer, match="differ from ours by up to"):
         export_model(tiny, ExportFormat.torchscript, tiny / "model.pt", [pixels(1, 32, 32)])
     assert sorted(path.name for path in tiny.iterdir()) == ["model.json", "model.safetensors"]

@@ -328,8 +328,8 @@ def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experime
     name = "evaluation.compare_local, after the test"
     assert name not in by_name(timers_of(experiment))
     seconds, source = by_name(timers_of(experiment, "evaluation.compare_local=true"))[name]
-    assert seconds == compute_comparison_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
-    assert seconds + 2 * 100 == compute_comparison_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
+    assert seconds == compute_comparison_deadline_s(977, all_rounds_s=0.0, drawn_share=1.0)
+    assert seconds + 2 * 100 == compute_comparison_deadline_s(977, all_rounds_s=100.0, drawn_share=1.0)
     assert "plus 2 times what all rounds took" in source
 
 
