@@ -175,7 +175,7 @@ REVIEWED = {
         "server/deployment/superlink/process.py: self.path.with_name(f'{self.path.name}.{number}')",
         "server/export/preflight.py: folder / ('model.onnx' if form is ExportFormat.onnx else 'model.pt')",
         "server/federation/checkpoints.py: self.folder / f'round-{number:06d}.{kind}'",
-        "server/reporting/live/page.py: _ASSETS / name",
+        "server/reporting/live/page.py: _ASSETS_FOLDER / name",
         "server/runs/audit_log.py: folder / name",
         "server/runs/audit_log.py: self._updates / folder",
         "server/runs/folder.py: path / name",

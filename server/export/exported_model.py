@@ -37,7 +37,7 @@ from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset
 from polyclinic.server.export.prediction import choose_model_image_format
 from polyclinic.server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
-from polyclinic.server.reporting.model_card import CARD, render_model_card
+from polyclinic.server.reporting.model_card import MODEL_CARD_FILE, render_model_card
 from polyclinic.server.runs.reader import read_run
 
 MAX_PROBABILITY_DIFFERENCE = 1e-4
@@ -320,7 +320,7 @@ def export_run_model(
     destination = out or choose_default_export_path(folder, export_format)
     spec = load_model(folder).spec
     card = None
-    path = destination.parent / CARD
+    path = destination.parent / MODEL_CARD_FILE
     if (folder / "summary.json").is_file():
         card = render_model_card(folder)
         is_own = path.parent.resolve() == folder.resolve()

@@ -8,7 +8,7 @@ from polyclinic.server.runs.reader import RunSummary
 
 MAX_HOSPITALS = 12
 """Columns of the table of hospitals and classes."""
-NETWORK = "network"
+NETWORK_BACKEND = "network"
 """The backend of a run with real hospitals. Simulated sites share test images, so that the page has all figures."""
 
 HIDDEN_BY_NOISE = (
@@ -46,7 +46,7 @@ class HospitalFigures:
 def tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
     """Return the figures of each hospital; None in simulation, whose sites share the test images, and without any."""
     tested = {site: result for site, result in summary.per_site.items() if result.per_class}
-    if summary.backend != NETWORK or not tested:
+    if summary.backend != NETWORK_BACKEND or not tested:
         return None
     sites = tuple(tested)[:MAX_HOSPITALS]
     names = [name for name in summary.classes if any(name in tested[site].per_class for site in sites)]
@@ -68,7 +68,7 @@ def tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
 
 def describe_unknown_figures(summary: RunSummary) -> str:
     """Return a sentence on the figures that the coordinator cannot know; empty in simulation."""
-    if summary.backend != NETWORK:
+    if summary.backend != NETWORK_BACKEND:
         return ""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation"):

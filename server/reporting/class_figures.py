@@ -12,16 +12,16 @@ from polyclinic.common.reporting.figure import ROW, LegendEntry, draw_figure
 from polyclinic.common.reporting.plot import Axis, Plot, Tick, replace_none_by_nan
 from polyclinic.common.reporting.svg import BLUE, DOTTED, INK, RULE, VERMILION
 
-COLUMNS, MOST_PANELS = 5, 25
+PANELS_PER_ROW, MAX_PANELS = 5, 25
 """Panels in a row, and in one figure."""
-PANEL_HEIGHT, MOST_PANEL_WIDTH = 104.0, 104.0
+PANEL_HEIGHT, MAX_PANEL_WIDTH = 104.0, 104.0
 """Size of a panel in points within its axes."""
 PANEL_LIMITS = -0.06, 1.06
 PANEL_TICKS: tuple[Tick, ...] = ((0.0, "0"), (0.5, "0.5"), (1.0, "1"))
-MOST_NUMBERED = 14
+MAX_NUMBERED_CLASSES = 14
 """Number of classes up to which the cells of a confusion matrix have room for numbers."""
 
-MOST_IN_MATRIX = 60
+MAX_MATRIX_CLASSES = 60
 """Number of classes up to which a confusion matrix shows all: its cells grow with the square, and get too small."""
 
 Content = TypeVar("Content")
@@ -105,10 +105,10 @@ def _draw_class_panels(
         labels: Labels of the horizontal and of the vertical axis.
         description: Description for readers who cannot see the figure.
     """
-    shown = dict(list(of_classes.items())[:MOST_PANELS])
+    shown = dict(list(of_classes.items())[:MAX_PANELS])
     if not shown:
         return Markup("")
-    columns = min(COLUMNS, len(shown))
+    columns = min(PANELS_PER_ROW, len(shown))
     without_labels = [(place, "") for place, _ in PANEL_TICKS]
     plots = list[Plot]()
     for index, (title, content) in enumerate(shown.items()):
@@ -124,7 +124,7 @@ def _draw_class_panels(
         name,
         description,
         height=PANEL_HEIGHT,
-        width=MOST_PANEL_WIDTH,
+        width=MAX_PANEL_WIDTH,
         columns=columns,
         common_labels=labels,
     )
@@ -153,7 +153,7 @@ def draw_sensitivity_and_specificity(decisions: Mapping[str, DecisionCounts]) ->
 def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
     """Draw the confusion matrix: true class by row, predicted class by column, shaded by share of the row.
 
-    Of more than :data:`MOST_IN_MATRIX` classes, those are drawn that have the most wrong answers.
+    Of more than :data:`MAX_MATRIX_CLASSES` classes, those are drawn that have the most wrong answers.
     """
     counts = np.array(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -163,10 +163,10 @@ def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[
     plot = Plot(Axis("answer"), Axis("class"))
     plot.x.label_places(names)
     plot.y.label_rows(names)
-    plot.x.text_size = plot.y.text_size = 10 if size <= MOST_NUMBERED else 6
+    plot.x.text_size = plot.y.text_size = 10 if size <= MAX_NUMBERED_CLASSES else 6
     if size < len(class_names):
         plot.title = f"The {size} of {len(class_names)} classes with the most wrong answers"
-    texts = [[str(count) if count else "" for count in row] for row in counts] if size <= MOST_NUMBERED else ()
+    texts = [[str(count) if count else "" for count in row] for row in counts] if size <= MAX_NUMBERED_CLASSES else ()
     plot.add_heat_map(shares, (0.0, 1.0), texts)
     about = "Confusion matrix: test images by class and by the model's answer."
     return draw_figure([plot], "confusion", about, height=min(540.0, 26.0 * size))
@@ -176,7 +176,7 @@ def _find_most_confused_classes(counts: NDArray[np.intp]) -> list[int]:
     """Return the rows of the classes with the most wrong answers of or about them, in order; at most sixty."""
     right = counts.diagonal()
     wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * right  # (classes,)
-    most = np.argsort(-wrong, kind="stable")[:MOST_IN_MATRIX]
+    most = np.argsort(-wrong, kind="stable")[:MAX_MATRIX_CLASSES]
     return sorted(most.tolist())
 
 

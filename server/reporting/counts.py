@@ -24,12 +24,12 @@ from polyclinic.common.system.terminal import EscapingConsole, fold_long_words
 from polyclinic.server.counts.pool import Count, CountResult
 from polyclinic.server.reporting.page import write_template_page
 
-POOLED = "all"
+POOLED_KEY = "all"
 """Name of the sum over hospitals, in files and tables."""
-MOST_SITE_COLUMNS = 3
+MAX_SITE_COLUMNS = 3
 """Hospitals up to which the terminal has a column for each."""
 STATE_HEADINGS = {PRESENT: "shown", ABSENT: "not shown", UNKNOWN: "not annotated", ALL: ""}
-NOTE = (
+COUNTS_NOTE = (
     "patients / images. A patient counts once in a table, by the first image. Hidden: of few patients, or needed to "
     "hide another number. At least: a hospital hides its part."
 )
@@ -47,7 +47,7 @@ def format_patients(count: Count | None) -> str:
     return f"{bound}{count.patients:,}"
 
 
-def format_both(count: Count | None) -> str:
+def format_count_cell(count: Count | None) -> str:
     """Format numbers of patients and images, such as ``120 / 300``."""
     patients = format_patients(count)
     return patients if count is None or count.images is None else f"{patients} / {count.images:,}"
@@ -66,7 +66,7 @@ def format_count_result(result: CountResult) -> RenderableType:
     for table in result.tables:
         pieces += [Text(f"\n{MENU[table]}"), *_make_terminal_tables(result, table)]
     if result.tables:
-        pieces.append(Text(NOTE, style="dim"))
+        pieces.append(Text(COUNTS_NOTE, style="dim"))
     return Group(*pieces)
 
 
@@ -77,20 +77,20 @@ def _make_terminal_tables(result: CountResult, table: str) -> Iterator[Renderabl
         yield Text("hidden by every hospital that was asked")
         return
     headings = [STATE_HEADINGS[state] or "patients / images" for state in states]
-    columns = list(result.sites) if len(result.sites) <= MOST_SITE_COLUMNS and states == (ALL,) else []
+    columns = list(result.sites) if len(result.sites) <= MAX_SITE_COLUMNS and states == (ALL,) else []
     shown = fold_long_words(Table("", *headings, *columns, width=80))
     for name, value in lines:
         keys = [(table, name, state, value) for state in states]
-        cells = [format_both(result.pool_count(key)) for key in keys]
-        cells += [format_both(result.get_site_count(site, keys[0])) for site in columns]
+        cells = [format_count_cell(result.pool_count(key)) for key in keys]
+        cells += [format_count_cell(result.get_site_count(site, keys[0])) for site in columns]
         shown.add_row(Text(" ".join(filter(None, (name, value)))), *map(Text, cells))
     yield shown
-    if PRESENT not in states or len(result.sites) > MOST_SITE_COLUMNS or len(result.sites) < 2:
+    if PRESENT not in states or len(result.sites) > MAX_SITE_COLUMNS or len(result.sites) < 2:
         return
     by_site = fold_long_words(Table("shown, by hospital", *result.sites, width=80))
     for name, value in lines:
         key = (table, name, PRESENT, value)
-        cells = [format_both(result.get_site_count(site, key)) for site in result.sites]
+        cells = [format_count_cell(result.get_site_count(site, key)) for site in result.sites]
         by_site.add_row(Text(" ".join(filter(None, (name, value)))), *map(Text, cells))
     yield by_site
 
@@ -149,7 +149,7 @@ def _make_site_json(result: CountResult, site: str) -> dict[str, Any]:
 def _make_count_json(result: CountResult, key: tuple[str, str, str, str]) -> dict[str, Any]:
     by_site = {site: count for site in result.sites if (count := result.get_site_count(site, key)) is not None}
     hidden = result.masked.hidden.get(key)
-    facts = {POOLED: _describe_count(result.pool_count(key))}
+    facts = {POOLED_KEY: _describe_count(result.pool_count(key))}
     facts["sites"] = {site: _describe_count(count) for site, count in by_site.items()}
     return facts if hidden is None else {**facts, "hidden_under_masks": hidden}
 
@@ -170,7 +170,7 @@ def make_counts_csv(result: CountResult) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["site", "table", "class", "state", "value", "patients", "images", "low", "high", "is_bound"])
     for key in _list_keys(result):
-        rows = [(POOLED, result.pool_count(key))]
+        rows = [(POOLED_KEY, result.pool_count(key))]
         rows += [(site, count) for site in result.sites if (count := result.get_site_count(site, key)) is not None]
         for site, count in rows:
             low, high = count.interval or ("", "")
@@ -230,9 +230,9 @@ def _list_page_rows(result: CountResult, table: str) -> list[PageRow]:
     for name, value in result.list_lines(table):
         keys = [(table, name, state, value) for state in states]
         title = ", ".join(filter(None, (name, value)))
-        rows.append(PageRow(title, tuple(format_both(result.pool_count(key)) for key in keys), is_sum=True))
+        rows.append(PageRow(title, tuple(format_count_cell(result.pool_count(key)) for key in keys), is_sum=True))
         for site in result.sites:
             counts = [result.get_site_count(site, key) for key in keys]
             if any(count is not None for count in counts):
-                rows.append(PageRow(site, tuple(format_both(count) for count in counts), is_sum=False))
+                rows.append(PageRow(site, tuple(format_count_cell(count) for count in counts), is_sum=False))
     return rows

@@ -8,7 +8,7 @@ from polyclinic.common.reporting.page import TERMS, write_html_page
 from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.runs.reader import RunSummary
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES_FOLDER = Path(__file__).parent / "templates"
 GROUP_TITLES = {
     "shared": "annotated by every site",
     "some": "annotated by some sites",
@@ -18,16 +18,16 @@ GROUP_TITLES = {
 
 
 def write_template_page(
-    template: str, destination: Path, folder: Path = TEMPLATES, *, private: bool = False, **content: object
+    template: str, destination: Path, folder: Path = TEMPLATES_FOLDER, *, private: bool = False, **content: object
 ) -> Path:
-    """Render a template as :func:`write_html_page` does, with the variables :data:`SHARED`; return ``destination``.
+    """Render a template as :func:`write_html_page` does, with the variables :data:`SHARED_VARIABLES`; return ``destination``.
 
     Args:
         folder: Folder of the template, which may extend a template of this package.
         private: Let only the owner read the page.
         content: Further variables of the template.
     """
-    return write_html_page(template, destination, (folder, TEMPLATES), private=private, **{**SHARED, **content})
+    return write_html_page(template, destination, (folder, TEMPLATES_FOLDER), private=private, **{**SHARED_VARIABLES, **content})
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def describe_averaged_classes(test: FinalTestSummary) -> str:
     return f"{classes}; of AUROC, the {len(headline.classes)} that {FEWEST_POSITIVES} test images or more show"
 
 
-SHARED: dict[str, object] = {
+SHARED_VARIABLES: dict[str, object] = {
     **TERMS,
     "count_or_hidden": format_count_or_bound,
     "classes_averaged": describe_averaged_classes,

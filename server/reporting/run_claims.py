@@ -30,19 +30,19 @@ from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
 from polyclinic.server.runs.unlearned import NO_POSITIVE, describe_classes_of_unknown_learning
 
-CHANCE = 0.5
-RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
+CHANCE_AUROC = 0.5
+HIGH_AUROC, LOW_BALANCED_ACCURACY = 0.8, 0.6
 """AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
 ONE_SCORE_CAUSE = (
     "A usual cause is batch normalisation after few training steps, because its running statistics do not fit the "
     'images yet: model.norm = "group" replaces it. Another is a training.lr that is too high.'
 )
-MOST_NAMED = 8
+MAX_NAMES = 8
 """Names in one sentence; more are counted."""
-WITHHELD_BY_SITE = (
+WITHHELD_REASON = (
     "its policy tells no such figures, or for each class too few of its test patients have the finding, or do not"
 )
-STAYED_MASKED = "fewer sites tested it than a sum needs, so its counts stayed masked"
+STAYED_MASKED_REASON = "fewer sites tested it than a sum needs, so its counts stayed masked"
 THRESHOLDS_HEADING = "Thresholds chosen on validation images"
 """Heading of the page's table of thresholds."""
 
@@ -278,7 +278,7 @@ def explain_untested_class(summary: RunSummary, name: str) -> str:
     if not owners & set(list_sites_asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
     if summary.test.note == SUMS:
-        return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED
+        return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED_REASON
     return reason if owners & summary.per_site.keys() else "no site with this class tested the model"
 
 
@@ -312,7 +312,7 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     if alone := [each.site for each in choices if each.benefit and each.benefit.recommended_training == "alone"]:
         compared = format_count_with_noun(sum(each.benefit is not None for each in choices), "site")
         better = f"{_choose_verb_form(alone, 'is', 'are')} better off alone than with this model"
-        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
+        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MAX_NAMES)}.")
     limits += _describe_sites_outside_run(run)
     limits += [*_describe_untested_classes(summary), *_describe_lost_sites_and_classes(run)]
     limits += _describe_counting_statistics(summary)
@@ -364,7 +364,7 @@ def _describe_unlike_pixels(summary: RunSummary) -> Iterator[str]:
     if names := summary.pixels.unknown:
         whose = _choose_verb_form(names, "its", "their")
         text = f"did not state how {whose} images become pixels, because of {whose} release"
-        yield f"{join_first_and_count(names, MOST_NAMED)} {text}: nobody compared colour, size and window."
+        yield f"{join_first_and_count(names, MAX_NAMES)} {text}: nobody compared colour, size and window."
     form, channels = summary.pixels.form, (summary.experiment.get("model") or {}).get("channels")
     if form is not None and channels == 3 and not form.color and not form.only_grey:
         yield "Images that have colour were read in grey (color = false), though the network takes colour."
@@ -398,7 +398,7 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None and not summary.last_model_because:
-        names = list_first_and_count_rest(few, MOST_NAMED)
+        names = list_first_and_count_rest(few, MAX_NAMES)
         limits.append(f"Few validation images chose the tested model: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
@@ -430,7 +430,7 @@ def _describe_counting_statistics(summary: RunSummary) -> Iterator[str]:
         if site not in summary.excluded:
             yield f"What {site} states has no part in statistics, means or thresholds: {reason}."
     if statistics.uncounted and statistics.counted:
-        names = join_first_and_count(list(statistics.counted), MOST_NAMED)
+        names = join_first_and_count(list(statistics.counted), MAX_NAMES)
         every = format_count_with_noun(len(summary.sites), "site")
         yield f"The statements of {len(statistics.counted):,} of {every} count: {names}."
     for site, claim in statistics.lowered.items():
@@ -470,7 +470,7 @@ def _describe_sites_outside_run(run: RunFolderContent) -> Iterator[str]:
     if names := [site for site, text in earlier.items() if not text]:
         verb, them = _choose_verb_form(names, "is", "are"), _choose_verb_form(names, "it", "them")
         end = without and f"{without} {them}"
-        yield f"{join_first_and_count(names, MOST_NAMED)} {verb} admitted and never answered the roll call{end}."
+        yield f"{join_first_and_count(names, MAX_NAMES)} {verb} admitted and never answered the roll call{end}."
 
 
 def _describe_earlier_rounds(run: RunFolderContent, site: str) -> str:
@@ -541,8 +541,8 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
     figures = [
         (name, each.metric_with_error("auroc"), each.metric_with_error("balanced_accuracy")) for name, each in results
     ]
-    if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
-        reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
+    if names := [n for n, a, b in figures if a and b and a.low >= HIGH_AUROC and b.high <= LOW_BALANCED_ACCURACY]:
+        reason = f"balanced accuracy {LOW_BALANCED_ACCURACY} or less at an AUROC of {HIGH_AUROC} or more"
         remedy = describe_chosen_thresholds(names, test)
         yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}.{remedy and f' {remedy}'}"
 
@@ -552,7 +552,7 @@ def describe_chosen_thresholds(names: Iterable[str], test: FinalTestSummary) -> 
     thresholds = {name: points[0].threshold for name in names if (points := test.operating_points.get(name))}
     if not thresholds:
         return ""
-    listed = list_first_and_count_rest([f"{value:.4g} for “{name}”" for name, value in thresholds.items()], MOST_NAMED)
+    listed = list_first_and_count_rest([f"{value:.4g} for “{name}”" for name, value in thresholds.items()], MAX_NAMES)
     chosen = "Thresholds chosen on validation images are on the run's page"
     return f"{chosen} under “{THRESHOLDS_HEADING}”: {listed}."
 
@@ -589,8 +589,8 @@ def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
             for name, each in (test.pooled.per_class if test.pooled else {}).items()
             if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
         }
-    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE <= high - error]
-    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE]
+    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE_AUROC <= high - error]
+    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE_AUROC]
     return UndetectedClasses(tuple(includes), tuple(below))
 
 
@@ -609,7 +609,7 @@ def gives_all_images_one_score(run: RunFolderContent) -> bool:
 
 
 def _has_figures_of_one_score(metrics: ClassMetrics) -> bool:
-    if metrics.errors or metrics.auroc != CHANCE or metrics.balanced_accuracy != CHANCE:
+    if metrics.errors or metrics.auroc != CHANCE_AUROC or metrics.balanced_accuracy != CHANCE_AUROC:
         return False
     if metrics.average_precision is None or metrics.positives is None or not metrics.images:
         return False
@@ -676,7 +676,7 @@ def _describe_missed_or_clipped_rounds(run: RunFolderContent) -> Iterator[str]:
 
 
 def _quote_names(names: Iterable[str]) -> str:
-    return list_first_and_count_rest([f"“{name}”" for name in names], MOST_NAMED)
+    return list_first_and_count_rest([f"“{name}”" for name in names], MAX_NAMES)
 
 
 def _choose_verb_form(names: Collection[str], singular: str, plural: str) -> str:
@@ -710,7 +710,7 @@ def describe_site_benefits(run: RunFolderContent) -> list[SiteBenefitSentence]:
             sentence = format_benefit_sentence(site, answer.benefit, run.summary.sites[site].classes)
         else:
             compared = f"was not compared with training alone ({answer.reason})"
-            why = compared if answer.reason else f"says nothing ({WITHHELD_BY_SITE})"
+            why = compared if answer.reason else f"says nothing ({WITHHELD_REASON})"
             sentence = f"Whether {site} is better off alone is not known: it {why}."
         choices.append(SiteBenefitSentence(site, sentence, answer.benefit))
     return choices

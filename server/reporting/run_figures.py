@@ -29,24 +29,24 @@ from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
 from polyclinic.server.reporting.page import AnnotatedClassGroup
 from polyclinic.server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
 
-CHANCE = 0.5
+CHANCE_AUROC = 0.5
 BAND = 0.76
 """Share of a row's height that markers may use."""
-MOST_IN_TABLE = 24
+MAX_TABLE_SIZE = 24
 """Number of sites or classes beyond which the table of annotations alone is hard to read."""
-MOST_NUMBERED = 10
+MAX_NUMBERED_CELLS = 10
 """Number of classes or rounds up to which a heat map has its numbers in the cells."""
-MOST_CELLS = 1200
+MAX_HEAT_MAP_CELLS = 1200
 """Largest number of cells of a heat map; of more rounds only some are drawn."""
-MOST_SITES_IN_ORDER = 40
+MAX_SITES_IN_ORDER_PLOT = 40
 """Number of sites up to which the figure of their order is drawn."""
 
 GROUP_GAP = 0.7
 """Space between two groups of classes, in rows."""
 
-_FILLS = {"shared": (BLUE, ""), "some": (SKY, "dots"), "unique": (ORANGE, "stripes"), "varies": (GREEN, "grid")}
+_GROUP_FILLS = {"shared": (BLUE, ""), "some": (SKY, "dots"), "unique": (ORANGE, "stripes"), "varies": (GREEN, "grid")}
 """Kind of a group of classes -> colour and hatch of its bars."""
-_STYLES = {"training": (BLUE, SOLID, "circle"), "validation": (VERMILION, DASHED, "square")}
+_CURVE_STYLES = {"training": (BLUE, SOLID, "circle"), "validation": (VERMILION, DASHED, "square")}
 """Name of a curve -> its colour, line and marker."""
 
 
@@ -64,7 +64,7 @@ def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None
         for name, field in fields.items():
             values = replace_none_by_nan([getattr(line, field) for line in rounds])
             if np.isfinite(values).any():
-                _add_curve(plot, numbers, values, _STYLES[name])
+                _add_curve(plot, numbers, values, _CURVE_STYLES[name])
                 drawn.append(name)
         if plot.marks:
             plots.append(plot)
@@ -76,7 +76,7 @@ def draw_learning_curves(rounds: Sequence[RoundFileLine], best_round: int | None
             plot.add_vertical_rule(best_round, dash=DOTTED)
         plots[0].above.append((best_round, f"best round: {best_round}"))
     legend = [
-        make_line_entry(name, color, marker, dash) for name, (color, dash, marker) in _STYLES.items() if name in drawn
+        make_line_entry(name, color, marker, dash) for name, (color, dash, marker) in _CURVE_STYLES.items() if name in drawn
     ]
     about = "Line chart: training and validation loss by round."
     return draw_figure(plots, "curves", about, height=165, legend=legend)
@@ -95,7 +95,7 @@ def draw_accuracy_by_round(rounds: Sequence[RoundFileLine], best: BestClientAccu
     numbers = [server_round for server_round, _ in scored]
     means = [accuracy.mean for _, accuracy in scored]
     pooled = [accuracy.pooled for _, accuracy in scored]
-    mean_style, pooled_style = _STYLES["training"], _STYLES["validation"]
+    mean_style, pooled_style = _CURVE_STYLES["training"], _CURVE_STYLES["validation"]
 
     plot = Plot(make_round_axis(), Axis("accuracy", grid=True), "Accuracy on the sites' test images")
     _add_curve(plot, numbers, means, mean_style)
@@ -161,7 +161,7 @@ def draw_auroc_bars(
     Args:
         groups: The classes by who annotates them.
     """
-    start = CHANCE if figure == "AUROC" else 0.0  # no Dice is that of chance
+    start = CHANCE_AUROC if figure == "AUROC" else 0.0  # no Dice is that of chance
     ends = [end for each in intervals.values() for end in each]
     values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
     least = min([0.45, *(value - 0.06 for value in values)]) if figure == "AUROC" else start
@@ -173,9 +173,9 @@ def draw_auroc_bars(
             if measured is None:
                 plot.add_text("n/a", start, positions[name], shift=(6, 0), italic=True)
             else:
-                _add_bar(plot, positions[name], start, measured, intervals.get(name), _FILLS[group.kind])
+                _add_bar(plot, positions[name], start, measured, intervals.get(name), _GROUP_FILLS[group.kind])
     plot.add_vertical_rule(start)
-    legend = [LegendEntry(group.title, color, hatch=hatch) for group in groups for color, hatch in [_FILLS[group.kind]]]
+    legend = [LegendEntry(group.title, color, hatch=hatch) for group in groups for color, hatch in [_GROUP_FILLS[group.kind]]]
     about = f"Bar chart: {figure} of every class; the table beside it has the numbers."
     return draw_figure([plot], "bars", about, height=measure_class_rows(groups), legend=legend)
 
@@ -237,11 +237,11 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
     """Draw which sites annotate which classes: a row for each class, with bars over the sites that annotate it.
 
     Sites are sorted by their annotated classes, so that sites with equal classes are neighbours. The result is empty
-    for at most :data:`MOST_IN_TABLE` sites and classes, for which a table is clearer.
+    for at most :data:`MAX_TABLE_SIZE` sites and classes, for which a table is clearer.
     """
     kinds = {name: group.kind for group in groups for name in group.classes}
     names = list(kinds)
-    if max(len(sites), len(names)) <= MOST_IN_TABLE:
+    if max(len(sites), len(names)) <= MAX_TABLE_SIZE:
         return Markup("")
     covered = np.array([[name in record.classes for name in names] for record in sites.values()])  # (sites, classes)
     order = np.lexsort(~covered.T[::-1])
@@ -253,8 +253,8 @@ def draw_label_coverage(sites: Mapping[str, SiteSummary], groups: Sequence[Annot
         members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
         edges = np.flatnonzero(np.diff(members)).reshape(-1, 2).tolist()
         for first, end in edges:
-            plot.add_bar(first + 0.5, end + 0.5, row, 0.76, _FILLS[kinds[name]][0])  # sites count from 1
-    if len(sites) <= MOST_IN_TABLE:
+            plot.add_bar(first + 0.5, end + 0.5, row, 0.76, _GROUP_FILLS[kinds[name]][0])  # sites count from 1
+    if len(sites) <= MAX_TABLE_SIZE:
         in_order = [list(sites)[row] for row in order]
         plot.x.ticks = [(float(place), name) for place, name in enumerate(in_order, start=1)]
         plot.x.upright = True
@@ -271,11 +271,11 @@ def draw_model_pass_order(rounds: Sequence[RoundFileLine], sites: Sequence[str])
     """Draw the place of each site in every pass of the model, and the slope of the site's loss (UniFed).
 
     The result is empty for methods that do not pass the model from site to site, and for more than
-    :data:`MOST_SITES_IN_ORDER` sites. Slopes are drawn only if the rounds have them.
+    :data:`MAX_SITES_IN_ORDER_PLOT` sites. Slopes are drawn only if the rounds have them.
     """
     sloped = [line for line in rounds if line.learned.slopes]
     in_order = [list(line.sites) for line in rounds] == [sorted(line.sites) for line in rounds]
-    if len(sites) > MOST_SITES_IN_ORDER or not rounds or (in_order and not sloped):
+    if len(sites) > MAX_SITES_IN_ORDER_PLOT or not rounds or (in_order and not sloped):
         return Markup("")
     numbers, every = [line.round for line in rounds], max(1, len(rounds) // 15)
     places_axis = Axis(limits=(len(sites) + 0.5, 0.5), ticks=[(float(n), str(n)) for n in range(1, len(sites) + 1)])
@@ -302,11 +302,11 @@ def draw_confident_share_by_round(rounds: Sequence[RoundFileLine]) -> Markup:
     if not learned:
         return Markup("")
     names = list(learned[-1][1])
-    learned = learned[:: -(-len(learned) * len(names) // MOST_CELLS)]
+    learned = learned[:: -(-len(learned) * len(names) // MAX_HEAT_MAP_CELLS)]
     values = np.array([replace_none_by_nan([difficulty.get(name) for _, difficulty in learned]) for name in names])
     plot = Plot(Axis("round"), title="Share of unlabelled images of which the model is sure")
     plot.y.label_rows(names)
-    plot.add_heat_map(values, (0.0, 1.0), _format_two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
+    plot.add_heat_map(values, (0.0, 1.0), _format_two_decimals(values) if len(learned) <= MAX_NUMBERED_CELLS else ())
     ticks = range(0, len(learned), -(-len(learned) // 12))
     plot.x.ticks = [(float(place), str(learned[place][0])) for place in ticks]
     about = "Heat map: share of sure images by class and round."
@@ -326,7 +326,7 @@ def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
     cosines = Plot(title="Cosine between positives of two classes")
     cosines.x.label_places(names)
     cosines.y.label_rows(names)
-    texts = _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
+    texts = _format_two_decimals(between) if len(names) <= MAX_NUMBERED_CELLS else ()
     cosines.add_heat_map(between, (lowest, 1.0), texts)
 
     degrees = np.degrees(np.arccos(replace_none_by_nan(prototypes.signs)))

@@ -18,7 +18,7 @@ from polyclinic.server.runs.tracking import flatten_settings
 
 MAX_SITES = 60
 """Of more sites, tables show the first and participation is not drawn."""
-MAX_DOTS = 4000
+MAX_PARTICIPATION_DOTS = 4000
 
 
 def write_run_report(folder: Path) -> Path:
@@ -35,7 +35,7 @@ def write_run_report(folder: Path) -> Path:
     if (segmentation := summary.test.segmentation) is not None:
         of_classes = {name: each.interval for name, each in segmentation.per_class.items() if each.interval}
     figure_name = "Dice" if run_claims.is_segmentation_run(summary) else "AUROC"
-    drawn = 0 < len(sites) <= MAX_SITES and 0 < len(sites) * len(run.rounds) <= MAX_DOTS
+    drawn = 0 < len(sites) <= MAX_SITES and 0 < len(sites) * len(run.rounds) <= MAX_PARTICIPATION_DOTS
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
     for line in run.rounds:
@@ -139,5 +139,5 @@ def make_quality_template_variables(
         "few": FEWEST_POSITIVES,
         "chosen_on_few": [name for name, (point, *_) in points.items() if min(point.chosen_on) < FEWEST_POSITIVES],
         "without_points": [name for name in calibrations if name not in points],
-        "left_out": max(0, len(calibrations) - class_figures.MOST_PANELS),
+        "left_out": max(0, len(calibrations) - class_figures.MAX_PANELS),
     }

@@ -17,9 +17,9 @@ from polyclinic.server.reporting.page import group_classes_by_annotation
 from polyclinic.server.reporting.run_claims import describe_run_result, list_prominent_limitations
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary, read_run
 
-SITES_MARKED = 12
+MAX_SITE_COLUMNS = 12
 """Number of sites up to which each has a column; more are counted, because there would be no room."""
-CLASS_SHARE = 4
+CLASS_COLUMN_DIVISOR = 4
 """The column of classes keeps a share of the terminal of one in this number, if the words of classes need it."""
 BEST_MARK = "★"
 
@@ -48,12 +48,12 @@ class ClassAurocTable:
         figure = next(iter(self.summaries.values())).test.figure_name
         letters = letters if len(labels) > 1 else [figure]
         choices = [(sites, labels), (site_numbers, labels), (sites, letters), (site_numbers, letters), (None, letters)]
-        choices = choices if len(sites) <= SITES_MARKED else [(None, labels), (None, letters)]
+        choices = choices if len(sites) <= MAX_SITE_COLUMNS else [(None, labels), (None, letters)]
         for site_headings, run_headings in choices:
             table = self._make_table(site_headings, run_headings)
             # The words of a class stay whole, up to a width that leaves room for figures.
             longest = max(cell_len(word) for cell in table.columns[0].cells for word in str(cell).split())
-            table.columns[0].min_width = min(longest, options.max_width // CLASS_SHARE)
+            table.columns[0].min_width = min(longest, options.max_width // CLASS_COLUMN_DIVISOR)
             least = console.measure(table, options=options.update(width=10_000)).minimum
             if least - longest + table.columns[0].min_width <= options.max_width:
                 break

@@ -182,7 +182,7 @@ class SimulationBackend:
             experiment = copy_with_number_format(experiment, arithmetic)
         server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
         record_data_hashes_or_refuse(opening, hash_run_data_sets(data.splits, server_data, self.external))
-        setting = self._make_run_context(opening, experiment.training.precision)
+        run_context = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
@@ -207,10 +207,10 @@ class SimulationBackend:
             if key is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_run_progress(folder.path) as watchers:
-            summary = self._run_federation(setting, experiment, watchers)
+            summary = self._run_federation(run_context, experiment, watchers)
         if self.method.site.has_global_model and len(data.test_images) and report_shows_sample_images(self.experiment):
             network = load_model(folder.path)
-            write_sample_images(folder.path, network, data.test_images, setting.device, setting.precision)
+            write_sample_images(folder.path, network, data.test_images, run_context.device, run_context.precision)
         return summary
 
     def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
@@ -225,7 +225,7 @@ class SimulationBackend:
             backend=experiment.simulation.backend,
             device=self._evaluation_device,
             precision=precision,
-            own=data.server,
+            server_data=data.server,
             test=data.test_images,
             external=self.external,
             site_tests=lambda: select_site_test_images(data),
@@ -297,22 +297,22 @@ class SimulationBackend:
             yield watchers
 
     def _run_federation(
-        self, setting: RunContext, experiment: Experiment, watchers: list[SilentRunProgress]
+        self, run_context: RunContext, experiment: Experiment, watchers: list[SilentRunProgress]
     ) -> dict[str, Any]:
         base, summaries = self.file.base_folder, list[dict[str, Any]]()
 
         def run_on_grid(grid: Any) -> None:
-            workers = getattr(grid, "workers", setting.workers)
-            summaries.append(run_federation(grid, self.experiment, replace(setting, workers=workers), watchers))
+            workers = getattr(grid, "workers", run_context.workers)
+            summaries.append(run_federation(grid, self.experiment, replace(run_context, workers=workers), watchers))
 
-        text, path = experiment.model_dump_json(), setting.folder.path.resolve()
+        text, path = experiment.model_dump_json(), run_context.folder.path.resolve()
         if self.ray_process is not None:
-            note = setting.folder.append_event
+            note = run_context.folder.append_event
             images = load_undivided_data(self.experiment, base)
             run = SimulatedRunData(text, base, path, self._list_site_names(), images, note)
             run_on_ray(run_on_grid, run, self.ray_process)
         else:
-            run_with_inline_grid(run_on_grid, import_client_app(text, base, path), setting.sites)
+            run_with_inline_grid(run_on_grid, import_client_app(text, base, path), run_context.sites)
         return summaries[0]
 
     @property

@@ -25,10 +25,10 @@ from polyclinic.server.runs.live_status import (
 from polyclinic.server.runs.reader import RoundFileLine
 
 MAX_EVENTS = 12
-LONGEST = 240
+MAX_SENTENCE_CHARACTERS = 240
 """Longest sentence of an event, in characters."""
 
-SENTENCES = {
+EVENT_SENTENCES = {
     "begun": "the run began",
     "data_read": "the data were read",
     "begun_anew": "the run began again from round 1: there is no checkpoint that can be read",
@@ -215,7 +215,7 @@ def format_run_event(event: Mapping[str, Any]) -> tuple[str, str]:
     name, phase = str(event.get("event", "event")), event.get("round")
     when = f"round {phase}" if isinstance(phase, int) else f"the {PHASES.get(str(phase), phase)}"
     try:
-        text = SENTENCES[name].format(**fields, when=when)
+        text = EVENT_SENTENCES[name].format(**fields, when=when)
     except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
         text = ", ".join([name.replace("_", " "), *(f"{key} {value}" for key, value in fields.items())])
     clock = ""
@@ -223,4 +223,4 @@ def format_run_event(event: Mapping[str, Any]) -> tuple[str, str]:
         moment = dt.datetime.fromisoformat(str(event.get("time", ""))).astimezone()
         is_today = moment.date() == dt.datetime.now(moment.tzinfo).date()
         clock = moment.strftime("%H:%M:%S %Z" if is_today else "%Y-%m-%d %H:%M %Z")
-    return clock, text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return clock, text if len(text) <= MAX_SENTENCE_CHARACTERS else f"{text[:MAX_SENTENCE_CHARACTERS]}…"

@@ -22,14 +22,14 @@ from polyclinic.server.runs.live_status import PHASES, SIGNED_OFF, CurrentRun
 MAX_SITES = 60
 MAX_POINTS = 300
 """Largest number of points of a curve."""
-MOST_DOTS = 40
+MAX_DOTTED_ROUNDS = 40
 """Rounds up to which each point of a curve has a dot."""
-WIDTH, HEIGHT = 480, 220
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 34
+CHART_WIDTH, CHART_HEIGHT = 480, 220
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 52, 12, 30, 34
 """Margins of a figure."""
 
-_ASSETS = Path(__file__).parent / "assets"
-_SUMMARY = TypeAdapter(FinalTestSummary)
+_ASSETS_FOLDER = Path(__file__).parent / "assets"
+_TEST_SUMMARY_ADAPTER = TypeAdapter(FinalTestSummary)
 
 
 def render_live_page(snapshot: RunSnapshot) -> str:
@@ -55,7 +55,7 @@ def _make_live_template_environment() -> Environment:
     def choose_site_css_class(site: SiteStatusRow) -> str:
         return "away" if site.link.startswith(SIGNED_OFF) else css_classes.get(site.link, "")
 
-    environment = make_jinja_environment(_ASSETS)
+    environment = make_jinja_environment(_ASSETS_FOLDER)
     environment.globals.update(say=plain_text, mark=choose_site_css_class)
     return environment
 
@@ -74,7 +74,7 @@ def make_content_security_policy() -> str:
 
 
 def _read_page_asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+    return (_ASSETS_FOLDER / name).read_text(encoding="utf-8")
 
 
 def make_live_template_variables(snapshot: RunSnapshot) -> dict[str, object]:
@@ -138,7 +138,7 @@ def _make_key_figure_tiles(snapshot: RunSnapshot, run: CurrentRun, done: int) ->
         tiles += [(plain_text.format_number(value), f"{name}, round {number}") for number, value in values[-1:]]
     test = snapshot.summary.get("test")
     if isinstance(test, Mapping):
-        headline = _SUMMARY.validate_python(test).compute_headline_auroc()
+        headline = _TEST_SUMMARY_ADAPTER.validate_python(test).compute_headline_auroc()
         over = f"{len(headline.classes)} of {len(headline.classes) + len(headline.left_out)} classes"
         tiles.append((format_value_with_error(headline.mean), f"test AUROC, mean over {over}"))
     return tiles
@@ -170,10 +170,10 @@ def draw_line_chart(
     low, high = lowest * step, max(math.ceil(max(every) / step), lowest + 1) * step
 
     def scale_round_to_x(number: float) -> float:
-        return LEFT + (number - 1) / max(last - 1, 1) * (WIDTH - LEFT - RIGHT)
+        return LEFT_MARGIN + (number - 1) / max(last - 1, 1) * (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
 
     def scale_value_to_y(value: float) -> float:
-        return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return TOP_MARGIN + (high - value) / (high - low) * (CHART_HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)
 
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [low + index * step for index in range(round((high - low) / step) + 1)]
@@ -181,9 +181,9 @@ def draw_line_chart(
         {"name": name, "newest": points[-1], "corners": [(scale_round_to_x(n), scale_value_to_y(v)) for n, v in points]}
         for name, points in lines.items()
     ]
-    frame = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "height": HEIGHT}
+    frame = {"left": LEFT_MARGIN, "right": CHART_WIDTH - RIGHT_MARGIN, "width": CHART_WIDTH, "height": CHART_HEIGHT}
     labels = [(scale_value_to_y(value), f"{value:.{digits}f}") for value in ticks]
     svg = _render_live_template(
-        "curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MOST_DOTS
+        "curves.svg.j2", title=title, frame=frame, ticks=labels, last=last, lines=drawn, most_dots=MAX_DOTTED_ROUNDS
     )
     return Markup(svg)

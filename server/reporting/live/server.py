@@ -33,19 +33,19 @@ from polyclinic.server.reporting.live.page import (
     render_live_page,
 )
 
-POLL_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two looks of a page that is open (live.js)."""
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 """Enough for a browser's request to be read before its connection is the oldest, also beside a flood."""
-GRACE_S = 0.3
+MIN_CONNECTION_S = 0.3
 """Seconds that a connection has for its request, also where there are too many connections."""
 BACKLOG = 1024
-REQUEST_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """Seconds until a connection without the token is closed; one with the token has as long again for its answer."""
-LAST_POLL_S = 5.0
+VIEWER_EXIT_TIMEOUT_S = 5.0
 """Seconds that a run that is over waits for a page to show its end."""
 LOOPBACK = "127.0.0.1"
-EVERYWHERE = ("0.0.0.0", "::")
+WILDCARD_ADDRESSES = ("0.0.0.0", "::")
 
 _HEADERS = {
     "Content-Security-Policy": make_content_security_policy(),
@@ -94,14 +94,14 @@ class LiveViewServer:
     def stop_after_last_request(self) -> None:
         """Make :meth:`serve_requests` return; if a page is open, wait first until it has loaded the run's final state.
 
-        Wait at most three times :data:`POLL_S`.
+        Wait at most three times :data:`POLL_INTERVAL_S`.
         """
         end = time.monotonic()
         self._snapshot = None  # the next look is a fresh one
-        while self._last_poll > end - 3 * POLL_S and time.monotonic() < end + 3 * POLL_S:
+        while self._last_poll > end - 3 * POLL_INTERVAL_S and time.monotonic() < end + 3 * POLL_INTERVAL_S:
             if self._last_poll > end:
                 break
-            time.sleep(POLL_S / 20)
+            time.sleep(POLL_INTERVAL_S / 20)
         self.stop()
 
     async def _accept_connections(self) -> None:
@@ -111,10 +111,10 @@ class LiveViewServer:
             except OSError:  # no descriptor is left, or the other end has gone already
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._opened) >= MOST_CONNECTIONS:
+            if len(self._opened) >= MAX_CONNECTIONS:
                 first = next(iter(self._opened))
                 oldest = next((task for task in self._opened if task not in self._have_token), first)
-                await asyncio.wait([oldest], timeout=max(0.0, self._opened[oldest] + GRACE_S - time.monotonic()))
+                await asyncio.wait([oldest], timeout=max(0.0, self._opened[oldest] + MIN_CONNECTION_S - time.monotonic()))
                 oldest.cancel()
                 await asyncio.wait([oldest])
             task = asyncio.create_task(self._serve_connection(accepted))
@@ -128,7 +128,7 @@ class LiveViewServer:
         assert task is not None
         protocol = asyncio.StreamReaderProtocol(reader)
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(REQUEST_S) as deadline:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S) as deadline:
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
                 try:
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -137,7 +137,7 @@ class LiveViewServer:
                     has_token = secrets.compare_digest(token.encode("latin-1"), self._token)
                     if has_token:
                         self._have_token.add(task)
-                        deadline.reschedule(loop.time() + REQUEST_S)
+                        deadline.reschedule(loop.time() + REQUEST_TIMEOUT_S)
                     if not has_token:
                         text = "The address lacks its token: take it whole from the terminal.\n"
                         answer = _make_http_response(403, "" if method == "HEAD" else text)
@@ -159,7 +159,7 @@ class LiveViewServer:
 
     def _read_cached_snapshot(self) -> RunSnapshot:
         """Return the state of the run, read from files at most every half second."""
-        if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
+        if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_INTERVAL_S / 2:
             self._snapshot, self._snapshot_time = self._watcher.poll_run_snapshot(), time.monotonic()
         return self._snapshot
 
@@ -203,7 +203,7 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
     sha256 = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     token = secrets.token_urlsafe(24)
     with open_listening_socket(address, port) as listener:
-        host = coordinator.file.hosts[0] if address in EVERYWHERE else address
+        host = coordinator.file.hosts[0] if address in WILDCARD_ADDRESSES else address
         host = f"[{host}]" if ":" in host else host
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
@@ -236,7 +236,7 @@ def serve_live_view_during_run(folder: Path, port: int, tell: Callable[[str], No
     finally:
         viewer.stdin.close()
         try:
-            viewer.wait(LAST_POLL_S)
+            viewer.wait(VIEWER_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             viewer.kill()
             viewer.wait()
