@@ -292,7 +292,7 @@ def verify_finished_run(
     from polyclinic.server.runs import verify as verification
 
     result = verification.verify_run(receipt, keys)
-    for line in [*result.right, *result.unknown]:
+    for line in [*result.verified, *result.unverified]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for fault in result.faults:
         console.print(f"WRONG  {fault}", soft_wrap=True, highlight=False, markup=False)

@@ -160,15 +160,15 @@ class NetworkBackend:
         restrict_folder_to_owner(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
-        present = CurrentRun(
+        current_run = CurrentRun(
             str(out.resolve()),
             experiment.run.name or experiment.run.method,
             members=tuple(sorted(self.members)),
             resumed=opening.is_reopened,
         )
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
-        note = partial(add_to_run_history, coordinator.state_path)
-        reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
+        add_to_history = partial(add_to_run_history, coordinator.state_path)
+        reports = RunReporter(current_run, coordinator.state_path, self.tell, signed_off, add_to_history)
         record_data_hashes_or_refuse(opening, hash_run_data_sets(None, self.server_data, self.external))
         reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
 

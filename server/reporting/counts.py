@@ -1,4 +1,4 @@
-"""Show the answers to a count question: tables for the terminal, and a folder with JSON, csv and a page."""
+"""Format hospitals' counts of patients and images: tables for the terminal, and a folder with JSON, csv and a page."""
 
 import csv
 import io
@@ -25,9 +25,9 @@ from polyclinic.server.counts.pool import Count, CountResult
 from polyclinic.server.reporting.page import write_template_page
 
 POOLED_KEY = "all"
-"""Name of the sum over hospitals, in files and tables."""
+"""Key of the sum over hospitals in JSON and csv files."""
 MAX_SITE_COLUMNS = 3
-"""Hospitals up to which the terminal has a column for each."""
+"""Greatest number of hospitals for which the terminal shows a column each."""
 STATE_HEADINGS = {PRESENT: "shown", ABSENT: "not shown", UNKNOWN: "not annotated", ALL: ""}
 COUNTS_NOTE = (
     "patients / images. A patient counts once in a table, by the first image. Hidden: of few patients, or needed to "
@@ -36,7 +36,10 @@ COUNTS_NOTE = (
 
 
 def format_patients(count: Count | None) -> str:
-    """Format a number of patients: with its 95 % interval, as a bound, or as hidden; a dash if it does not apply."""
+    """Format a number of patients, such as ``120``, ``at least 120``, ``118 (100–136)`` or ``hidden``.
+
+    For None, which means that the count does not concern the hospital, the result is a dash.
+    """
     if count is None:
         return "–"
     if count.patients is None:
@@ -71,8 +74,9 @@ def format_count_result(result: CountResult) -> RenderableType:
 
 
 def _make_terminal_tables(result: CountResult, table: str) -> Iterator[RenderableType]:
-    """Yield the pooled table, and for few hospitals one of the first state by hospital."""
-    lines, states = result.list_lines(table), list_states(table)
+    """Yield a table of pooled counts and, for two or three hospitals, a table of positives by hospital."""
+    lines = result.list_lines(table)
+    states = list_states(table)
     if not lines:
         yield Text("hidden by every hospital that was asked")
         return
@@ -96,7 +100,7 @@ def _make_terminal_tables(result: CountResult, table: str) -> Iterator[Renderabl
 
 
 def show_count_result(result: CountResult, console: EscapingConsole, out: Path | None, *, as_json: bool) -> None:
-    """Print the answers, and write their files if ``out`` is given."""
+    """Print the counts; write their files if ``out`` is given."""
     paths = write_count_files(result, out) if out is not None else []
     if as_json:
         print(format_as_json_text(make_counts_json(result)))
@@ -165,7 +169,7 @@ def _describe_count(count: Count) -> dict[str, Any]:
 
 
 def make_counts_csv(result: CountResult) -> str:
-    """Return all counts as csv: a line for each count of each hospital, and of all together."""
+    """Return all counts as csv: a line for each count of each hospital, and for each sum over hospitals."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["site", "table", "class", "state", "value", "patients", "images", "low", "high", "is_bound"])
@@ -181,12 +185,12 @@ def make_counts_csv(result: CountResult) -> str:
 
 @dataclass(frozen=True)
 class PageRow:
-    """A line of a table on the page.
+    """A row of a table on the page.
 
     Attributes:
-        name: Class and value, or a hospital.
-        cells: The texts of its cells.
-        is_sum: True for the sum over all hospitals, False for one of them.
+        name: Heading of the row: class and value, or name of a hospital.
+        cells: Texts of the other cells.
+        is_sum: True for the sum over all hospitals, False for one hospital.
     """
 
     name: str
@@ -225,8 +229,9 @@ def _list_headings(table: str) -> list[str]:
 
 
 def _list_page_rows(result: CountResult, table: str) -> list[PageRow]:
-    """Return for each line the sum over all hospitals, and then a line for each hospital."""
-    rows, states = list[PageRow](), list_states(table)
+    """Return the rows of a table: for each class and value, the sum over all hospitals, then each hospital."""
+    rows = list[PageRow]()
+    states = list_states(table)
     for name, value in result.list_lines(table):
         keys = [(table, name, state, value) for state in states]
         title = ", ".join(filter(None, (name, value)))

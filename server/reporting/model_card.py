@@ -17,8 +17,18 @@ from polyclinic.server.runs.reader import RunSummary, read_run
 from polyclinic.server.runs.tracking import flatten_settings
 
 MODEL_CARD_FILE = "MODEL_CARD.md"
-CARD_SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy", "pixels")
-"""Parts of the experiment in the card; where the images lie on somebody's machine is left out."""
+CARD_SETTINGS = (
+    "run",
+    "method",
+    "model",
+    "training",
+    "augmentation",
+    "evaluation",
+    "participation",
+    "privacy",
+    "pixels",
+)
+"""Tables of the experiment that the card shows. The table ``[data]`` is left out, because it has paths of a machine."""
 UNKNOWN_TEXT = "unknown"
 
 
@@ -76,7 +86,7 @@ def escape_markdown(value: object) -> str:
 
 
 def format_positive_image_count(summary: RunSummary, name: str) -> str:
-    """Return the number of positive training images of a class, with a note on sites that hide the number."""
+    """Format the number of positive training images of a class, with a note on sites that hide their number."""
     counts = [site.positives.get(name) for site in summary.sites.values() if name in site.classes]
     visible = [images for images in counts if images is not None]
     if not visible:

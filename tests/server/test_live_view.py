@@ -354,8 +354,8 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
     snapshot = RunFileWatcher(RunStateSource("flwr-sim", tmp_path / "shown")).poll_run_snapshot()
-    assert snapshot.present is not None
-    assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
+    assert snapshot.current_run is not None
+    assert (snapshot.current_run.state, snapshot.current_run.round, len(snapshot.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / PRESENT_FILE).exists()
 
 

@@ -36,7 +36,7 @@ from polyclinic.server.deployment.timers import (
 from polyclinic.server.federation.benefit import compute_comparison_deadline_s
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.live_status import (
-    HISTORY,
+    HISTORY_FILE,
     CurrentRun,
     add_to_run_history,
     describe_site_activity,
@@ -217,9 +217,9 @@ def test_a_run_that_is_resumed_is_listed_once_and_another_one_in_its_folder_is_a
 def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_running(tmp_path: Path) -> None:
     for name, pid in (("killed", 2**22 + 1), ("at work", os.getpid())):
         line = {**vars(CurrentRun(name, name)), "pid": pid, "began": 1.0, "noted": 1.0}
-        with (tmp_path / HISTORY).open("a") as file:
+        with (tmp_path / HISTORY_FILE).open("a") as file:
             file.write(json.dumps(line) + "\n")
-    with (tmp_path / HISTORY).open("a") as file:
+    with (tmp_path / HISTORY_FILE).open("a") as file:
         file.write('{"cut off by a ki')
     assert [(run["name"], run["state"], run["ended"]) for run in read_run_history(tmp_path)] == [
         ("killed", "interrupted", None),
