@@ -30,6 +30,8 @@ from polyclinic.server.reporting.page import AnnotatedClassGroup
 from polyclinic.server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
 
 CHANCE_AUROC = 0.5
+MARKER_BAND = 0.76
+"""Share of a row's height in which the markers of several series are spread."""
 MAX_TABLE_SIZE = 24
 """Number of sites or classes above which a table of annotations is hard to read, and a plot is drawn in addition."""
 MAX_NUMBERED_COLUMNS = 10
